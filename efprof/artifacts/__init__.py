@@ -1,0 +1,1 @@
+"""The run folder on disk: its layout, its schema version, one reader per file."""

@@ -1,0 +1,1 @@
+"""One file per subcommand: it parses, calls and prints; no logic."""

@@ -1,0 +1,1 @@
+"""Two Reports become one Comparison."""

@@ -1,0 +1,1 @@
+"""Truths derived from artifacts, pure, each computed once per run."""

@@ -1,0 +1,1 @@
+"""Typed changes for code and settings, computed from the user's own source."""

@@ -1,0 +1,143 @@
+"""Everything one run's page, terminal summary and JSON are rendered from."""
+
+from dataclasses import dataclass, field
+
+from efprof.model.finding import AuditResult
+
+REPORT_SCHEMA_VERSION = 1
+"""1: first form."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A quantity with its raw samples (one per step); smaller is better for every one of them.
+
+    `unit` is a base unit (`ms`, `bytes`, `bytes_per_step`, `count`). `budget` is the relative worsening that
+    a comparison allows before it fails; None for a metric that is shown and never gates.
+    """
+
+    name: str
+    label: str
+    unit: str
+    samples: tuple[float, ...]
+    budget: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSample:
+    """One step of the main loop: where its time went, in milliseconds, and how the numbers fared.
+
+    `started_s` counts from the first recorded step. `loss`, `gradient_norm`, `scaler_scale` are None where
+    they were not seen. `is_in_window` marks steps slowed by a costly collector: left out of statistics.
+    """
+
+    step: int
+    started_s: float
+    total_ms: float
+    stage_ms: tuple[float, ...]
+    is_in_window: bool
+    is_slow: bool
+    num_micro_batches: int
+    samples: int
+    loss: float | None
+    gradient_norm: float | None
+    num_gradients: int | None
+    gradient_bytes: int | None
+    num_nan: int | None
+    num_inf: int | None
+    scaler_scale: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySample:
+    """Memory at one boundary of one step, in bytes; `at_s` counts from the first recorded step."""
+
+    step: int
+    boundary: str
+    at_s: float
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageDelta:
+    """Allocated memory at one boundary over all steps, in bytes; deltas are against the boundary before it."""
+
+    boundary: str
+    count: int
+    average_bytes: float
+    maximum_bytes: int
+    average_delta_bytes: float
+    largest_jump_bytes: int
+    largest_jump_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """The raw samples behind the page's pictures."""
+
+    steps: tuple[StepSample, ...]
+    memory: tuple[MemorySample, ...]
+    windows: tuple[tuple[int, int, str], ...] = ()
+    """(first step, last step, what was recorded) of each window."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overhead:
+    """What recording cost: the recorder's own time inside the steps, measured in the run itself.
+
+    `step_ms` is the median per step outside windows, `share` the same over the median step; `window_s` is the
+    time that windows took to start, stop and write.
+    """
+
+    step_ms: float
+    share: float
+    window_s: float
+    num_windows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """What is shown of every run, findings or none."""
+
+    metrics: tuple[Metric, ...]
+    timeline: Timeline
+    stage_deltas: tuple[StageDelta, ...]
+    overhead: Overhead | None
+    memory_source: str
+    """What `allocated` means here: the CUDA allocator, the C allocator, or the resident set."""
+    num_skipped_steps: int = 0
+    recommendations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """Which execution a report is about. `environment` holds (name, value) in reading order."""
+
+    run_id: str
+    path: str
+    name: str
+    command: tuple[str, ...]
+    started: str
+    duration_s: float | None
+    ended: str
+    exit_code: int | None
+    branch: str | None
+    commit: str | None
+    is_dirty: bool
+    devices: tuple[str, ...]
+    num_ranks: int
+    num_steps: int
+    environment: tuple[tuple[str, str], ...]
+    configuration: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Every audit's result over one run, with the measurements that hold for any run."""
+
+    run: RunIdentity
+    measurements: Measurements
+    audits: tuple[AuditResult, ...]
+    warnings: tuple[str, ...] = ()
+    schema_version: int = field(default=REPORT_SCHEMA_VERSION)

@@ -1,0 +1,1 @@
+"""Runs inside the training process; the only layer that imports torch."""

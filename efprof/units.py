@@ -1,0 +1,62 @@
+"""The only place that formats bytes, times and shares for people."""
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in the largest binary unit that keeps at least one whole one: `61.0 MiB`."""
+    size = abs(num_bytes)
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{num_bytes / factor:.{_decimals(size / factor)}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_ms(milliseconds: float) -> str:
+    """Milliseconds as us, ms, s or min, three significant digits."""
+    size = abs(milliseconds)
+    if size >= 60_000:
+        return f"{milliseconds / 60_000:.1f} min"
+    if size >= 1000:
+        return f"{milliseconds / 1000:.{_decimals(size / 1000)}f} s"
+    if size >= 1 or size == 0:
+        return f"{milliseconds:.{_decimals(size)}f} ms"
+    return f"{milliseconds * 1000:.{_decimals(size * 1000)}f} us"
+
+
+def format_share(share: float) -> str:
+    """A share of one as a percentage: `0.4 %`."""
+    percent = share * 100
+    return f"{percent:.{1 if abs(percent) < 10 else 0}f} %"
+
+
+def format_change(effect: float) -> str:
+    """A relative change with its sign: `+3.1 %`."""
+    return f"{effect * 100:+.1f} %"
+
+
+def format_value(value: float, unit: str) -> str:
+    """A value in one of the base units that evidence and metrics use."""
+    match unit:
+        case "bytes":
+            return format_bytes(value)
+        case "bytes_per_step":
+            return f"{format_bytes(value)}/step"
+        case "ms":
+            return format_ms(value)
+        case "s":
+            return format_ms(value * 1000)
+        case "percent":
+            return format_share(value / 100)
+        case "ratio":
+            return f"{value:.2f}x"
+        case "count":
+            return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+        case _:
+            return f"{value:,.4g}" + (f" {unit}" if unit else "")
+
+
+def _decimals(size: float) -> int:
+    return 0 if size >= 100 else 1 if size >= 10 else 2
