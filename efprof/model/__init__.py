@@ -1,7 +1,7 @@
 """The vocabulary every layer shares; it imports nothing else of efprof."""
 
 from efprof.model.comparison import Comparison, FindingChange, MetricChange, Verdict
-from efprof.model.errors import EfprofError, NotComparable, NotRecorded, UnreadableInput
+from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.model.evidence import (
     Bar,
     Evidence,
@@ -16,7 +16,7 @@ from efprof.model.evidence import (
     Snippet,
     Table,
 )
-from efprof.model.finding import AuditResult, AuditStatus, Finding, Severity
+from efprof.model.finding import AuditResult, AuditStatus, Category, Examination, Finding, Severity
 from efprof.model.fix import (
     Applicability,
     Change,
@@ -47,6 +47,7 @@ __all__ = [
     "AuditResult",
     "AuditStatus",
     "Bar",
+    "Category",
     "Change",
     "CodeEdit",
     "Comparison",
@@ -54,6 +55,7 @@ __all__ = [
     "EfprofError",
     "EnvironmentVariable",
     "Evidence",
+    "Examination",
     "Finding",
     "FindingChange",
     "Fix",
@@ -81,6 +83,7 @@ __all__ = [
     "StageDelta",
     "StepSample",
     "Table",
+    "ThinEvidence",
     "Timeline",
     "UnreadableInput",
     "Verdict",

@@ -19,3 +19,7 @@ class NotComparable(EfprofError):
 
 class NotRecorded(EfprofError):
     """A fact needs something this run does not hold; the runner turns it into `not_applicable`."""
+
+
+class ThinEvidence(EfprofError):
+    """An audit abstains, saying why: too few steps, too wide an interval."""

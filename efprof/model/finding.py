@@ -32,6 +32,14 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Examination:
+    """What an audit returns: its findings, and in a few words what it looked at (`78 steps, 3 lines that read`)."""
+
+    looked_at: str
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AuditResult:
     """What one audit says of one run.
 

@@ -1,0 +1,84 @@
+"""allocations-<n>.parquet: CPU allocation events with the lines they came from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from efprof.model import NotRecorded, UnreadableInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationEvent:
+    """One allocation (`num_bytes` > 0) or release (< 0) of host memory by torch.
+
+    `stack` and `forward_stack` hold sites (`file:line:function`), outermost first, the user's and the libraries'
+    alike; `forward_stack` is set for what a backward pass allocated: where the forward operation of the same
+    sequence number was called. `modules` are the module classes around it, outermost first.
+    """
+
+    time_ns: int
+    address: int
+    num_bytes: int
+    operation: str
+    stack: tuple[str, ...]
+    forward_stack: tuple[str, ...]
+    modules: tuple[str, ...]
+    is_backward: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationWindow:
+    """The events of one window in order of time."""
+
+    name: str
+    events: tuple[AllocationEvent, ...]
+
+
+ALLOCATION_COLUMNS = (
+    "time_ns", "address", "num_bytes", "operation", "stack", "forward_stack", "modules", "is_backward",
+)  # fmt: skip
+SEPARATOR = "\n"
+"""Between the sites of a stack; no file name that Python imports from holds it."""
+
+
+def allocation_paths(rank_folder: Path) -> list[Path]:
+    """The rank's allocation windows in order; raises NotRecorded where there is none."""
+    paths = sorted(rank_folder.glob("allocations-*.parquet"), key=lambda path: int(path.stem.split("-")[1]))
+    if not paths:
+        raise NotRecorded("allocations-<n>.parquet is missing; record the run without '--windows none'.")
+    return paths
+
+
+def read_allocations(path: Path) -> AllocationWindow:
+    """Read one window; raises UnreadableInput where it is not whole."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path, columns=list(ALLOCATION_COLUMNS))
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnreadableInput(f"{path} is not a whole allocation window ({first}); record the run again.") from None
+    split: dict[str, tuple[str, ...]] = {"": ()}
+    columns = [table.column(name).to_pylist() for name in ALLOCATION_COLUMNS]
+    events = [
+        AllocationEvent(
+            time_ns=time_ns,
+            address=address,
+            num_bytes=num_bytes,
+            operation=operation,
+            stack=_sites(stack, split),
+            forward_stack=_sites(forward_stack, split),
+            modules=_sites(modules, split),
+            is_backward=is_backward,
+        )
+        for time_ns, address, num_bytes, operation, stack, forward_stack, modules, is_backward in zip(
+            *columns, strict=True
+        )
+    ]
+    return AllocationWindow(name=path.name, events=tuple(events))
+
+
+def _sites(joined: str, seen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if joined not in seen:
+        seen[joined] = tuple(joined.split(SEPARATOR))
+    return seen[joined]

@@ -1,0 +1,105 @@
+"""run.json: what was run, where, with which versions, and how it ended."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from efprof.artifacts.writing import write_atomically
+from efprof.model import UnreadableInput
+
+SCHEMA_VERSION = 1
+"""1: first form."""
+
+RUN_FILE = "run.json"
+
+Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed"]
+
+
+class Git(msgspec.Struct, kw_only=True, frozen=True):
+    """The repository the command was started in."""
+
+    root: str
+    branch: str | None = None
+    commit: str | None = None
+    is_dirty: bool = False
+
+
+class Device(msgspec.Struct, kw_only=True, frozen=True):
+    """An accelerator the training process saw."""
+
+    index: int
+    name: str
+    total_bytes: int
+
+
+class Host(msgspec.Struct, kw_only=True, frozen=True):
+    """The machine; its name is kept only as a hash."""
+
+    name_hash: str
+    cpu: str
+    num_cpus: int
+    total_bytes: int
+
+
+class RunFile(msgspec.Struct, kw_only=True, frozen=True):
+    """The whole of run.json. `versions`, `devices` and `memory_source` are filled in by the training process."""
+
+    schema_version: int
+    run_id: str
+    name: str
+    command: list[str]
+    working_folder: str
+    started: str
+    host: Host
+    ended: Ending = "running"
+    exit_code: int | None = None
+    duration_s: float | None = None
+    git: Git | None = None
+    versions: dict[str, str] = {}
+    devices: list[Device] = []
+    environment: dict[str, str] = {}
+    configuration: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    """Settings of the libraries that matter to a finding, such as the number of intra-op threads."""
+    memory_source: str = ""
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def read_run_file(folder: Path) -> RunFile:
+    """Read `folder/run.json`; raises UnreadableInput with one sentence where that is not possible."""
+    path = folder / RUN_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UnreadableInput(_why_no_run_file(folder)) from None
+    except OSError as error:
+        raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        version = msgspec.json.decode(content, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            raise UnreadableInput(
+                f"{path} has schema version {version}, this efprof reads {SCHEMA_VERSION}: "
+                f"{'install a newer efprof' if version > SCHEMA_VERSION else 'record the run again'}."
+            )
+        return msgspec.json.decode(content, type=RunFile)
+    except msgspec.DecodeError as error:
+        raise UnreadableInput(f"{path} is not a complete run file ({error}); record the run again.") from None
+
+
+def write_run_file(folder: Path, run: RunFile) -> None:
+    """Replace `folder/run.json` in one instant: a reader sees the old file or the new one."""
+    write_atomically(folder / RUN_FILE, msgspec.json.format(msgspec.json.encode(run), indent=1))
+
+
+def _why_no_run_file(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} does not exist; 'efprof report' without a name takes the newest run."
+    if not folder.is_dir():
+        return f"{folder} is not a run folder; give the folder that holds {RUN_FILE}."
+    if not any(folder.iterdir()):
+        return f"{folder} is empty; give a folder that 'efprof record' wrote."
+    return f"{folder} is not a run folder: it holds no {RUN_FILE}."

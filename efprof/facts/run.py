@@ -1,0 +1,57 @@
+"""A recorded run, and the facts about it: each computed once, when first asked for."""
+
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+from efprof.artifacts.run_file import RunFile, read_run_file
+from efprof.model import UnreadableInput
+
+
+class Fact(Protocol):
+    """What `Run.get` computes: a class with this one constructor."""
+
+    @classmethod
+    def compute(cls, run: "Run") -> Self:
+        """Derive the fact; raises NotRecorded where the run lacks a file it needs."""
+        ...
+
+
+F = TypeVar("F", bound=Fact)
+
+
+class Run:
+    """One run folder. `rank_folder` is the first rank's: the audits so far look at one rank."""
+
+    def __init__(self, folder: Path, run_file: RunFile) -> None:
+        self.folder = folder
+        self.run_file = run_file
+        self.rank_folders = sorted(folder.glob("rank*"), key=_rank_number)
+        self._facts: dict[type[object], object] = {}
+
+    @property
+    def rank_folder(self) -> Path:
+        """The folder of the lowest rank that recorded anything."""
+        if not self.rank_folders:
+            raise UnreadableInput(
+                f"{self.folder} holds no rank folder: the recorded program ended before its first training step; "
+                "record one that trains with PyTorch."
+            )
+        return self.rank_folders[0]
+
+    def get(self, fact: type[F]) -> F:
+        """The fact, computed once; errors are not remembered, so that each asker gets its own."""
+        if fact not in self._facts:
+            self._facts[fact] = fact.compute(self)
+        result = self._facts[fact]
+        assert isinstance(result, fact)
+        return result
+
+
+def open_run(folder: Path) -> Run:
+    """Open a run folder for analysis; raises UnreadableInput."""
+    return Run(folder, read_run_file(folder))
+
+
+def _rank_number(path: Path) -> int:
+    digits = path.name.removeprefix("rank")
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,84 @@
+"""The user's source code as it ran: from a recorded site to a SourceLine, and to the code around it."""
+
+import ast
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.sources import read_sources
+from efprof.facts.run import Run
+from efprof.model import Snippet, SourceLine
+
+CONTEXT_LINES = 3
+"""Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """The lines of every recorded file by its name."""
+
+    files: dict[str, list[str]]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read what the recorder kept; a run without sources still has files and lines, only no text."""
+        return cls(files=read_sources(run.rank_folder))
+
+    def is_user_code(self, site: str) -> bool:
+        """Whether the site lies in the user's own files, the only ones that are recorded."""
+        return split_site(site)[0] in self.files
+
+    def text(self, file: str, line: int) -> str:
+        """The line without its indentation; empty where the file was not recorded."""
+        lines = self.files.get(file, [])
+        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+    def line(self, site: str) -> SourceLine:
+        """The source line of a site (`file:line:function`)."""
+        file, line, function = split_site(site)
+        text = self.text(file, line)
+        return SourceLine(file=file, line=line, function=function, text=text, ordinal=self._ordinal(file, line, text))
+
+    def snippet(self, blame: SourceLine) -> Snippet:
+        """The blamed line with a few around it."""
+        lines = self.files.get(blame.file, [])
+        first = max(1, blame.line - CONTEXT_LINES)
+        return Snippet(
+            title=str(blame),
+            file=blame.file,
+            first_line=first,
+            lines=tuple(lines[first - 1 : blame.line + CONTEXT_LINES]),
+            highlighted=blame.line,
+        )
+
+    def tree(self, file: str) -> ast.Module | None:
+        """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
+        if file not in self.files:
+            return None
+        try:
+            return ast.parse("\n".join(self.files[file]))
+        except SyntaxError:
+            return None
+
+    def _ordinal(self, file: str, line: int, text: str) -> int:
+        """How many lines above with the same text share the innermost function."""
+        lines = self.files.get(file, [])
+        start = self._function_start(file, line)
+        return sum(1 for other in lines[start - 1 : line - 1] if other.strip() == text) if text else 0
+
+    def _function_start(self, file: str, line: int) -> int:
+        tree = self.tree(file)
+        if tree is None:
+            return 1
+        starts = [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and node.lineno <= line <= (node.end_lineno or node.lineno)
+        ]
+        return max(starts, default=1)
+
+
+def split_site(site: str) -> tuple[str, int, str]:
+    """`file:line:function` taken apart; a file name may hold colons."""
+    file, line, function = site.rsplit(":", 2)
+    return file, int(line), function

@@ -1,0 +1,74 @@
+"""Runs audits over a run; a broken audit is a result, not a crash."""
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from efprof.model import (
+    AuditResult,
+    Examination,
+    Measurements,
+    NotRecorded,
+    Report,
+    RunIdentity,
+    ThinEvidence,
+    UnreadableInput,
+)
+
+Audit = Callable[[Any], Examination]
+"""From a run to what was found; the run's type belongs to the layer of facts, which this one does not see."""
+
+AUDITS_PACKAGE = "efprof.audits"
+ENTRY_POINT_GROUP = "efprof.audits"
+"""By which any package may bring audits of its own."""
+
+
+def find_audits() -> dict[str, Audit]:
+    """Every audit by its id: one function of the file's name in each file of `audits/`, then other packages'."""
+    package = importlib.import_module(AUDITS_PACKAGE)
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    audits = {name: getattr(importlib.import_module(f"{AUDITS_PACKAGE}.{name}"), name) for name in names}
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        audits[entry_point.name] = entry_point.load()
+    return audits
+
+
+def make_report(
+    run: object,
+    *,
+    identity: RunIdentity,
+    measurements: Measurements,
+    audits: Mapping[str, Audit],
+    warnings: tuple[str, ...] = (),
+) -> Report:
+    """One result per audit, whatever happens in it, beside the measurements that hold for any run."""
+    results = tuple(_run_audit(run, audit_id, audit) for audit_id, audit in audits.items())
+    return Report(run=identity, measurements=measurements, audits=results, warnings=warnings)
+
+
+def _run_audit(run: object, audit_id: str, audit: Audit) -> AuditResult:
+    try:
+        examination = audit(run)
+    except (NotRecorded, ThinEvidence) as absent:
+        return AuditResult(audit_id=audit_id, status="not_applicable", reason=str(absent))
+    except UnreadableInput as error:
+        return AuditResult(audit_id=audit_id, status="errored", reason=str(error))
+    except Exception as error:
+        return AuditResult(audit_id=audit_id, status="errored", reason=_where(error))
+    return AuditResult(
+        audit_id=audit_id,
+        status="failed" if examination.findings else "passed",
+        reason=examination.looked_at,
+        findings=examination.findings,
+    )
+
+
+def _where(error: Exception) -> str:
+    """The error with the place it came from, for a report to its author."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    line = f" ({place.tb_frame.f_code.co_filename}:{place.tb_lineno})" if place else ""
+    return f"{type(error).__name__}: {error}{line}"
