@@ -1,0 +1,146 @@
+"""Starts the user's command as a child that records itself, waits for it, and notes how it ended."""
+
+import datetime
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from efprof.artifacts.events import OutOfMemory, TrainingRaised, read_events
+from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.model import EfprofError
+from efprof.record.machine import describe_host, kept_environment, read_git, redacted
+from efprof.record.options import DEFAULT_WINDOWS, VARIABLE, Options, encode_options
+
+STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+
+def launch(
+    command: list[str],
+    *,
+    runs_folder: Path,
+    name: str | None = None,
+    windows: tuple[tuple[int, int], ...] = DEFAULT_WINDOWS,
+    configuration: Mapping[str, str] | None = None,
+) -> tuple[Path, int]:
+    """Run `command` to its end; returns the run folder and the command's own exit code.
+
+    Raises EfprofError before anything is started where the program or the folder cannot be had.
+    """
+    program = _find_program(command[0])
+    run = _describe(command, name or _name_of(command), dict(configuration or {}))
+    folder = _make_folder(runs_folder, run)
+    root = run.git.root if run.git else run.working_folder
+    options = Options(run_folder_name=str(folder), root_name=root, windows=windows)
+    start = time.monotonic()
+    exit_code = _run_child([program, *command[1:]], _child_environment(options))
+    # What the child added to run.json meanwhile is kept.
+    run = msgspec.structs.replace(
+        read_run_file(folder),
+        ended=_how_it_ended(folder, exit_code),
+        exit_code=exit_code,
+        duration_s=round(time.monotonic() - start, 3),
+    )
+    write_run_file(folder, run)
+    return folder, exit_code
+
+
+def _find_program(program: str) -> str:
+    """Its path: on PATH, or beside the efprof that was called from an environment that is not activated."""
+    ours = Path(sys.argv[0]).parent
+    is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
+    path = os.environ.get("PATH", os.defpath)
+    found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
+    found = found or shutil.which(program, path=str(ours))
+    if found is None:
+        raise EfprofError(f"the program '{program}' is not on PATH; write the command after -- as you would run it.")
+    return found
+
+
+def _name_of(command: list[str]) -> str:
+    """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1].rsplit(".", 1)[-1]
+    scripts = [word for word in command if word.endswith(".py")]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def _describe(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
+    started = datetime.datetime.now(datetime.UTC)
+    unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
+    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return RunFile(
+        schema_version=SCHEMA_VERSION,
+        run_id=f"{started:%Y%m%dT%H%M%SZ}-{clean}-{unique}",
+        name=name,
+        command=redacted(command),
+        working_folder=str(Path.cwd()),
+        started=started.isoformat(timespec="milliseconds"),
+        host=describe_host(),
+        git=read_git(Path.cwd()),
+        environment=kept_environment(os.environ),
+        configuration=configuration,
+    )
+
+
+def _make_folder(runs_folder: Path, run: RunFile) -> Path:
+    folder = (runs_folder / run.run_id).absolute()
+    try:
+        folder.mkdir(parents=True)
+        ignore = runs_folder.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")  # recordings would otherwise make every repository dirty
+        write_run_file(folder, run)
+    except OSError as error:
+        raise EfprofError(f"the run folder {folder} cannot be made: {error.strerror}; set EFPROF_HOME.") from None
+    return folder
+
+
+def _child_environment(options: Options) -> dict[str, str]:
+    environment = dict(os.environ)
+    paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment[VARIABLE] = encode_options(options)
+    environment.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's library would print at each window
+    return environment
+
+
+def _run_child(command: list[str], environment: dict[str, str]) -> int:
+    """The exit code as a shell gives it: 128 + n for a child that signal n ended."""
+    with subprocess.Popen(command, env=environment) as child, _passing_signals_to(child):
+        code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _passing_signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ctrl-C reaches the child by itself; what is sent to us alone is passed on. We stay to close the run."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number)),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _how_it_ended(folder: Path, exit_code: int) -> Ending:
+    events = [event for rank in folder.glob("rank*") for event in read_events(rank)[0]]
+    if exit_code == 0:
+        return "finished"
+    if any(isinstance(event, OutOfMemory) for event in events):
+        return "out_of_memory"
+    has_interrupt = any(isinstance(event, TrainingRaised) and event.error == "KeyboardInterrupt" for event in events)
+    if has_interrupt or exit_code == 128 + signal.SIGINT:
+        return "interrupted"
+    return "killed" if exit_code > 128 else "raised"
