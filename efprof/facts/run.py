@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from efprof.artifacts.run_file import RunFile, read_run_file
-from efprof.model import UnreadableInput
+from efprof.model import NotRecorded
 
 
 class Fact(Protocol):
@@ -32,7 +32,7 @@ class Run:
     def rank_folder(self) -> Path:
         """The folder of the lowest rank that recorded anything."""
         if not self.rank_folders:
-            raise UnreadableInput(
+            raise NotRecorded(
                 f"{self.folder} holds no rank folder: the recorded program ended before its first training step; "
                 "record one that trains with PyTorch."
             )

@@ -1,6 +1,7 @@
 """The user's source code as it ran: from a recorded site to a SourceLine, and to the code around it."""
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,7 @@ from efprof.model import Snippet, SourceLine
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
+COMPREHENSION = re.compile(r"(\.<locals>)?\.?<(listcomp|setcomp|dictcomp|genexpr)>")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,3 +84,9 @@ def split_site(site: str) -> tuple[str, int, str]:
     """`file:line:function` taken apart; a file name may hold colons."""
     file, line, function = site.rsplit(":", 2)
     return file, int(line), function
+
+
+def in_function(site: str) -> str:
+    """The site with comprehensions left out of its function: Python 3.11 gives them frames of their own."""
+    rest = COMPREHENSION.sub("", site)
+    return f"{rest}<module>" if rest.endswith(":") else rest
