@@ -1,0 +1,1 @@
+"""The model: lattice, neuron, carrier, the flows and what moves them."""

@@ -1,0 +1,53 @@
+"""The carrier: the recurrent cell that gives each flow its new energy and its displacement."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from energy_flow.energy_config import CarrierConfig, FlowConfig
+
+_NUM_MOVES = 5  # energy gate, energy, shift along x, shift along y, advance along z
+_MOVE_SPREAD = 2.0  # scale of a new move layer's weights: flows differ in pace from the first step on
+
+
+class Carried(NamedTuple):
+    """What one flow step makes of each flow."""
+
+    hidden: Tensor  # [flows, hidden_size]
+    energy: Tensor  # [flows], within plus and minus energy_bound
+    displacement: Tensor  # [flows, 3], cells along x, y and z; z is at least min_advance
+
+
+class EnergyCarrier(nn.Module):
+    """A layer norm, a GRU cell and one layer that reads energy and displacement from the hidden state."""
+
+    def __init__(self, carrier: CarrierConfig, flow: FlowConfig) -> None:
+        """Start from orthogonal recurrent weights, which neither grow nor shrink a state over many steps."""
+        super().__init__()
+        self.flow = flow
+        self.norm = nn.LayerNorm(carrier.neuron_size + 1)
+        self.cell = nn.GRUCell(carrier.neuron_size + 1, carrier.hidden_size)
+        self.move = nn.Linear(carrier.hidden_size, _NUM_MOVES)
+        for gate in self.cell.weight_hh.chunk(3):
+            nn.init.orthogonal_(gate)
+        with torch.no_grad():
+            self.move.weight.mul_(_MOVE_SPREAD)
+
+    def forward(self, signal: Tensor, energy: Tensor, hidden: Tensor) -> Carried:
+        """One recurrent step from signals [flows, neuron_size], energies [flows] and hidden states.
+
+        The new energy is a mix of the old one and a bounded proposal, so that it can never leave its bounds.
+        """
+        scaled_energy = (energy / self.flow.energy_bound)[:, None].to(signal.dtype)
+        hidden = self.cell(self.norm(torch.cat([signal, scaled_energy], dim=-1)), hidden)
+        gate, proposal, *shift, advance = self.move(hidden).float().unbind(dim=-1)
+        proposed_energy = self.flow.energy_bound * torch.tanh(proposal)
+        energy = torch.lerp(energy, proposed_energy, torch.sigmoid(gate))
+        span = self.flow.max_advance - self.flow.min_advance
+        shift_x, shift_y = (self.flow.max_shift * torch.tanh(axis) for axis in shift)
+        displacement = torch.stack(
+            [shift_x, shift_y, self.flow.min_advance + span * functional.sigmoid(advance)], dim=-1
+        )
+        return Carried(hidden=hidden, energy=energy, displacement=displacement)

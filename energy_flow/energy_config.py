@@ -1,0 +1,194 @@
+"""The trainer's settings, as frozen dataclasses, and the named configurations made of them.
+
+Every field can be set from the command line (`--set lattice.width=8`) or from a TOML file; `config_parsing.py`
+reads both and holds each value to the range that its type names here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+EMBEDDING_SIZE = 768
+"""Numbers in a sentence embedding: what the sentence encoders that a teacher may stand for produce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may take, both ends included; `None` leaves that end open."""
+
+    lowest: float | None = None
+    highest: float | None = None
+
+
+Count = Annotated[int, Range(1)]
+CountOrZero = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0.0, 1.0)]
+NonNegative = Annotated[float, Range(0.0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatticeConfig:
+    """The lattice that flows travel through, from depth 0 to depth - 1."""
+
+    width: Count = 50  # cells along x
+    height: Count = 50  # cells along y
+    depth: Annotated[int, Range(2)] = 20  # cells along z, the direction of travel
+    cell_channels: Count = 32  # learned numbers in each cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowConfig:
+    """How flows start, move, land and stop."""
+
+    max_flows: Count = 5000  # over the whole batch; each text gets an equal part, at most one flow per cell
+    max_steps: Count = 40  # flow steps in one forward, at most
+    min_advance: Annotated[float, Range(0.01)] = 0.5  # cells along z in one flow step
+    max_advance: Annotated[float, Range(0.01)] = 1.5
+    max_shift: NonNegative = 1.0  # cells along x and along y in one flow step
+    energy_bound: Annotated[float, Range(0.01)] = 4.0  # an energy stays within plus and minus this
+    convergence_threshold: Share = 0.95  # share of flows that must have landed ...
+    convergence_patience: Count = 3  # ... for this many steps, then the rest is given up
+    compaction_lot: Share = 0.25  # landed flows are dropped in lots of this share of all; 0: only masked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CarrierConfig:
+    """Sizes of what computes a flow's next move."""
+
+    hidden_size: Count = 512  # the recurrent state of a flow
+    neuron_size: Count = 256  # what the neuron passes to the carrier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeConfig:
+    """The text bridge: a byte-level transformer on each side of the surfaces."""
+
+    max_bytes: Annotated[int, Range(2)] = 256  # bytes of text read and written; longer texts are cut
+    model_size: Count = 256
+    num_heads: Count = 4
+    num_layers: Count = 2
+    num_memory_tokens: Count = 16  # vectors that stand for a surface in attention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Where sentence pairs and their embeddings come from, and how batches are loaded."""
+
+    max_pairs: Count = 20000  # pairs kept when the dataset is built
+    teacher: Literal["ngram", "transformers"] = "ngram"
+    teacher_path: str = ""  # folder of the transformers model; used by that teacher only
+    shortest_ngram: Count = 3  # characters
+    longest_ngram: Count = 7
+    word_dropout: Share = 0.1  # share of input words dropped, the rest embedded anew; 0: use the stored embedding
+    num_workers: CountOrZero = 4  # loader processes; 0 loads in the training process
+    prefetch_factor: Count = 2  # batches that each worker prepares ahead
+    persistent_workers: bool = True
+    pin_memory: bool = True  # on CUDA only
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW and the limit on its gradients."""
+
+    learning_rate: Annotated[float, Range(0.0)] = 3e-4
+    weight_decay: NonNegative = 0.01
+    gradient_clip_norm: Annotated[float, Range(1e-6)] = 1.0  # global norm that gradients are scaled down to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """The length of a run, its batches and the weights of its losses."""
+
+    steps: Count = 1000  # optimizer steps
+    batch_size: Count = 16  # texts in one micro-batch
+    accumulation: Count = 1  # micro-batches in one optimizer step
+    seed: CountOrZero = 0
+    surface_loss_weight: NonNegative = 0.1  # encoder: its surface against the mapper's
+    text_loss_weight: NonNegative = 0.1  # decoder: cross entropy per byte
+    log_interval: Count = 10  # steps between two printed lines
+    checkpoint_interval: CountOrZero = 500  # steps between two checkpoints; 0: only one, at the end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeConfig:
+    """Where and in which precision the model runs."""
+
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    num_threads: CountOrZero = 0  # torch's threads on the CPU; 0 leaves torch's own choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyConfig:
+    """Everything that shapes a run."""
+
+    name: str = "experiment"
+    lattice: LatticeConfig = field(default_factory=LatticeConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    carrier: CarrierConfig = field(default_factory=CarrierConfig)
+    bridge: BridgeConfig = field(default_factory=BridgeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of one surface."""
+        return self.lattice.width * self.lattice.height
+
+    @property
+    def flows_per_text(self) -> int:
+        """Flows that one text starts: an equal part of `max_flows`, at most one for each surface cell."""
+        return min(self.num_cells, max(1, self.flow.max_flows // self.training.batch_size))
+
+
+def _debug() -> EnergyConfig:
+    return EnergyConfig(
+        name="debug",
+        lattice=LatticeConfig(width=8, height=8, depth=4, cell_channels=4),
+        flow=FlowConfig(max_flows=256, max_steps=8),
+        carrier=CarrierConfig(hidden_size=16, neuron_size=16),
+        bridge=BridgeConfig(max_bytes=48, model_size=16, num_heads=2, num_layers=1, num_memory_tokens=4),
+        data=DataConfig(max_pairs=128, word_dropout=0.0, num_workers=0),
+        optimizer=OptimizerConfig(learning_rate=3e-3),
+        training=TrainingConfig(steps=40, batch_size=8, checkpoint_interval=0),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
+    )
+
+
+def _cpu_demo() -> EnergyConfig:
+    """About 20 s on one torch thread and one loader worker, on a machine with two cores."""
+    return EnergyConfig(
+        name="cpu_demo",
+        lattice=LatticeConfig(width=16, height=16, depth=8, cell_channels=16),
+        flow=FlowConfig(max_flows=1536, max_steps=14),
+        carrier=CarrierConfig(hidden_size=64, neuron_size=64),
+        bridge=BridgeConfig(max_bytes=96, model_size=64, num_layers=1, num_memory_tokens=8),
+        data=DataConfig(max_pairs=2000, num_workers=1),
+        optimizer=OptimizerConfig(learning_rate=2e-3),
+        training=TrainingConfig(steps=80, batch_size=64, checkpoint_interval=0),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
+    )
+
+
+def _experiment() -> EnergyConfig:
+    return EnergyConfig(runtime=RuntimeConfig(precision="bfloat16"))
+
+
+def _large() -> EnergyConfig:
+    return EnergyConfig(
+        name="large",
+        lattice=LatticeConfig(width=80, height=80, depth=60, cell_channels=64),
+        flow=FlowConfig(max_flows=20000, max_steps=120),
+        carrier=CarrierConfig(hidden_size=1024, neuron_size=512),
+        bridge=BridgeConfig(model_size=512, num_heads=8, num_layers=4, num_memory_tokens=32),
+        data=DataConfig(num_workers=8),
+        optimizer=OptimizerConfig(learning_rate=1e-4),
+        training=TrainingConfig(batch_size=64, accumulation=4),
+        runtime=RuntimeConfig(precision="bfloat16"),
+    )
+
+
+NAMED_CONFIGS = {config.name: config for config in (_debug(), _cpu_demo(), _experiment(), _large())}

@@ -1,0 +1,1 @@
+"""Training: the step, its gradients, its metrics and its checkpoints."""

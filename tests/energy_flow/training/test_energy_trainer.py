@@ -1,0 +1,150 @@
+import gc
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from energy_flow.config_parsing import load_config
+from energy_flow.data.batch import Batch
+from energy_flow.data.dataset import PairDataset
+from energy_flow.data.loader import build_loader
+from energy_flow.energy_config import EnergyConfig
+from energy_flow.errors import EnergyFlowError
+from energy_flow.training.energy_trainer import EnergyTrainer
+from energy_flow.training.metrics import MetricsLog, StepMetrics
+
+READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero", "argwhere", "unique")
+
+
+def _losses(config: EnergyConfig, dataset: PairDataset, out: Path) -> list[float]:
+    EnergyTrainer(config, out=out).train(dataset, say=lambda metrics: None)
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _batches(config: EnergyConfig, dataset: PairDataset, number: int) -> list[Batch]:
+    loader = iter(build_loader(config, dataset, torch.device("cpu")))
+    return [next(loader) for _ in range(number)]
+
+
+def _is_in_optimizer(event: Any) -> bool:
+    """Whether it ran inside the fused AdamW, which on the CPU reads its step counters: host numbers."""
+    while event is not None and event.name != "aten::_fused_adamw_":
+        event = event.cpu_parent
+    return event is not None
+
+
+def test_the_loss_falls(config: EnergyConfig, dataset: PairDataset, tmp_path: Path) -> None:
+    losses = _losses(config, dataset, tmp_path)
+    assert len(losses) == config.training.steps
+    assert mean(losses[-5:]) < 0.8 * mean(losses[:5])
+
+
+def test_training_twice_with_one_seed_gives_the_same_bits(dataset: PairDataset, tmp_path: Path) -> None:
+    config = load_config("debug", assignments=["training.steps=6", "data.word_dropout=0.2"])
+    augmented = PairDataset(dataset.folder, config)
+    first = _losses(config, augmented, tmp_path / "first")
+    assert _losses(config, augmented, tmp_path / "second") == first
+    other = load_config("debug", assignments=["training.steps=6", "training.seed=1"])
+    assert _losses(other, dataset, tmp_path / "third") != first
+
+
+def test_a_step_reads_no_tensor_on_the_host(
+    config: EnergyConfig, dataset: PairDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is called on tensors, and by what reaches the dispatcher, where hidden reads show."""
+    trainer = EnergyTrainer(config, out=tmp_path)
+    batches = _batches(config, dataset, 3)
+    called: list[str] = []
+    with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=lambda metrics: None) as metrics:
+        trainer.train_batch(batches[0], metrics)
+        for name in READS:
+            original = getattr(torch.Tensor, name)
+            monkeypatch.setattr(
+                torch.Tensor,
+                name,
+                lambda *args, _name=name, _original=original, **kwargs: (
+                    called.append(_name) or _original(*args, **kwargs)
+                ),
+            )
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            trainer.train_batch(batches[1], metrics)
+        monkeypatch.undo()
+    operators = {event.name for event in profiler.events() if not _is_in_optimizer(event)}
+    assert "aten::mm" in operators
+    assert called == []
+    assert operators.isdisjoint({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
+
+
+def test_a_step_leaves_no_tensor_behind(config: EnergyConfig, dataset: PairDataset, tmp_path: Path) -> None:
+    trainer = EnergyTrainer(config, out=tmp_path)
+    counts = []
+    with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=lambda metrics: None) as metrics:
+        for batch in _batches(config, dataset, 6):
+            trainer.train_batch(batch, metrics)
+            gc.collect()
+            counts.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+    assert counts[2:] == counts[2:3] * 4
+
+
+def test_accumulated_batches_make_the_step_of_one_large_batch(dataset: PairDataset, tmp_path: Path) -> None:
+    weights = []
+    for size, accumulation in ((8, 1), (4, 2)):
+        assignments = [
+            "training.steps=1",
+            "flow.max_flows=100000",
+            "training.text_loss_weight=0",  # a mean over tokens, of which the halves have unequal numbers
+            f"training.batch_size={size}",
+            f"training.accumulation={accumulation}",
+        ]
+        trainer = EnergyTrainer(load_config("debug", assignments=assignments), out=tmp_path / str(size))
+        trainer.train(dataset, say=lambda metrics: None)
+        assert trainer.step == 1
+        weights.append(trainer.model.mapper.from_cells.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=2e-4)
+
+
+def test_a_bad_batch_skips_its_step_and_says_so(dataset: PairDataset, tmp_path: Path) -> None:
+    config = load_config("debug", assignments=["training.log_interval=1"])
+    trainer = EnergyTrainer(config, out=tmp_path)
+    said: list[StepMetrics] = []
+    with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=said.append) as metrics:
+        good, other = _batches(config, dataset, 2)
+        trainer.train_batch(good, metrics)
+        before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+        bad = other._replace(target_embedding=other.target_embedding * float("nan"))
+        trainer.train_batch(bad, metrics)
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
+    assert [metrics.is_skipped for metrics in said] == [False, True]
+    assert "skipped" in str(said[1])
+
+
+def test_bfloat16_trains(dataset: PairDataset, tmp_path: Path) -> None:
+    config = load_config("debug", assignments=["runtime.precision=bfloat16", "training.steps=10"])
+    losses = _losses(config, dataset, tmp_path)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus"])
+def test_a_device_that_is_not_there_is_named(device: str, tmp_path: Path) -> None:
+    with pytest.raises(EnergyFlowError, match=f"runtime.device={device}"):
+        EnergyTrainer(load_config("debug", assignments=[f"runtime.device={device}"]), out=tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_on_cuda_never_waits_for_the_device(dataset: PairDataset, tmp_path: Path) -> None:
+    config = load_config("debug", assignments=["runtime.device=cuda"])
+    trainer = EnergyTrainer(config, out=tmp_path)
+    first, *rest = _batches(config, dataset, 4)
+    with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=lambda metrics: None) as metrics:
+        trainer.train_batch(first, metrics)
+        on_device = [Batch(*(field.cuda() for field in batch)) for batch in rest]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for batch in on_device:
+                trainer.train_batch(batch, metrics)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
