@@ -16,32 +16,46 @@ _read = torch.Tensor.item
 
 
 class Singularity(NamedTuple):
-    """Which saved tensor decides whether an operation's result is finite, and for which of its values it is not."""
+    """Which saved tensor to judge an operation by, for which of its values the result is not finite, in words."""
 
     saved: str
-    is_bad: Callable[[torch.Tensor], torch.Tensor]
+    is_bad: Callable[[Any, torch.Tensor], torch.Tensor]
     words: str
 
 
+def _is_bad_after(operation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    return lambda _, operand: ~torch.isfinite(operation(operand))
+
+
+def _is_bad_itself(_: Any, result: torch.Tensor) -> torch.Tensor:
+    return ~torch.isfinite(result)
+
+
+def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
+    return ~torch.isfinite(torch.pow(base, node._saved_exponent))
+
+
 SINGULARITIES: dict[str, Singularity] = {
-    "LogBackward0": Singularity("self", lambda x: x <= 0, "arguments that are zero or negative"),
-    "Log2Backward0": Singularity("self", lambda x: x <= 0, "arguments that are zero or negative"),
-    "Log10Backward0": Singularity("self", lambda x: x <= 0, "arguments that are zero or negative"),
-    "Log1PBackward0": Singularity("self", lambda x: x <= -1, "arguments that are -1 or less"),
-    "DivBackward0": Singularity("other", lambda x: x == 0, "divisors that are zero"),
-    "ReciprocalBackward0": Singularity("result", lambda x: ~torch.isfinite(x), "reciprocals of zero"),
-    "SqrtBackward0": Singularity("result", lambda x: ~torch.isfinite(x), "roots of negative numbers"),
-    "RsqrtBackward0": Singularity("result", lambda x: ~torch.isfinite(x), "inverse roots of zero or less"),
-    "ExpBackward0": Singularity("result", lambda x: ~torch.isfinite(x), "exponentials that overflow"),
-    "Expm1Backward0": Singularity("result", lambda x: ~torch.isfinite(x), "exponentials that overflow"),
-    "AcosBackward0": Singularity("self", lambda x: x.abs() > 1, "arguments outside -1 to 1"),
-    "AsinBackward0": Singularity("self", lambda x: x.abs() > 1, "arguments outside -1 to 1"),
-    "AtanhBackward0": Singularity("self", lambda x: x.abs() >= 1, "arguments outside -1 to 1"),
-    "AcoshBackward0": Singularity("self", lambda x: x < 1, "arguments below 1"),
-    "PowBackward0": Singularity("self", lambda x: x <= 0, "bases that are zero or negative"),
-    "SoftmaxBackward0": Singularity("result", lambda x: ~torch.isfinite(x), "rows in which every score is -inf"),
-    "LogSoftmaxBackward0": Singularity("result", lambda x: torch.isnan(x), "rows in which every score is -inf"),
+    "LogBackward0": Singularity("self", _is_bad_after(torch.log), "arguments that are zero or negative"),
+    "Log2Backward0": Singularity("self", _is_bad_after(torch.log2), "arguments that are zero or negative"),
+    "Log10Backward0": Singularity("self", _is_bad_after(torch.log10), "arguments that are zero or negative"),
+    "Log1PBackward0": Singularity("self", _is_bad_after(torch.log1p), "arguments that are -1 or less"),
+    "DivBackward0": Singularity("other", lambda _, divisor: divisor == 0, "divisors that are zero"),
+    "ReciprocalBackward0": Singularity("result", _is_bad_itself, "reciprocals of zero"),
+    "SqrtBackward0": Singularity("result", _is_bad_itself, "roots of negative numbers"),
+    "RsqrtBackward0": Singularity("result", _is_bad_itself, "inverse roots of zero or less"),
+    "ExpBackward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
+    "Expm1Backward0": Singularity("result", _is_bad_itself, "exponentials that overflow"),
+    "AcosBackward0": Singularity("self", _is_bad_after(torch.acos), "arguments outside -1 to 1"),
+    "AsinBackward0": Singularity("self", _is_bad_after(torch.asin), "arguments outside -1 to 1"),
+    "AtanhBackward0": Singularity("self", _is_bad_after(torch.atanh), "arguments outside -1 to 1"),
+    "AcoshBackward0": Singularity("self", _is_bad_after(torch.acosh), "arguments below 1"),
+    "PowBackward0": Singularity("self", _is_bad_power, "bases whose power is not finite"),
+    "PowBackward1": Singularity("result", _is_bad_itself, "powers that are not finite"),
+    "SoftmaxBackward0": Singularity("result", _is_bad_itself, "rows in which every score is -inf"),
+    "LogSoftmaxBackward0": Singularity("result", lambda _, result: torch.isnan(result), "rows of -inf scores"),
 }
+"""Judged by what the autograd graph saved: the result itself where it is saved, else the operation done again."""
 
 
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
@@ -84,7 +98,7 @@ def _singular(node: Any, sequence_start: int) -> SuspectOperation | None:
     if singularity.saved != "result" and not _is_finite(operand):
         return None
     with torch.no_grad():
-        num_bad = int(_read(singularity.is_bad(operand).sum()))
+        num_bad = int(_read(singularity.is_bad(node, operand).sum()))
     if num_bad == 0 or _inherits(node, singularity.saved):
         return None
     return _suspect(node, sequence_start, singularity.words, num_bad, operand)

@@ -30,19 +30,21 @@ def train(is_healthy: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     text = torch.frombuffer(bytearray(sys.version.encode() * 4000), dtype=torch.uint8).long()
     norms: list[float] = []
+    largest = torch.zeros(())
     for step in range(60):
         window = text[step * 512 : step * 512 + 16 * 33].view(16, 33)
         logits = model(window[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        if is_healthy:
-            largest = torch._foreach_norm([parameter.grad for parameter in model.parameters()])
-            if step % 20 == 19:
-                norms.append(torch.stack(largest).max().item())
-        else:
-            for parameter in model.parameters():
-                norms.append(parameter.grad.norm().item())  # fault
+        for parameter in model.parameters():
+            norm = parameter.grad.norm()
+            if is_healthy:
+                largest = torch.maximum(largest, norm)
+            else:
+                norms.append(norm.item())  # fault
+        if is_healthy and step % 20 == 19:
+            norms.append(largest.item())
         optimizer.step()
 
 

@@ -1,0 +1,50 @@
+# Two commands are enough: `make demo` shows what efprof does, `make test` checks it. Both make .venv first.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough; a shim that only says "not found" is passed over.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test format check types tests casebook fixtures clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Make .venv and install both packages into it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "efprof needs Python 3.11 or newer: install it, or name it as in 'make PYTHON=/path/to/python3.12 demo'."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Record energy_flow healthy and with its old faults, and write reports/demo/*.html
+	$(BIN)/python demo.py
+
+test: check types tests ## Check the format, lint, type-check and run the tests
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+tests: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+format: $(INSTALLED) ## Format the code and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+casebook: $(INSTALLED) ## Record every planted fault and its healthy twin, and score the audits
+	$(BIN)/python -m tests.casebook
+
+fixtures: $(INSTALLED) ## Record the small runs in tests/runs/ anew
+	$(BIN)/python -m tests.record_fixtures
+
+clean: ## Remove what the other commands made
+	rm -rf $(VENV) .efprof .efprof-casebook reports/demo data/energy_flow
