@@ -74,7 +74,7 @@ def read_run_file(folder: Path) -> RunFile:
     path = folder / RUN_FILE
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UnreadableInput(_why_no_run_file(folder)) from None
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None

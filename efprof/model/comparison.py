@@ -12,8 +12,9 @@ Verdict = Literal["better", "worse", "same", "unclear"]
 class MetricChange:
     """One metric on both sides: medians and spreads (interquartile ranges) in its base unit.
 
-    `effect` is head over base minus one; `interval` bounds it where there is one; `reason` says what the verdict
-    rests on. `budget` is None for a metric that never gates.
+    Where `label` names another statistic (a percentile, the mean, the highest), the medians are that statistic of
+    each run instead. `effect` is head over base minus one; `interval` bounds it where there is one; `reason` says
+    what the verdict rests on. `budget` is None for a metric that never gates. NaN is what a run did not measure.
     """
 
     name: str
@@ -33,10 +34,10 @@ class MetricChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindingChange:
-    """A finding by its key, and which side has it."""
+    """A finding by its key, and which side has it; `unchecked` where the other side could not be looked at."""
 
     key: str
-    change: Literal["added", "gone", "kept"]
+    change: Literal["added", "gone", "kept", "unchecked"]
     audit_id: str
     headline: str
     location: str

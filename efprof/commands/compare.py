@@ -1,0 +1,133 @@
+"""`efprof compare BASE HEAD`: what a branch made slower, bigger or less stable, and which findings came and went."""
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from efprof.commands.report import FORMAT_OF_SUFFIX, FORMATS, REPORTS_FOLDER, Format, write_out
+from efprof.model import EfprofError
+
+if TYPE_CHECKING:
+    from efprof.model import Comparison, Report
+
+FAILED: Final = 1
+INCONCLUSIVE: Final = 3
+
+
+def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
+    """METRIC=PERCENT as share of one by metric; refuses what is not a percentage of at least 0."""
+    del context, option
+    budgets = {}
+    for word in words:
+        metric, _, percent = word.partition("=")
+        try:
+            share = float(percent.removesuffix("%")) / 100
+        except ValueError:
+            share = math.nan
+        if not metric or not 0 <= share < math.inf:
+            raise click.BadParameter(f"'{word}' is not METRIC=PERCENT, such as step_ms=5.")
+        budgets[metric] = share
+    return budgets
+
+
+@click.command()
+@click.argument("base")
+@click.argument("head")
+@click.option("--force", is_flag=True, help="Compare although machine, versions, configuration or command differ.")
+@click.option("--strict", is_flag=True, help=f"Exit with {INCONCLUSIVE} where a gated metric is unclear.")
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="METRIC=PERCENT",
+    callback=parse_budgets,
+    help="How much worse a metric may get; also makes a gate of one that is only shown. Can be repeated.",
+)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text, or what the name after --out says.")
+@click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: the terminal, HTML in reports/.")
+def compare(
+    base: str,
+    head: str,
+    force: bool,
+    strict: bool,
+    budgets: dict[str, float],
+    form: Format | None,
+    is_json: bool,
+    out: Path | None,
+) -> int:
+    """Say what changed from run BASE to run HEAD: each a run folder, an id, a branch, a commit or 'latest'.
+
+    Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
+    3 unclear (with --strict), 4 not comparable.
+    """
+    if is_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
+    from efprof.artifacts.runs import find_run
+    from efprof.commands.report import analyse
+    from efprof.compare.comparison import compare_reports
+
+    reports = analyse(find_run(base)), analyse(find_run(head))
+    comparison = compare_reports(*reports, forced=force, budgets=budgets)
+    _show(comparison, reports, "json" if is_json else form or _format_of(out), out)
+    return _exit_code(comparison, strict)
+
+
+def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
+    """The comparison in one of the four forms; the page also shows the samples of both reports."""
+    match form:
+        case "text":
+            from efprof.report.comparison_text import render_comparison_text
+
+            return render_comparison_text(comparison)
+        case "json":
+            from efprof.report.json_form import render_comparison_json
+
+            return render_comparison_json(comparison)
+        case "markdown":
+            from efprof.report.comparison_text import render_comparison_markdown
+
+            return render_comparison_markdown(comparison)
+        case "html":
+            from efprof.report.html import render_comparison_html
+
+            return render_comparison_html(comparison, *reports)
+
+
+def _show(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format, out: Path | None) -> None:
+    rendered = render_comparison(comparison, reports, form)
+    if form == "html":
+        path = out or _place_for(comparison)
+        write_out(path, rendered)
+        click.echo(render_comparison(comparison, reports, "text") + str(path))
+    elif out is None:
+        click.echo(rendered, nl=False)
+    else:
+        write_out(out, rendered)
+        click.echo(out)
+
+
+def _format_of(out: Path | None) -> Format:
+    return FORMAT_OF_SUFFIX.get(out.suffix.lower(), "html") if out else "text"
+
+
+def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
+    if comparison.is_failed:
+        return FAILED
+    is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
+    return INCONCLUSIVE if is_strict and is_unclear else 0
+
+
+def _place_for(comparison: "Comparison") -> Path:
+    """`reports/<base id>-to-<head id>.html`, of harmless characters only."""
+    name = re.sub(r"[^\w.+-]", "_", f"{comparison.base.run_id}-to-{comparison.head.run_id}").lstrip(".")
+    try:
+        REPORTS_FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise EfprofError(
+            f"The folder {REPORTS_FOLDER.resolve()} cannot be made ({error.strerror}): say with --out where to write."
+        ) from error
+    return REPORTS_FOLDER / f"{name}.html"

@@ -1,0 +1,151 @@
+"""Finding runs on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.run_file import Git
+from efprof.artifacts.runs import find_run, list_runs, runs_folder
+from efprof.model import UnreadableInput
+from tests.builders import write_run
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store of runs, with the current folder beside it."""
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home/runs").mkdir(parents=True)
+    return tmp_path / "home/runs"
+
+
+def add_run(store: Path, second: int, name: str = "train", branch: str = "main", commit: str = "3f2c1ab0") -> Path:
+    """A run that started in this second of a certain minute."""
+    run_id = f"20260101T1200{second:02}Z-{name}-{second:06x}"
+    write_run(
+        store / run_id,
+        run_id=run_id,
+        name=name,
+        started=f"2026-01-01T12:00:{second:02}.500+00:00",
+        git=Git(root="/home/user/project", branch=branch, commit=commit),
+    )
+    return store / run_id
+
+
+def test_runs_lie_under_the_variable_where_it_is_set(store: Path) -> None:
+    assert runs_folder() == store
+
+
+def test_runs_lie_under_the_nearest_parent_that_has_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EFPROF_HOME", raising=False)
+    (tmp_path / "project/.efprof").mkdir(parents=True)
+    (tmp_path / "project/source/deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project/source/deep")
+    assert runs_folder() == tmp_path / "project/.efprof/runs"
+
+
+def test_a_folder_without_a_store_is_where_the_first_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EFPROF_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert runs_folder() == tmp_path / ".efprof/runs"
+
+
+def test_lists_the_newest_first_and_leaves_out_what_is_no_run(store: Path) -> None:
+    paths = [add_run(store, second) for second in (1, 3, 2)]
+    (store / "empty").mkdir()
+    (store / "notes.txt").write_text("not a run")
+    assert [path for path, _ in list_runs()] == [paths[1], paths[2], paths[0]]
+
+
+def test_finds_the_newest_run_without_a_name_and_by_latest(store: Path) -> None:
+    add_run(store, 1)
+    newest = add_run(store, 2)
+    assert find_run(None) == find_run("latest") == newest
+
+
+def test_says_how_to_record_where_there_are_no_runs(store: Path) -> None:
+    with pytest.raises(UnreadableInput, match="holds no runs; record one with 'efprof record -- COMMAND'"):
+        find_run("latest")
+    with pytest.raises(UnreadableInput, match=r"no run 'main': .* record one with 'efprof record -- COMMAND'"):
+        find_run("main")
+
+
+def test_finds_a_run_by_its_path(store: Path, tmp_path: Path) -> None:
+    add_run(store, 1)
+    write_run(tmp_path / "copied")
+    assert find_run("copied") == Path("copied")
+
+
+def test_finds_a_run_by_its_id_and_by_the_beginning_of_it(store: Path) -> None:
+    add_run(store, 1)
+    path = add_run(store, 2)
+    assert find_run(path.name) == find_run("20260101T120002") == path
+
+
+def test_a_beginning_that_fits_several_ids_is_refused(store: Path) -> None:
+    add_run(store, 1)
+    newest = add_run(store, 2)
+    with pytest.raises(UnreadableInput, match=f"'20260101' fits 2 runs, {newest.name} the newest"):
+        find_run("20260101")
+
+
+@pytest.mark.parametrize("name", ["sweep", "feature/fast", "beef0123", "beef"])
+def test_finds_the_newest_run_of_a_name_a_branch_and_a_commit(store: Path, name: str) -> None:
+    add_run(store, 1, name="sweep", branch="feature/fast", commit="beef0123")
+    wanted = add_run(store, 2, name="sweep", branch="feature/fast", commit="beef0123")
+    add_run(store, 3)
+    assert find_run(name) == wanted
+
+
+def test_a_folder_of_the_current_folder_does_not_hide_a_branch_of_that_name(store: Path, tmp_path: Path) -> None:
+    path = add_run(store, 1, branch="main")
+    (tmp_path / "main").mkdir()
+    assert find_run("main") == path
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("mian", "main"), ("trian", "train"), ("featrue/fast", "feature/fast")])
+def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) -> None:
+    add_run(store, 1)
+    add_run(store, 2, branch="feature/fast")
+    with pytest.raises(UnreadableInput, match=f"no run, branch or commit '{wrong}' in .*; did you mean '{right}'"):
+        find_run(wrong)
+
+
+def test_three_letters_are_no_commit(store: Path) -> None:
+    path = add_run(store, 1)
+    with pytest.raises(UnreadableInput, match=f"the newest is {path.name}"):
+        find_run("3f2")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is empty"),
+        ("", "is not a complete run file"),
+        ('{"schema_version": 1, "run_id": "2026', "is not a complete run file"),
+        ('{"schema_version": 99}', "schema version 99"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_by_name(store: Path, content: str | None, message: str) -> None:
+    add_run(store, 1)
+    broken = store / "20260101T120059Z-train-00003b"
+    broken.mkdir()
+    if content is not None:
+        (broken / "run.json").write_text(content)
+    for name in (broken.name, str(broken), "latest"):
+        with pytest.raises(UnreadableInput, match=rf"(?s){broken.name}.*{message}"):
+            find_run(name)
+
+
+def test_an_old_folder_that_cannot_be_read_does_not_hide_the_newest_run(store: Path) -> None:
+    (store / "20250101T000000Z-train-000000").mkdir()
+    path = add_run(store, 1)
+    assert find_run("latest") == find_run("main") == path
+
+
+def test_a_folder_that_is_no_run_is_refused_by_name(store: Path, tmp_path: Path) -> None:
+    add_run(store, 1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("not a run")
+    with pytest.raises(UnreadableInput, match=r"other is not a run folder"):
+        find_run("other")

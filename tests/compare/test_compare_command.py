@@ -1,0 +1,115 @@
+"""`efprof compare` from the command line to its exit code."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.run_file import Git
+from efprof.cli import main
+from efprof.units import MIB
+from tests.builders import make_steps, write_run
+
+SOURCES = {"train.py": "for batch in loader:\n    loss.backward()\n"}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with a run of branch main."""
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    add_run(tmp_path / "runs", "main")
+    return tmp_path / "runs"
+
+
+def add_run(store: Path, branch: str, *, peak_mib: int = 100, forward_ms: float = 4.0, **run_fields: Any) -> None:
+    """A run of 40 steps on a branch."""
+    peaks = tuple(size * MIB for size in (10, peak_mib, peak_mib, 50, 10))
+    write_run(
+        store / f"20260101T120000Z-{branch}",
+        steps=make_steps(40, forward_ms=forward_ms, allocated_bytes=lambda _: peaks),
+        sources=SOURCES,
+        run_id=f"20260101T120000Z-{branch}",
+        git=Git(root="/home/user/project", branch=branch, commit="3f2c1ab0"),
+        **run_fields,
+    )
+
+
+def efprof_compare(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit code."""
+    monkeypatch.setattr(sys, "argv", ["efprof", "compare", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code
+
+
+def test_two_runs_alike_are_fine(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_run(store, "feature")
+    assert efprof_compare(monkeypatch, "main", "feature") == 0
+    assert "step time (20th percentile)" in capsys.readouterr().out
+
+
+def test_strict_takes_unclear_for_an_answer_of_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_run(store, "feature", forward_ms=5.0)
+    assert efprof_compare(monkeypatch, "main", "feature", "--strict") == 3
+
+
+def test_a_larger_peak_fails_with_one_and_a_budget_allows_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_run(store, "feature", peak_mib=120)
+    assert efprof_compare(monkeypatch, "main", "feature") == 1
+    assert efprof_compare(monkeypatch, "main", "feature", "--budget", "peak_allocated_bytes=25") == 0
+
+
+def test_other_versions_are_not_comparable_unless_forced(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_run(store, "feature", versions={"python": "3.11.9", "torch": "2.6.0"})
+    assert efprof_compare(monkeypatch, "main", "feature") == 4
+    assert "torch: 2.13.0 in base, 2.6.0 in head" in capsys.readouterr().err
+    assert efprof_compare(monkeypatch, "main", "feature", "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("main", "featrue"), "did you mean 'feature'"),
+        (("main", "feature", "--budget", "step=5"), "did you mean 'step_ms'"),
+        (("main", "feature", "--budget", "step_ms"), "'step_ms' is not METRIC=PERCENT"),
+        (("main", "feature", "--budget", "step_ms=-1"), "'step_ms=-1' is not METRIC=PERCENT"),
+        (("main", "feature", "--json", "--format", "html"), "contradict each other"),
+        (("main",), "Missing argument 'HEAD'"),
+    ],
+)
+def test_wrong_usage_is_named_and_exits_with_two(
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    add_run(store, "feature")
+    assert efprof_compare(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_prints_json_alone(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    efprof_compare(monkeypatch, "main", "latest", "--json")
+    comparison = json.loads(capsys.readouterr().out)
+    assert comparison["metrics"][0]["name"] == "step_ms"
+    assert comparison["base"]["branch"] == "main"
+
+
+def test_the_name_after_out_decides_the_form(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    efprof_compare(monkeypatch, "main", "main", "--out", "change.md")
+    efprof_compare(monkeypatch, "main", "main", "--out", "change.html")
+    assert Path("change.md").read_text().startswith("## efprof")
+    assert Path("change.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_page_without_a_name_goes_to_the_reports(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    efprof_compare(monkeypatch, "main", "main", "--format", "html")
+    assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-main.html").exists()

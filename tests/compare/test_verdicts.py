@@ -1,0 +1,135 @@
+"""When a change counts, by unit."""
+
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efprof.compare.metrics import compare_metrics
+from efprof.model import Metric, MetricChange
+from efprof.units import MIB
+from tests.compare.reports import make_metric, make_report, step_metric
+
+MIRROR: Final = {"better": "worse", "worse": "better", "same": "same", "unclear": "unclear"}
+
+units = st.sampled_from(["ms", "bytes", "bytes_per_step", "count", "percent"])
+samples = st.lists(st.floats(min_value=0, max_value=1e12), min_size=1, max_size=120)
+
+
+def compare(base: Metric, head: Metric) -> list[MetricChange]:
+    """The rows of one metric."""
+    changes = compare_metrics(make_report(base), make_report(head))
+    return [change for change in changes if change.name != "failed_runs"]
+
+
+@given(units, samples, samples)
+def test_swapping_the_sides_mirrors_the_verdict(unit: str, base: list[float], head: list[float]) -> None:
+    sides = make_metric("metric", unit, *base, budget=0.0), make_metric("metric", unit, *head, budget=0.0)
+    there, back = compare(*sides), compare(*reversed(sides))
+    assert [change.verdict for change in there] == [MIRROR[change.verdict] for change in back]
+
+
+@given(units, samples)
+def test_a_run_against_itself_is_never_better_or_worse(unit: str, both: list[float]) -> None:
+    metric = make_metric("metric", unit, *both, budget=0.0)
+    assert {change.verdict for change in compare(metric, metric)} <= {"same", "unclear"}
+
+
+@given(
+    st.lists(st.floats(min_value=1, max_value=100), min_size=40, max_size=80),
+    st.lists(st.floats(min_value=1, max_value=100), min_size=40, max_size=80),
+)
+def test_the_verdict_on_time_does_not_depend_on_how_long_steps_are(base: list[float], head: list[float]) -> None:
+    longer = step_metric(*(ms * 1000 for ms in base)), step_metric(*(ms * 1000 for ms in head))
+    for short, long in zip(compare(step_metric(*base), step_metric(*head)), compare(*longer), strict=True):
+        assert long.verdict == short.verdict or abs(short.head_median - short.base_median) < 0.1
+
+
+@given(units, samples, samples)
+def test_a_verdict_lies_outside_its_interval_of_no_change(unit: str, base: list[float], head: list[float]) -> None:
+    for change in compare(make_metric("metric", unit, *base), make_metric("metric", unit, *head)):
+        if change.interval is not None:
+            low, high = change.interval
+            assert (low > 0) == (change.verdict == "worse")
+            assert (high < 0) == (change.verdict == "better")
+
+
+def test_one_run_a_side_cannot_tell_a_doubled_step() -> None:
+    (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[20.0] * 100))
+    assert (percentile.verdict, percentile.is_over_budget) == ("unclear", False)
+    assert percentile.effect == pytest.approx(1.0)
+    assert percentile.reason == "One run a side cannot tell times less than 3.0 times apart."
+
+
+def test_a_step_four_times_as_long_is_worse_and_over_budget() -> None:
+    changes = compare(step_metric(*[10.0] * 100), step_metric(*[40.0] * 100))
+    assert [(change.name, change.verdict, change.is_over_budget) for change in changes] == [
+        ("step_ms", "worse", True),
+        ("step_ms_mean", "worse", True),
+        ("step_ms_median", "worse", False),
+    ]
+
+
+@pytest.mark.parametrize(("head_ms", "verdict"), [(14.0, "unclear"), (16.0, "worse"), (6.0, "better")])
+def test_cpu_time_is_clear_from_half_as_much_again_on(head_ms: float, verdict: str) -> None:
+    changes = compare(make_metric("cpu_ms", "ms", *[10.0] * 100), make_metric("cpu_ms", "ms", *[head_ms] * 100))
+    assert [change.verdict for change in changes] == [verdict]
+
+
+def test_a_run_whose_own_steps_vary_needs_a_larger_change() -> None:
+    restless = [value for value in (10.0, 60.0) for _ in range(50)]
+    (percentile, *_) = compare(step_metric(*restless), step_metric(*[60.0] * 100))
+    assert (percentile.verdict, percentile.interval) == ("unclear", None)
+
+
+def test_too_few_steps_are_not_judged() -> None:
+    (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[90.0] * 19))
+    assert (percentile.verdict, percentile.reason) == (
+        "unclear",
+        "Too little to judge by: 100 and 19 steady steps.",
+    )
+
+
+def test_a_stage_of_microseconds_is_no_matter_however_much_it_grew() -> None:
+    (change,) = compare(make_metric("data_ms", "ms", *[0.002] * 50), make_metric("data_ms", "ms", *[0.09] * 50))
+    assert change.verdict == "unclear"
+
+
+@pytest.mark.parametrize(
+    ("added_bytes", "verdict"), [(0, "same"), (5 * MIB - 1, "same"), (5 * MIB, "worse"), (-6 * MIB, "better")]
+)
+def test_peak_memory_counts_from_half_a_percent_on(added_bytes: int, verdict: str) -> None:
+    base = make_metric("peak_allocated_bytes", "bytes", 900.0 * MIB, 1000.0 * MIB, budget=0.005)
+    head = make_metric("peak_allocated_bytes", "bytes", 900.0 * MIB, 1000.0 * MIB + added_bytes, budget=0.005)
+    (change,) = compare(base, head)
+    assert change.verdict == verdict
+    assert "5 to 16 %" in change.reason
+
+
+def test_small_peaks_count_from_two_mebibytes_on() -> None:
+    (change,) = compare(make_metric("peak", "bytes", 1.0 * MIB), make_metric("peak", "bytes", 2.9 * MIB))
+    assert change.verdict == "same"
+
+
+def test_new_growth_of_memory_is_worse() -> None:
+    base, head = (make_metric("growth", "bytes_per_step", slope, budget=0.03) for slope in (0.0, 100 * 1024.0))
+    (change,) = compare(base, head)
+    assert (change.verdict, change.is_over_budget, change.effect) == ("worse", True, None)
+
+
+@pytest.mark.parametrize(("head", "verdict"), [(2.0, "same"), (2.3, "unclear"), (3.0, "worse"), (0.0, "better")])
+def test_counts_per_step_are_clear_from_half_a_count_on(head: float, verdict: str) -> None:
+    (change,) = compare(make_metric("reads", "count", 2.0, 2.0), make_metric("reads", "count", head, head))
+    assert change.verdict == verdict
+
+
+def test_one_more_nonfinite_step_fails() -> None:
+    base, head = (make_metric("nonfinite_steps", "count", number, budget=0.0) for number in (40.0, 41.0))
+    (change,) = compare(base, head)
+    assert (change.verdict, change.is_over_budget) == ("worse", True)
+
+
+def test_a_unit_without_a_rule_is_shown_and_not_judged() -> None:
+    (change,) = compare(make_metric("share", "percent", 1.0), make_metric("share", "percent", 99.0))
+    assert (change.base_median, change.head_median, change.verdict) == (1.0, 99.0, "unclear")
