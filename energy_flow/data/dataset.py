@@ -1,0 +1,101 @@
+"""The dataset as training sees it: text pairs by key, with words dropped from the input where asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from energy_flow.data.batch import Batch
+from energy_flow.data.corpus import TextPair, pairs_of_file, python_documentation_pairs
+from energy_flow.data.dataset_folder import open_dataset, read_manifest, write_dataset
+from energy_flow.data.teacher import Embeddings, TeacherSettings, build_teacher
+from energy_flow.energy_config import EnergyConfig
+from energy_flow.errors import EnergyFlowError
+from energy_flow.text_bridge.tokens import encode
+
+
+class PairDataset(Dataset[Batch]):
+    """The text pairs of a dataset folder.
+
+    A key is `draw * len(dataset) + index`: a pair, and which of its random choices of dropped words to take. So
+    what a key gives depends on the key and the seed alone, whichever worker fetches it; plain indices are draw 0.
+    """
+
+    def __init__(self, folder: Path, config: EnergyConfig) -> None:
+        """Open `folder`; EnergyFlowError names it when it is no dataset."""
+        self.folder, self.config = folder, config
+        self.files = open_dataset(folder)
+        is_augmented = config.data.word_dropout > 0
+        self._teacher = build_teacher(self.files.manifest.teacher) if is_augmented else None
+
+    def __len__(self) -> int:
+        """Count the pairs."""
+        return self.files.manifest.num_pairs
+
+    def __getitem__(self, key: int) -> Batch:
+        """One pair, its fields without the batch axis."""
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[int]) -> list[Batch]:
+        """The pairs under `keys`, embedded together: what the loader calls for a whole batch."""
+        indices = [key % len(self) for key in keys]
+        inputs = [self.files.text(2 * index) for index in indices]
+        if self._teacher is None:
+            input_embeddings: Embeddings = np.asarray(self.files.inputs[indices])
+        else:
+            inputs = [self._drop_words(text, key) for text, key in zip(inputs, keys, strict=True)]
+            input_embeddings = self._teacher.embed(inputs)
+        targets = [self.files.text(2 * index + 1) for index in indices]
+        target_embeddings = np.asarray(self.files.targets[indices])
+        return [
+            Batch(*(torch.from_numpy(field) for field in fields))
+            for fields in zip(
+                input_embeddings, target_embeddings, self._tokens(inputs), self._tokens(targets), strict=True
+            )
+        ]
+
+    def __reduce__(self) -> tuple[type[PairDataset], tuple[Path, EnergyConfig]]:
+        """Let a spawned worker map the files itself: pickling a mapped file would copy all of it."""
+        return PairDataset, (self.folder, self.config)
+
+    def pair(self, index: int) -> TextPair:
+        """The texts of a pair, as they are stored."""
+        return TextPair(self.files.text(2 * index), self.files.text(2 * index + 1))
+
+    def _tokens(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        return [encode(text, self.config.bridge.max_bytes) for text in texts]
+
+    def _drop_words(self, text: str, key: int) -> str:
+        chance = random.Random(f"{self.config.training.seed}/{key}")
+        words = text.split()
+        kept = [word for word in words if chance.random() >= self.config.data.word_dropout]
+        return " ".join(kept or words[:1])
+
+
+def build_dataset(config: EnergyConfig, folder: Path, pairs_file: Path | None = None) -> PairDataset:
+    """Embed the pairs of `pairs_file`, or of Python's documentation, into `folder`, and open it."""
+    pairs = python_documentation_pairs() if pairs_file is None else pairs_of_file(pairs_file)
+    source = _source(config, pairs_file)
+    write_dataset(folder, pairs[: config.data.max_pairs], TeacherSettings.of(config.data), source)
+    return PairDataset(folder, config)
+
+
+def open_or_build_dataset(config: EnergyConfig, folder: Path) -> PairDataset:
+    """The dataset of Python's documentation in `folder`, built first where there is none that fits `config`."""
+    try:
+        manifest = read_manifest(folder)
+    except EnergyFlowError:
+        return build_dataset(config, folder)
+    if manifest.source == _source(config, None) and manifest.teacher == TeacherSettings.of(config.data):
+        return PairDataset(folder, config)
+    return build_dataset(config, folder)
+
+
+def _source(config: EnergyConfig, pairs_file: Path | None) -> str:
+    name = "pydoc_data.topics" if pairs_file is None else pairs_file.name
+    return f"{name}, first {config.data.max_pairs}"
