@@ -1,0 +1,117 @@
+"""`efprof report [RUN]`: say what is wrong with a recorded run, as one HTML file or as text, JSON or Markdown."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from efprof.model import EfprofError
+
+if TYPE_CHECKING:
+    from efprof.model import Report
+
+Format = Literal["text", "json", "markdown", "html"]
+
+FORMATS: Final = ("text", "json", "markdown", "html")
+FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {".txt": "text", ".json": "json", ".md": "markdown"}
+REPORTS_FOLDER: Final = Path("reports")
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="What to make; default: an HTML page, or what the name after --out ends in.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
+def report(run: str | None, form: Format | None, is_json: bool, out: Path | None) -> None:
+    """Say what is wrong with RUN: a run folder, its id, a branch or a commit; default: the newest run."""
+    if is_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
+    chosen = "json" if is_json else form or _format_of(out)
+    result = analyse(_find(run))
+    if chosen == "html":
+        _write_page(result, out)
+    elif out is None:
+        click.echo(render(result, chosen), nl=False)
+    else:
+        write_out(out, render(result, chosen))
+        click.echo(out)
+
+
+def analyse(path: Path) -> "Report":
+    """Every audit's result over the run in that folder; raises UnreadableInput."""
+    from efprof.facts.identity import identify
+    from efprof.facts.measurements import Measured
+    from efprof.facts.run import open_run
+    from efprof.facts.run_warnings import warnings_of
+    from efprof.runner import find_audits, make_report
+
+    run = open_run(path)
+    measurements = run.get(Measured).measurements
+    return make_report(
+        run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings_of(run)
+    )
+
+
+def render(report: "Report", form: Format) -> str:
+    """The report in one of the four forms."""
+    match form:
+        case "text":
+            from efprof.report.terminal import render_text
+
+            return render_text(report)
+        case "json":
+            from efprof.report.json_form import render_json
+
+            return render_json(report)
+        case "markdown":
+            from efprof.report.markdown import render_markdown
+
+            return render_markdown(report)
+        case "html":
+            from efprof.report.html import render_html
+
+            return render_html(report)
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write the file in one step; raises EfprofError where it cannot be written."""
+    from efprof.artifacts.writing import write_atomically
+
+    try:
+        write_atomically(path, text.encode(errors="replace"))
+    except OSError as error:
+        raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
+
+
+def _find(run: str | None) -> Path:
+    from efprof.artifacts.runs import find_run
+
+    return find_run(run)
+
+
+def _format_of(out: Path | None) -> Format:
+    return FORMAT_OF_SUFFIX.get(out.suffix.lower(), "html") if out else "html"
+
+
+def _write_page(report: "Report", out: Path | None) -> None:
+    path = out or _place_for(report)
+    write_out(path, render(report, "html"))
+    click.echo(render(report, "text") + str(path))
+
+
+def _place_for(report: "Report") -> Path:
+    """`reports/<run id>.html`; the id comes from a file, so only harmless characters of it are taken."""
+    name = re.sub(r"[^\w.+-]", "_", report.run.run_id).lstrip(".") or "run"
+    try:
+        REPORTS_FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise EfprofError(
+            f"The folder {REPORTS_FOLDER.resolve()} cannot be made ({error.strerror}): say with --out where to write."
+        ) from error
+    return REPORTS_FOLDER / f"{name}.html"

@@ -1,0 +1,120 @@
+"""What a comparison says, in the words that every rendering of it shares."""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.report.verdict import revision
+from efprof.report.wording import count_of, one_line, show
+from efprof.units import format_change
+
+CHANGES: Final[tuple[Literal["added", "gone", "kept"], ...]] = ("added", "gone", "kept")
+COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonVerdict:
+    """One word, and the sentences under it."""
+
+    word: Verdict
+    headline: str
+    details: tuple[str, ...]
+
+
+def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
+    """Worse if any metric is; better only if one is and none is worse; same only if every metric is.
+
+    Metrics that gate decide; the others only where no metric gates.
+    """
+    metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
+    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in _WORDS}
+    word: Verdict = "unclear"
+    if by_word["worse"] or comparison.is_failed:
+        word = "worse"
+    elif by_word["better"]:
+        word = "better"
+    elif metrics and len(by_word["same"]) == len(metrics):
+        word = "same"
+    return ComparisonVerdict(word=word, headline=_headline(word, by_word), details=_details(comparison, by_word))
+
+
+def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
+    """The row of a metric under `COLUMNS`; medians with their interquartile ranges."""
+    return (
+        metric.label,
+        _side(metric.base_median, metric.base_spread, metric.unit),
+        _side(metric.head_median, metric.head_spread, metric.unit),
+        change_with_interval(metric),
+        metric.verdict + (", over budget" if metric.is_over_budget else ""),
+        metric.reason,
+    )
+
+
+def change_with_interval(metric: MetricChange) -> str:
+    """`+12.0 % (+9.1 % to +14.8 %)`; where the base is zero no ratio can be formed."""
+    if metric.effect is None:
+        return "none" if metric.base_median == metric.head_median else "no ratio"
+    if metric.interval is None:
+        return format_change(metric.effect)
+    low, high = metric.interval
+    return f"{format_change(metric.effect)} ({format_change(low)} to {format_change(high)})"
+
+
+def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[FindingChange, ...]], ...]:
+    """The findings under `added`, `gone` and `kept`, each in the order given."""
+    return tuple((change, tuple(f for f in comparison.findings if f.change == change)) for change in CHANGES)
+
+
+def side_phrase(run: RunIdentity) -> str:
+    """A side in a few words: its name, revision, steps and run id."""
+    items = (run.name, revision(run), count_of(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
+    return ", ".join(one_line(item) for item in items if item)
+
+
+_WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
+
+
+def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]]) -> str:
+    match word:
+        case "worse" if by_word["worse"]:
+            return f"Head is worse than base: {_named(by_word['worse'])}."
+        case "worse":
+            return "Head is over its budget."
+        case "better":
+            return f"Head is better than base: {_named(by_word['better'])}."
+        case "same":
+            return "Head is the same as base within what these runs can tell."
+        case _:
+            return "These runs cannot tell whether head differs from base."
+
+
+def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> tuple[str, ...]:
+    sentences = []
+    over = [metric.label for metric in comparison.metrics if metric.is_over_budget]
+    if over:
+        sentences.append(f"Over budget: {', '.join(over)}.")
+    if by_word["worse"] and by_word["better"]:
+        sentences.append(f"Better all the same: {_named(by_word['better'])}.")
+    ungated = [metric for metric in comparison.metrics if metric.verdict == "worse" and metric not in by_word["worse"]]
+    if ungated:
+        sentences.append(f"Worse without a gate: {_named(ungated)}.")
+    if by_word["unclear"]:
+        sentences.append(f"Unclear: {', '.join(metric.label for metric in by_word['unclear'])}.")
+    counts = [f"{len(found)} {change}" for change, found in findings_by_change(comparison)]
+    sentences.append(f"Findings: {', '.join(counts)}.")
+    return tuple(sentences)
+
+
+def _named(metrics: list[MetricChange]) -> str:
+    return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
+
+
+def _change_or_sides(metric: MetricChange) -> str:
+    if metric.effect is not None:
+        return change_with_interval(metric)
+    return f"from {show(metric.base_median, metric.unit)} to {show(metric.head_median, metric.unit)}"
+
+
+def _side(median: float, spread: float, unit: str) -> str:
+    return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")

@@ -1,0 +1,174 @@
+"""A chart as a plotly figure: plain data for plotly.js, with colours as names that the page's theme resolves."""
+
+import math
+from typing import Any, Final
+
+from efprof.report.chart import Band, Chart, Layer, TrackChart, x_range
+from efprof.report.wording import shorten
+
+Figure = dict[str, Any]
+MAX_LABEL: Final = 60
+MAX_NOTE: Final = 22
+"""A note inside the picture must leave room for others on a phone."""
+HALF_OPAQUE: Final = "80"
+"""The alpha channel that the page's script appends to a named colour."""
+
+
+def figure_of(chart: Chart | TrackChart) -> Figure:
+    """The figure of either kind; every string from outside is escaped for plotly's own markup."""
+    return _chart_figure(chart) if isinstance(chart, Chart) else _track_figure(chart)
+
+
+def height_of(chart: Chart | TrackChart) -> int:
+    """CSS pixels that the picture takes; the page reserves them before it draws."""
+    return 330 if isinstance(chart, Chart) else 70 + 34 * len(chart.tracks)
+
+
+def label_text(text: str, limit: int = MAX_LABEL) -> str:
+    """A string from outside, for places where plotly reads markup."""
+    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _chart_figure(chart: Chart) -> Figure:
+    layout = _layout(chart.x_label, chart.y_label)
+    start, end = layout["xaxis"]["range"] = x_range(chart)
+    middle = (start + end) / 2
+    layout["shapes"] = [_band_shape(b.start, b.end) for b in chart.bands] + [_mark_shape(at) for at, _ in chart.marks]
+    layout["annotations"] = [_band_note(band, middle) for band in chart.bands]
+    layout["annotations"] += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
+    if len(chart.layers) == 1:
+        layout["showlegend"], layout["margin"]["t"] = False, 14
+    layout["yaxis"]["rangemode"] = "tozero" if chart.has_zero else "normal"
+    if chart.level is not None:
+        layout["shapes"].append(_level_shape(chart.level[0]))
+        layout["annotations"].append(_level_note(*chart.level))
+    if chart.y_top is not None:
+        layout["yaxis"]["range"] = [0, _rounded(chart.y_top)]
+    layout["barmode"], layout["bargap"] = "stack", 0.08
+    return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
+
+
+def _trace(layer: Layer, chart: Chart) -> Figure:
+    colour = f"var(--{layer.colour})"
+    trace: Figure = {
+        "type": "bar" if layer.kind == "bar" else "scatter",
+        "name": label_text(layer.label),
+        "x": [_rounded(x) for x in layer.x],
+        "y": [_rounded(y) for y in layer.y],
+    }
+    if layer.notes:
+        trace["text"] = [label_text(note) for note in layer.notes]
+    match layer.kind:
+        case "bar":
+            trace |= {"marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text", "textposition": "none"}
+        case "points":
+            marker = {"color": colour, "symbol": "triangle-down", "size": 9}
+            trace |= {"mode": "markers", "marker": marker, "hoverinfo": "text"}
+        case "fill":
+            trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
+            trace |= {"line": {"color": colour, "width": 0}}
+        case "stack":
+            line = {"color": colour, "width": 0.5}
+            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
+            trace["hovertemplate"] = _hover(layer, chart)
+        case "line":
+            trace |= {"mode": "lines", "line": {"color": colour, "width": 2.2 if layer.is_strong else 1.3}}
+            trace["hovertemplate"] = _hover(layer, chart)
+    return trace
+
+
+def _hover(layer: Layer, chart: Chart) -> str:
+    where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+    return f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
+
+
+def _track_figure(chart: TrackChart) -> Figure:
+    layout = _layout(chart.x_label, "")
+    tracks = [label_text(track, 28) for track in chart.tracks]
+    layout["yaxis"] |= {"type": "category", "categoryarray": tracks[::-1], "categoryorder": "array", "title": None}
+    layout["yaxis"] |= {"fixedrange": True, "showgrid": False, "automargin": True}
+    layout |= {"barmode": "overlay", "bargap": 0.25, "showlegend": False, "margin": layout["margin"] | {"t": 10}}
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "base": [_rounded(block.start) for block in chart.blocks],
+        "x": [_rounded(block.end - block.start) for block in chart.blocks],
+        "y": [label_text(block.track, 28) for block in chart.blocks],
+        "text": [label_text(block.label) for block in chart.blocks],
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "constraintext": "inside",
+        "marker": {"color": [f"var(--{'alert' if block.is_strong else 'forward'})" for block in chart.blocks]},
+        "insidetextfont": {"color": "var(--ground)"},
+        "hovertemplate": "%{text}<br>%{x:.4~g} from %{base:.4~g}<extra>%{y}</extra>",
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def _layout(x_label: str, y_label: str) -> Figure:
+    axis = {"gridcolor": "var(--grid)", "linecolor": "var(--grid)", "zeroline": False, "automargin": True}
+    axis |= {"exponentformat": "none", "separatethousands": True}
+    title_font = {"size": 12, "color": "var(--muted)"}
+    return {
+        "xaxis": axis | {"title": {"text": label_text(x_label), "font": title_font, "standoff": 8}, "showgrid": False},
+        "yaxis": axis | {"title": {"text": label_text(y_label), "font": title_font, "standoff": 8}},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
+        "hoverlabel": {"bgcolor": "var(--ground)", "bordercolor": "var(--muted)", "font": {"color": "var(--text)"}},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)", "activecolor": "var(--accent)"},
+        "hovermode": "closest",
+        "showlegend": True,
+    }
+
+
+def _band_shape(start: float, end: float) -> Figure:
+    place = {"x0": _rounded(start), "x1": _rounded(end), "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    return {"type": "rect", "fillcolor": "var(--window)", "opacity": 0.16, "line": {"width": 0}} | place
+
+
+def _mark_shape(at: float) -> Figure:
+    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
+    return {"type": "line", "x0": _rounded(at), "x1": _rounded(at), "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def _level_shape(level: float) -> Figure:
+    line = {"color": "var(--text)", "width": 1.2, "dash": "dash"}
+    place = {"xref": "paper", "x0": 0, "x1": 1, "y0": _rounded(level), "y1": _rounded(level)}
+    return {"type": "line", "line": line} | place
+
+
+def _band_note(band: Band, middle: float) -> Figure:
+    is_left = band.start > middle
+    return _top_note(band.end if is_left else band.start, band.label, "var(--window)", is_left=is_left)
+
+
+def _top_note(at: float, label: str, colour: str, *, is_left: bool) -> Figure:
+    """A word at the top of the picture, on that side of its place on which there is more room."""
+    place = {
+        "x": _rounded(at),
+        "yref": "paper",
+        "y": 0.995,
+        "xanchor": "right" if is_left else "left",
+        "yanchor": "top",
+    }
+    font = {"size": 11, "color": colour}
+    return {
+        "text": label_text(label, MAX_NOTE),
+        "showarrow": False,
+        "bgcolor": "var(--ground-veil)",
+        "font": font,
+    } | place
+
+
+def _level_note(level: float, label: str) -> Figure:
+    place = {"xref": "paper", "x": 1, "y": _rounded(level), "xanchor": "right", "yanchor": "bottom"}
+    font = {"size": 11, "color": "var(--text)"}
+    return {"text": label_text(label), "showarrow": False, "bgcolor": "var(--ground-veil)", "font": font} | place
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six digits are more than a picture shows; what is not finite is a gap."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,129 @@
+"""A report as Markdown, for a pull request or an issue."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from efprof.model import Report
+from efprof.report.ranking import RankedFinding, rank_findings
+from efprof.report.verdict import (
+    count_audits,
+    counts_phrase,
+    describe_verdict,
+    header_items,
+    measured_phrase,
+    overhead_phrase,
+)
+from efprof.report.wording import (
+    APPLICABILITY_PHRASES,
+    change_name,
+    change_sides,
+    code_spans,
+    gain_phrase,
+    one_line,
+    sentence,
+    show,
+)
+
+
+def render_markdown(report: Report) -> str:
+    """The page's words, order and numbers, without its pictures."""
+    parts = [
+        f"# efprof: {escape(report.run.name)}",
+        " · ".join(escape(item) for item in header_items(report.run)),
+        _verdict(report),
+        escape(counts_phrase(count_audits(report))) + ".",
+        *(_finding(item) for item in rank_findings(report)),
+        f"## Measured\n\n{escape(measured_phrase(report).capitalize())}. {escape(overhead_phrase(report))}",
+        *_stage_deltas(report),
+        *(f"> Warning: {escape(warning)}" for warning in report.warnings),
+        _checks(report),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text from outside on one line, with everything that Markdown or HTML would read as markup escaped."""
+    return _escape_line(one_line(text))
+
+
+def prose(text: str) -> str:
+    """Text from outside on one line, escaped but for what stands between backticks."""
+    return "".join(code(piece) if is_code else _escape_line(piece) for piece, is_code in code_spans(one_line(text)))
+
+
+def code(text: str) -> str:
+    """Text from outside as a code span, fenced by more backticks than it holds."""
+    line = one_line(text).replace("|", "\\|")
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{ticks} {line} {ticks}" if "`" in line else f"`{line}`"
+
+
+def code_block(language: str, text: str) -> str:
+    """Text from outside as a fenced block, fenced by more backticks than it holds."""
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{ticks}{language}\n{text}\n{ticks}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of cells that are escaped already."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _escape_line(line: str) -> str:
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
+
+
+def _verdict(report: Report) -> str:
+    verdict = describe_verdict(report)
+    where = f" at {code(str(verdict.blame))}: {code(verdict.blame.text)}" if verdict.blame else ""
+    lines = [
+        f"**Verdict** {prose(verdict.verdict)}",
+        f"**Why** {prose(verdict.why)}{where}",
+        f"**Next** {prose(verdict.next)}",
+    ]
+    commands = code_block("sh", "\n".join(verdict.commands)) if verdict.commands else ""
+    return "\n\n".join(line for line in (*lines, commands) if line)
+
+
+def _finding(item: RankedFinding) -> str:
+    finding = item.finding
+    parts = [
+        f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
+        f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
+        prose(finding.message),
+        f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
+        f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
+    ]
+    for change in finding.fix.changes:
+        old, new = change_sides(change)
+        removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
+        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))
+    return "\n\n".join(parts)
+
+
+def _stage_deltas(report: Report) -> list[str]:
+    deltas = report.measurements.stage_deltas
+    if not deltas:
+        return []
+    columns = ("Boundary", "Count", "Average", "Maximum", "Average delta", "Largest jump", "At step")
+    rows = [
+        (
+            escape(delta.boundary),
+            show(delta.count, "count"),
+            show(delta.average_bytes, "bytes"),
+            show(delta.maximum_bytes, "bytes"),
+            show(delta.average_delta_bytes, "bytes"),
+            show(delta.largest_jump_bytes, "bytes"),
+            f"{delta.largest_jump_step:,}",
+        )
+        for delta in deltas
+    ]
+    advice = [f"- {prose(one)}" for one in report.measurements.recommendations]
+    return ["## Stage deltas", table(columns, rows), *(["\n".join(advice)] if advice else [])]
+
+
+def _checks(report: Report) -> str:
+    rows = [(code(audit.audit_id), audit.status.replace("_", " "), escape(audit.reason)) for audit in report.audits]
+    return "## Checks\n\n" + table(("Check", "Status", "What it looked at"), rows)

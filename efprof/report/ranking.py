@@ -1,0 +1,53 @@
+"""The order of findings: by severity, then by what their fix saves."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Final
+
+from efprof.model import Finding, Report, Severity
+
+SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedFinding:
+    """A finding with its place, counted from 1, and the identity it keeps in the next report of the same code."""
+
+    rank: int
+    key: str
+    audit_id: str
+    finding: Finding
+
+
+def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
+    """Every finding of the run, the most severe and most gainful first; the key breaks ties."""
+    median, peak = median_step_ms(report), peak_bytes(report)
+    found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
+    found.sort(key=lambda item: (*_order(item[2], median, peak), item[0]))
+    return tuple(
+        RankedFinding(rank=rank, key=key, audit_id=audit_id, finding=finding)
+        for rank, (key, audit_id, finding) in enumerate(found, start=1)
+    )
+
+
+def median_step_ms(report: Report) -> float | None:
+    """The median of the metric `step_ms`, else of all steps, in milliseconds; None without steps."""
+    steady = next((metric.samples for metric in report.measurements.metrics if metric.name == "step_ms"), ())
+    times = steady or [step.total_ms for step in report.measurements.timeline.steps]
+    return statistics.median(times) if times else None
+
+
+def peak_bytes(report: Report) -> int | None:
+    """The highest allocated memory at any boundary, in bytes; None where memory was not sampled."""
+    return max((sample.allocated_bytes for sample in report.measurements.timeline.memory), default=None)
+
+
+def share_of(saving: float | None, whole: float | None) -> float | None:
+    """A saving as a share of what it is saved from; None where either is unknown."""
+    return saving / whole if saving is not None and whole else None
+
+
+def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:
+    step_ms, num_bytes = finding.gain.step_ms, finding.gain.peak_bytes
+    largest_share = max(share_of(step_ms, median) or 0.0, share_of(num_bytes, peak) or 0.0)
+    return SEVERITY_ORDER[finding.severity], -largest_share, -(step_ms or 0.0), -(num_bytes or 0)

@@ -1,0 +1,229 @@
+"""The pictures every run has: memory over time, time per step, loss and gradient norm."""
+
+import bisect
+import itertools
+import math
+import statistics
+from collections.abc import Sequence, Set
+from typing import Final
+
+from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, StepSample, Timeline
+from efprof.report.chart import (
+    Band,
+    Chart,
+    Layer,
+    axis_label,
+    scale_for,
+    scaled,
+    thin,
+    thinned_caption,
+)
+from efprof.report.wording import count_of, show
+
+STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
+"""The stage that runs from one boundary to the next."""
+MAX_BANDED_SAMPLES: Final = 2000
+"""400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
+MAX_STRONG_SAMPLES: Final = 150
+"""Past that a strong line closes the gaps between its own steps."""
+MAX_BARS: Final = 400
+"""Steps drawn one by one: past that bars are thinner than two pixels and each shows the mean of several steps."""
+CLIP_FACTOR: Final = 3.0
+"""A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
+MAX_SLOW_MARKS: Final = 200
+
+
+def memory_chart(measurements: Measurements) -> Chart | None:
+    """Allocated and reserved at every boundary, the stage that followed each one as a band; None without samples."""
+    timeline = measurements.timeline
+    samples = timeline.memory
+    if not samples:
+        return None
+    kept = _thinned_samples(samples)
+    x, notes = tuple(s.at_s for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
+    scale = scale_for([float(s.reserved_bytes) for s in kept] + [float(s.allocated_bytes) for s in kept], "bytes")
+    allocated = scaled([float(s.allocated_bytes) for s in kept], scale)
+    reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
+    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
+    layers = (
+        [*_stage_bands(kept, allocated, {last for _, last, _ in timeline.windows})]
+        if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
+        else []
+    )
+    if any(s.reserved_bytes for s in kept):
+        layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
+    layers.append(
+        Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
+    )
+    caption = f"As seen by {measurements.memory_source}, at every stage boundary."
+    return Chart(
+        title="Memory over time",
+        caption=caption + thinned_caption(len(kept), len(samples)),
+        x_label="seconds since the first step",
+        y_label=axis_label("memory", scale.unit),
+        y_unit=scale.unit,
+        layers=tuple(layers),
+        bands=_windows_in_seconds(timeline),
+    )
+
+
+def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
+    """The stages of every step on top of each other, slow steps marked, the median as a line; None without steps."""
+    steps = timeline.steps
+    if not steps:
+        return None
+    groups = _grouped(steps, MAX_BARS)
+    tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
+    y_top = _clip_at([step.total_ms for step in steps])
+    scale = scale_for([y_top or max(tops)], "ms")
+    layers = [_stage_layer(number, groups, scale.factor) for number in range(len(STAGES))]
+    layers = [layer for layer in layers if any(layer.y)]
+    slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
+    if slow:
+        layers.append(_slow_marks(slow, scale.factor, y_top))
+    return Chart(
+        title="Time per step",
+        caption=_time_caption(groups, steps, y_top),
+        x_label="step",
+        y_label=axis_label("time", scale.unit),
+        y_unit=scale.unit,
+        layers=tuple(layers),
+        bands=tuple(Band(start=first - 0.5, end=last + 0.5, label=what) for first, last, what in timeline.windows),
+        level=None if median_ms is None else (median_ms / scale.factor, f"median {show(median_ms, 'ms')}"),
+        y_top=None if y_top is None else y_top / scale.factor,
+    )
+
+
+def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
+    """Loss, gradient norm and, where it moved, the scaler's scale; steps where one is not finite are marked."""
+    charts = [
+        _number_chart("Loss", "loss", "forward", steps, [s.loss for s in steps]),
+        _number_chart("Gradient norm", "gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
+    ]
+    scales = [s.scaler_scale for s in steps]
+    if len({value for value in scales if value is not None}) > 1:
+        charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def _thinned_samples(samples: Sequence[MemorySample]) -> list[MemorySample]:
+    if len(samples) <= MAX_BANDED_SAMPLES:
+        return list(samples)
+    return [samples[index] for index in thin([float(s.allocated_bytes) for s in samples])]
+
+
+def _stage_bands(
+    samples: Sequence[MemorySample], allocated: Sequence[float | None], window_ends: Set[int]
+) -> list[Layer]:
+    """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
+
+    After the last step of a window the recorder writes what it saw: that stretch belongs to no stage.
+    """
+    points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
+    for index, (here, after) in enumerate(itertools.pairwise(samples)):
+        if here.step in window_ends and after.step > here.step:
+            continue
+        x, y = points[STAGE_AFTER.get(here.boundary, "other")]
+        x.extend((here.at_s, here.at_s, after.at_s, after.at_s, after.at_s))
+        y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
+    return [
+        Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
+    ]
+
+
+def _windows_in_seconds(timeline: Timeline) -> tuple[Band, ...]:
+    """From the first sample of a window's first step to the first one after its last: with what it took to write."""
+    steps = [s.step for s in timeline.memory]
+    seconds = [s.at_s for s in timeline.memory]
+    bands = []
+    for first, last, what in timeline.windows:
+        start, end = bisect.bisect_left(steps, first), bisect.bisect_right(steps, last)
+        if start < end:
+            bands.append(Band(start=seconds[start], end=seconds[min(end, len(seconds) - 1)], label=what))
+    return tuple(bands)
+
+
+def _grouped(steps: Sequence[StepSample], limit: int) -> list[Sequence[StepSample]]:
+    size = math.ceil(len(steps) / limit)
+    return [steps[start : start + size] for start in range(0, len(steps), size)]
+
+
+def _clip_at(tops: Sequence[float]) -> float | None:
+    """Where the y axis should end so that one huge step does not flatten the others; None for no clipping."""
+    usual = sorted(tops)[math.ceil(len(tops) * 0.95) - 1]
+    return usual * 1.5 if max(tops) > usual * CLIP_FACTOR else None
+
+
+def _stage_layer(number: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
+    means = [statistics.fmean(_stage_ms(step, number) for step in group) for group in groups]
+    notes = tuple(
+        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {STAGES[number]} {show(mean, 'ms')}"
+        for group, mean in zip(groups, means, strict=True)
+    )
+    return Layer(
+        kind="bar",
+        label=STAGES[number],
+        colour=STAGES[number],
+        x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
+        y=tuple(mean / factor for mean in means),
+        notes=notes,
+    )
+
+
+def _stage_ms(step: StepSample, number: int) -> float:
+    return step.stage_ms[number] if number < len(step.stage_ms) else 0.0
+
+
+def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) -> Layer:
+    ceiling = math.inf if y_top is None else y_top * 0.97
+    return Layer(
+        kind="points",
+        label="slow step",
+        colour="alert",
+        x=tuple(float(s.step) for s in slow),
+        y=tuple(min(s.total_ms, ceiling) / factor for s in slow),
+        notes=tuple(f"step {s.step} is slow: {show(s.total_ms, 'ms')}" for s in slow),
+    )
+
+
+def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSample], y_top: float | None) -> str:
+    parts = ["Stages on top of each other."]
+    if len(groups[0]) > 1:
+        parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
+    if y_top is not None:
+        taller = [step for step in steps if step.total_ms > y_top]
+        longest = max(taller, key=lambda step: step.total_ms)
+        what = f"the longest is step {longest.step:,} with {show(longest.total_ms, 'ms')}"
+        parts.append(f"{count_of(len(taller), 'step')} longer than the picture is high; {what}.")
+    return " ".join(parts)
+
+
+def _number_chart(
+    title: str, label: str, colour: str, steps: Sequence[StepSample], values: Sequence[float | None]
+) -> Chart | None:
+    seen = [(step.step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    if not seen:
+        return None
+    kept = [seen[index] for index in thin([value for _, value in seen])]
+    broken = [step for step, value in seen if not math.isfinite(value)]
+    caption = f"Not finite at {count_of(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
+    scale = scale_for([], "")
+    layer = Layer(
+        kind="line",
+        label=label,
+        colour=colour,
+        x=tuple(float(step) for step, _ in kept),
+        y=scaled([value for _, value in kept], scale),
+        notes=tuple(f"step {step:,}" for step, _ in kept),
+        is_strong=len(kept) <= MAX_STRONG_SAMPLES,
+    )
+    return Chart(
+        title=title,
+        caption=caption + thinned_caption(len(kept), len(seen)),
+        x_label="step",
+        y_label=label,
+        y_unit="",
+        layers=(layer,),
+        marks=((float(broken[0]), "not finite"),) if broken else (),
+        has_zero=False,
+    )

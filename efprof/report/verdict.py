@@ -1,0 +1,171 @@
+"""What a person reads first: which run, three lines of verdict, and how many checks said what."""
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from efprof.model import Report, RunIdentity, SourceLine
+from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings
+from efprof.report.wording import count_of, device_phrase, one_line, show
+from efprof.units import format_share
+
+Tone = Literal["high", "medium", "low", "none"]
+
+BAD_ENDINGS: Final[dict[str, str]] = {
+    "raised": "The run stopped with an error of its own",
+    "out_of_memory": "The run ran out of memory",
+    "killed": "The run was killed from outside",
+    "interrupted": "The run was interrupted",
+}
+CATEGORIES: Final = ("memory", "time", "numbers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictLines:
+    """The three lines; `blame` is the line the second one names, `commands` prove the third."""
+
+    verdict: str
+    why: str
+    blame: SourceLine | None
+    next: str
+    commands: tuple[str, ...]
+    tone: Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditCounts:
+    """How many audits said what, and the findings by category in reading order."""
+
+    findings: int
+    by_category: tuple[tuple[str, int], ...]
+    passed: int
+    not_applicable: int
+    errored: int
+
+
+def describe_verdict(report: Report) -> VerdictLines:
+    """What is wrong, why, and what to do next."""
+    ranked = rank_findings(report)
+    lead = _leading_finding(report.run, ranked)
+    ending = ending_sentence(report.run)
+    if lead is None:
+        return _without_lead(report, ending, ranked)
+    finding = lead.finding
+    return VerdictLines(
+        verdict=one_line(f"{ending} {finding.message}"),
+        why=one_line(finding.headline),
+        blame=finding.blame,
+        next=one_line(finding.fix.summary),
+        commands=_proving_commands(report.run),
+        tone="high" if ending else finding.severity,
+    )
+
+
+def count_audits(report: Report) -> AuditCounts:
+    """Audits by status and findings by category."""
+    statuses = Counter(audit.status for audit in report.audits)
+    categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
+    return AuditCounts(
+        findings=categories.total(),
+        by_category=tuple((name, categories[name]) for name in CATEGORIES if categories[name]),
+        passed=statuses["passed"],
+        not_applicable=statuses["not_applicable"],
+        errored=statuses["errored"],
+    )
+
+
+def counts_phrase(counts: AuditCounts) -> str:
+    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
+    kinds = ", ".join(f"{name} {number}" for name, number in counts.by_category)
+    checks = [f"{count_of(counts.passed, 'check')} passed", f"{counts.not_applicable} not applicable"]
+    if counts.errored:
+        checks.append(f"{counts.errored} broke")
+    return f"{count_of(counts.findings, 'finding')}{f' ({kinds})' if kinds else ''}; {', '.join(checks)}"
+
+
+def header_items(run: RunIdentity) -> tuple[str, ...]:
+    """Which run this is, in the order every rendering shows it."""
+    ranks = (f"{run.num_ranks} ranks",) if run.num_ranks > 1 else ()
+    items = (run.name, revision(run), device_phrase(run.devices), *ranks, count_of(run.num_steps, "step"))
+    return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
+
+
+def revision(run: RunIdentity) -> str:
+    """`main@3f2c1ab+dirty`; empty outside a repository."""
+    if run.branch is None and run.commit is None:
+        return ""
+    commit = f"@{run.commit[:7]}" if run.commit else ""
+    return f"{run.branch or 'detached'}{commit}{'+dirty' if run.is_dirty else ''}"
+
+
+def ending_sentence(run: RunIdentity) -> str:
+    """How a run ended badly, after how many steps; empty where it finished."""
+    if run.ended == "finished":
+        return ""
+    phrase = BAD_ENDINGS.get(run.ended, "The end of the run was not recorded")
+    code = f" (exit code {run.exit_code})" if run.exit_code else ""
+    return f"{phrase} after {count_of(run.num_steps, 'step')}{code}."
+
+
+def measured_phrase(report: Report) -> str:
+    """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB (CUDA allocator)`."""
+    peak = show(peak_bytes(report), "bytes")
+    return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak} ({report.measurements.memory_source})"
+
+
+def overhead_phrase(report: Report) -> str:
+    """What recording cost, in time per step and as a share of the step."""
+    overhead = report.measurements.overhead
+    if overhead is None:
+        return "The cost of recording was not measured."
+    cost = f"Recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of the step)"
+    if not overhead.num_windows:
+        return f"{cost}; no window was opened."
+    return f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
+
+
+def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
+    """The finding the verdict tells; where memory ran out only one about memory may stand as its reason."""
+    if run.ended == "out_of_memory":
+        return next((item for item in ranked if item.finding.category == "memory"), None)
+    return ranked[0] if ranked else None
+
+
+def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
+    looked = [audit for audit in report.audits if audit.status in ("passed", "failed")]
+    if ranked:
+        why = f"No check found a cause in memory; {count_of(len(ranked), 'finding')} of another kind below."
+    elif ending:
+        why = f"No check found why; {count_of(len(looked), 'check')} passed: {measured_phrase(report)}."
+    else:
+        steps = count_of(report.run.num_steps, "step")
+        why = f"{count_of(len(looked), 'check')} passed over {steps}: {measured_phrase(report)}."
+    if not report.run.num_steps:
+        why = "No training step was recorded."
+    elif not looked and not ending:
+        why = "No check could run: each one says below what it would need."
+    clean = "No fault was found." if looked else "Nothing can be said about this run."
+    return VerdictLines(
+        verdict=ending or clean,
+        why=why,
+        blame=None,
+        next=_next_without_finding(report, has_looked=bool(looked)),
+        commands=(),
+        tone="high" if ending else "none",
+    )
+
+
+def _next_without_finding(report: Report, *, has_looked: bool) -> str:
+    if report.run.ended == "out_of_memory" and report.measurements.stage_deltas:
+        return "Look at the stage deltas: the stage with the largest jump is where the memory went."
+    if report.run.ended in BAD_ENDINGS:
+        return "Read what the program itself said last; what was recorded until then is below."
+    if not has_looked:
+        return "Record again with what the checks below name."
+    return "Nothing needs to change; keep this run as the base that the next one is compared with."
+
+
+def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
+    command = one_line(shlex.join(run.command))
+    return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"

@@ -1,0 +1,121 @@
+"""The page in a real browser, at the width of a phone and of a desk, light and dark."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from report_sample import make_clean_report, make_comparison, make_report
+
+from efprof.report.html import render_comparison_html, render_html
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
+  const r = e.getBoundingClientRect();
+  if (r.width === 0 || r.right <= innerWidth + 1) return false;
+  for (let p = e.parentElement; p; p = p.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
+  return true; }).map(e => e.tagName + '.' + e.className)"""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
+        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {
+        "report": render_html(make_report()),
+        "comparison": render_comparison_html(make_comparison(), make_clean_report(), make_report()),
+    }
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+def open_page(browser: "Browser", path: Path, width: int, scheme: str, complaints: list[str]) -> "Page":
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or complaints.append(r.url))
+    page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_opens_complete_and_without_complaint(
+    browser: "Browser", files: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    complaints: list[str] = []
+    page = open_page(browser, files[name], width, scheme, complaints)
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
+    for place in page.locator(".interactive").all():
+        place.scroll_into_view_if_needed()
+        place.locator(".main-svg").first.wait_for()
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate(WIDER) == []
+    assert complaints == []
+    page.close()
+
+
+def test_copies_the_new_line_and_says_so(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 1280, "light", [])
+    button = page.locator(".change button").first
+    button.click()
+    page.locator("#said", has_text="Copied to the clipboard").wait_for()
+    assert button.text_content() == "Copied"
+    page.close()
+
+
+def test_the_toggle_turns_page_and_pictures_and_is_remembered(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 1280, "light", [])
+    axis = page.locator("#picture-memory .xtitle")
+    page.locator("#picture-memory").scroll_into_view_if_needed()
+    axis.wait_for()
+    before = axis.evaluate("element => element.style.fill")
+    page.locator("#theme").click()
+    page.wait_for_function(
+        "before => document.querySelector('#picture-memory .xtitle').style.fill !== before", arg=before
+    )
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.close()
+
+
+def test_a_link_to_a_picture_in_closed_evidence_opens_it(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 390, "light", [])
+    inner = page.locator("details .picture").first
+    page.evaluate("id => { location.hash = id }", inner.get_attribute("id"))
+    inner.locator(".main-svg").first.wait_for()
+    page.close()
+
+
+def test_print_shows_the_printed_pictures_in_light_colours(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 800, "dark", [])
+    page.emulate_media(media="print")
+    assert page.locator("#picture-memory .printed").is_visible()
+    assert not page.locator("#picture-memory .interactive").is_visible()
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()

@@ -1,0 +1,59 @@
+"""What a comparison says."""
+
+import dataclasses
+
+from report_sample import make_comparison, make_metric_change
+
+from efprof.model import Comparison, MetricChange
+from efprof.report.comparison_text import render_comparison_markdown, render_comparison_text
+from efprof.report.comparison_words import COLUMNS, comparison_verdict, metric_cells
+
+
+def compared(*metrics: MetricChange) -> Comparison:
+    return dataclasses.replace(make_comparison(), metrics=metrics)
+
+
+def test_one_worse_metric_makes_head_worse() -> None:
+    verdict = comparison_verdict(make_comparison())
+    assert verdict.word == "worse"
+    assert verdict.headline == "Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)."
+    assert "Better all the same: peak memory -8.0 % (-10.0 % to -6.0 %)." in verdict.details
+
+
+def test_same_needs_every_deciding_metric_to_be_the_same() -> None:
+    same, unclear = make_metric_change(verdict="same"), make_metric_change(verdict="unclear")
+    assert comparison_verdict(compared(same, same)).word == "same"
+    assert comparison_verdict(compared(same, unclear)).word == "unclear"
+
+
+def test_a_metric_that_never_gates_does_not_decide() -> None:
+    shown_only = make_metric_change(verdict="worse", budget=None)
+    assert comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).word == "same"
+
+
+def test_a_worse_metric_that_never_gates_is_named_with_both_sides() -> None:
+    shown_only = make_metric_change(label="reads", unit="count", verdict="worse", budget=None, effect=None)
+    details = comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).details
+    assert "Worse without a gate: reads from 36 to 40.5." in details
+
+
+def test_nothing_measured_is_unclear() -> None:
+    assert comparison_verdict(compared()).word == "unclear"
+
+
+def test_a_table_has_at_most_six_columns() -> None:
+    assert len(COLUMNS) == len(metric_cells(make_metric_change())) == 6
+
+
+def test_text_names_forced_differences_and_changed_findings() -> None:
+    text = render_comparison_text(make_comparison())
+    assert text.startswith("WORSE: Head is worse than base")
+    assert "Compared although they differ: The base ran on 1 x A100, the head on 1 x H200." in text
+    assert "added  Something was added   train.py:88   memory_growth" in text
+    assert "\x1b" not in text
+
+
+def test_markdown_escapes_what_comes_from_outside() -> None:
+    text = render_comparison_markdown(make_comparison())
+    assert "<script>" not in text
+    assert "### Findings gone" in text

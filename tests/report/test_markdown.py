@@ -1,0 +1,42 @@
+"""The Markdown form."""
+
+import re
+
+from report_sample import make_report
+
+from efprof.report.markdown import code, code_block, escape, prose, render_markdown, table
+
+
+def test_no_markup_from_outside_survives() -> None:
+    text = render_markdown(make_report())
+    outside_code = re.sub(r"(`+).*?\1", "", text, flags=re.DOTALL)
+    assert "<script>" in text
+    assert "<script>" not in outside_code
+    assert "\x1b" not in text
+
+
+def test_findings_come_in_ranked_order() -> None:
+    text = render_markdown(make_report())
+    places = [
+        text.index(f"## {rank}. {title}") for rank, title in ((1, "High: Losses"), (2, "High: The step"), (3, "Medium"))
+    ]
+    assert places == sorted(places)
+
+
+def test_changes_are_shown_as_a_diff() -> None:
+    assert "```diff\n-         history.append(loss)\n+         history.append(loss.item())\n```" in render_markdown(
+        make_report()
+    )
+
+
+def test_code_in_a_sentence_keeps_its_spaces() -> None:
+    assert prose("because `a_b` keeps 3 * 4") == r"because `a_b` keeps 3 \* 4"
+
+
+def test_a_cell_cannot_end_its_table() -> None:
+    assert table(("a",), [(escape("x|y\nz"),)]).splitlines()[-1] == r"| x\|y z |"
+
+
+def test_code_with_backticks_stays_code() -> None:
+    assert code("a``b") == "``` a``b ```"
+    assert code_block("py", "```").startswith("````py\n")

@@ -1,0 +1,44 @@
+"""The order of findings."""
+
+import dataclasses
+
+from report_sample import make_report, memory_finding, numbers_finding, time_finding
+
+from efprof.model import AuditResult, Finding, Gain
+from efprof.report.ranking import median_step_ms, peak_bytes, rank_findings
+
+
+def ranked_headlines(*findings: Finding) -> list[str]:
+    audit = AuditResult(audit_id="some_audit", status="failed", reason="", findings=findings)
+    return [item.finding.headline for item in rank_findings(make_report(audits=(audit,)))]
+
+
+def test_severity_comes_before_gain() -> None:
+    small = dataclasses.replace(time_finding(), severity="high", gain=Gain(basis="model", explanation=""))
+    large = dataclasses.replace(memory_finding(), severity="medium")
+    assert ranked_headlines(large, small) == [small.headline, large.headline]
+
+
+def test_gains_of_different_kinds_are_compared_as_shares() -> None:
+    # 65 % of the peak against 32 % of the step
+    assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
+
+
+def test_order_of_the_audits_does_not_matter() -> None:
+    findings = (memory_finding(), time_finding(), numbers_finding())
+    assert ranked_headlines(*findings) == ranked_headlines(*reversed(findings))
+
+
+def test_ranks_count_from_one() -> None:
+    assert [item.rank for item in rank_findings(make_report())] == [1, 2, 3]
+
+
+def test_median_step_is_that_of_the_metric() -> None:
+    report = make_report()
+    samples = sorted(report.measurements.metrics[0].samples)
+    assert median_step_ms(report) == (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
+
+
+def test_peak_is_the_highest_boundary() -> None:
+    report = make_report()
+    assert peak_bytes(report) == max(sample.allocated_bytes for sample in report.measurements.timeline.memory)

@@ -1,0 +1,66 @@
+"""`efprof report`, from the command line to the file."""
+
+import json
+from pathlib import Path
+
+import click.testing
+import pytest
+from report_sample import make_report, make_run
+
+from efprof.commands import report as command
+from efprof.model import EfprofError
+
+
+@pytest.fixture(autouse=True)
+def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A report without a run folder: what this tests begins after the analysis."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_find", lambda run: Path("run"))
+    monkeypatch.setattr(command, "analyse", lambda path: make_report())
+
+
+def run_command(*arguments: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(command.report, arguments, standalone_mode=False)
+
+
+def test_writes_the_page_and_says_where() -> None:
+    lines = run_command().stdout.splitlines()
+    assert lines[-1] == "reports/20260301T101500-train-a1b2c3.html"
+    assert Path(lines[-1]).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert lines[1].startswith("Verdict  Memory grows")
+    assert len(lines) <= 21
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("--format", "json"), ("--json", "--format", "json")])
+def test_json_goes_to_the_terminal(arguments: tuple[str, ...]) -> None:
+    assert json.loads(run_command(*arguments).stdout)["schema_version"] == 1
+    assert not Path("reports").exists()
+
+
+def test_the_name_of_the_file_says_the_form() -> None:
+    assert run_command("--out", "summary.md").stdout == "summary.md\n"
+    assert Path("summary.md").read_text(encoding="utf-8").startswith("# efprof")
+
+
+def test_json_and_another_format_contradict_each_other() -> None:
+    assert isinstance(run_command("--json", "--format", "html").exception, click.UsageError)
+
+
+def test_an_unwritable_place_is_one_sentence() -> None:
+    error = run_command("--out", "missing/page.html").exception
+    assert isinstance(error, EfprofError)
+    assert (
+        str(error) == "missing/page.html cannot be written (No such file or directory): give another place after --out."
+    )
+    assert error.exit_code == 2
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    assert isinstance(run_command("--out", "folder").exception, EfprofError)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "analyse", lambda path: make_report(run=make_run(run_id="../../etc/x")))
+    assert run_command().stdout.splitlines()[-1] == "reports/_.._etc_x.html"

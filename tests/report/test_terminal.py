@@ -1,0 +1,38 @@
+"""The plain text summary."""
+
+import dataclasses
+
+from report_sample import HOSTILE, make_clean_report, make_report, time_finding
+
+from efprof.model import AuditResult
+from efprof.report.terminal import render_text
+
+
+def test_at_most_twenty_lines_however_much_was_found() -> None:
+    findings = tuple(dataclasses.replace(time_finding(), headline=f"fault {n}\nsecond line") for n in range(30))
+    audit = AuditResult(audit_id="reads", status="failed", reason="", findings=findings)
+    text = render_text(make_report(audits=(audit,), warnings=(HOSTILE,) * 9))
+    assert len(text.splitlines()) == 20
+    assert "and 26 more in the page" in text
+
+
+def test_findings_come_in_ranked_order_with_place_and_gain() -> None:
+    lines = render_text(make_report()).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  1  HIGH"))
+    assert "Losses are kept with their graphs" in lines[first]
+    assert "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, by replay" in lines[first + 1]
+    assert "The step waits for a scalar" in lines[first + 2]
+
+
+def test_nothing_outside_can_send_escape_codes_to_the_terminal() -> None:
+    assert "\x1b" not in render_text(make_report())
+
+
+def test_long_paths_keep_their_end() -> None:
+    assert "train.py:102   saves up to 11.4 ms" in render_text(make_report())
+
+
+def test_a_clean_run_is_short() -> None:
+    text = render_text(make_clean_report())
+    assert "No fault was found." in text
+    assert "0 findings; 3 checks passed, 0 not applicable" in text
