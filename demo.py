@@ -8,7 +8,7 @@ from pathlib import Path
 
 from efprof.artifacts.runs import find_run
 from efprof.commands.report import analyse
-from efprof.report.ranking import ranked_findings
+from efprof.report.ranking import rank_findings
 
 BIN = Path(sys.executable).parent
 OUT = Path("reports/demo")
@@ -31,8 +31,11 @@ def main() -> None:
     for page in ("healthy", "sick", "compare"):
         print(f"  {OUT / page}.html")
     print("\nThe three worst findings of the sick run:")
-    for number, (_, finding) in enumerate(ranked_findings(analyse(find_run("demo-sick")))[:3], 1):
-        print(f"  {number}. {finding.headline}\n     {finding.blame}  {finding.blame.text}\n     {finding.fix.summary}")
+    for ranked in rank_findings(analyse(find_run("demo-sick")))[:3]:
+        finding = ranked.finding
+        print(
+            f"  {ranked.rank}. {finding.message}\n     {finding.blame}   {finding.blame.text}\n     {finding.fix.summary}"
+        )
 
 
 def has_cuda() -> bool:

@@ -1,4 +1,4 @@
-// Theme, copy buttons, and pictures that are drawn when they come near the screen.
+// Theme, copy buttons, and pictures that become interactive when they come near the screen.
 (function () {
   "use strict";
   var root = document.documentElement;
@@ -83,21 +83,19 @@
       var settings = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] };
       holder.dataset.drawn = "yes";
       return library.react(holder, shown.data, shown.layout, settings);
-    }).catch(function () {
-      root.classList.remove("scripted"); // an old browser: the printed pictures take their place
-    });
+    }).then(function () {
+      holder.parentElement.classList.add("drawn");
+    }).catch(function () { /* an old browser: the printed picture stays */ });
   }
   if ("IntersectionObserver" in window && "DecompressionStream" in window) {
     var observer = new IntersectionObserver(function (entries) {
       entries.forEach(function (entry) {
         if (!entry.isIntersecting) return;
         observer.unobserve(entry.target);
-        draw(entry.target);
+        draw(entry.target.querySelector(".interactive"));
       });
     }, { rootMargin: "300px" });
-    holders.forEach(function (holder) { observer.observe(holder); });
-  } else {
-    root.classList.remove("scripted");
+    holders.forEach(function (holder) { observer.observe(holder.parentElement); });
   }
 
   // ---- printing shows what is collapsed; a link to something collapsed opens it ----

@@ -4,5 +4,4 @@
   try { remembered = localStorage.getItem("efprof-theme"); } catch (error) { /* storage is off: the system decides */ }
   var dark = remembered ? remembered === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  document.documentElement.classList.add("scripted");
 })();
