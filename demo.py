@@ -33,9 +33,8 @@ def main() -> None:
     print("\nThe three worst findings of the sick run:")
     for ranked in rank_findings(analyse(find_run("demo-sick")))[:3]:
         finding = ranked.finding
-        print(
-            f"  {ranked.rank}. {finding.message}\n     {finding.blame}   {finding.blame.text}\n     {finding.fix.summary}"
-        )
+        print(f"  {ranked.rank}. {finding.message}")
+        print(f"     {finding.blame}   {finding.blame.text}\n     {finding.fix.summary}")
 
 
 def has_cuda() -> bool:

@@ -3,15 +3,18 @@
 import ast
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from efprof.artifacts.sources import read_sources
 from efprof.facts.run import Run
+from efprof.facts.syntax import MODULE, placed_nodes
 from efprof.model import Snippet, SourceLine
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
-COMPREHENSION = re.compile(r"(\.<locals>)?\.?<(listcomp|setcomp|dictcomp|genexpr)>")
+COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
+"""Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +40,7 @@ class Sources:
     def line(self, site: str) -> SourceLine:
         """The source line of a site (`file:line:function`)."""
         file, line, function = split_site(site)
-        text = self.text(file, line)
+        text, function = self.text(file, line), self._qualified(file, line, function)
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=self._ordinal(file, line, text))
 
     def snippet(self, blame: SourceLine) -> Snippet:
@@ -56,10 +59,22 @@ class Sources:
         """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
         if file not in self.files:
             return None
-        try:
-            return ast.parse("\n".join(self.files[file]))
-        except SyntaxError:
-            return None
+        return _parse("\n".join(self.files[file]))
+
+    def _qualified(self, file: str, line: int, name: str) -> str:
+        """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
+        tree = self.tree(file)
+        if tree is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
+            return name
+        around = [
+            placed.qualified_name(placed.node.name)
+            for placed in placed_nodes(tree)
+            if isinstance(placed.node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and placed.node.lineno <= line <= (placed.node.end_lineno or placed.node.lineno)
+        ]
+        if COMPREHENSION.search(name):
+            return around[-1] if around else MODULE
+        return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
 
     def _ordinal(self, file: str, line: int, text: str) -> int:
         """How many lines above with the same text share the innermost function."""
@@ -86,7 +101,14 @@ def split_site(site: str) -> tuple[str, int, str]:
     return file, int(line), function
 
 
-def in_function(site: str) -> str:
-    """The site with comprehensions left out of its function: Python 3.11 gives them frames of their own."""
-    rest = COMPREHENSION.sub("", site)
-    return f"{rest}<module>" if rest.endswith(":") else rest
+def place_of(site: str) -> str:
+    """`file:line` of a site: one line is one place, however its comprehensions and callers name their function."""
+    return site.rpartition(":")[0]
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None

@@ -1,0 +1,114 @@
+"""A peak of memory that one forward line's gradient makes."""
+
+from efprof.facts.backward_evidence import (
+    how_jump_is_known,
+    jump_numbers,
+    largest_jump,
+    live_series,
+    peak_map,
+    stage_rows,
+    stage_table,
+)
+from efprof.facts.backward_jump import BackwardJump, Temporaries
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.fixes.split_operation import split_operation
+from efprof.model import Examination, Finding, Gain
+from efprof.units import MIB, format_bytes, format_share
+
+LEAST_JUMP_SHARE = 0.25
+"""Of the window's peak. Measured: cell-by-cell RNN 4 %, CNN 9 %, ResNet 10 %, transformers with a vocabulary of 256 and
+1,000 5 and 24 %; with a vocabulary of 8,000 and 20,000 48 and 45 %."""
+LEAST_JUMP_BYTES = 16 * MIB
+"""Less is not what a run runs out of memory for."""
+LEAST_LINE_SHARE = 0.5
+"""Of what backward had allocated at the peak: below it no one line is to blame."""
+LEAST_INNER_SHARE = 0.1
+"""Of the peak: what only the operation itself needed. An ordinary layer's gradient is its neighbour's input, whatever
+its size (MLPs 0 %, CNN and ResNet 7 %); cross-entropy holds two at once (12 to 24 %)."""
+MOST_INCOMING_SHARE = 0.05
+"""Of the line's own bytes: a layer that gets a large gradient cannot be split without it (LSTM 13 %, U-Net 28 %); one
+that reduces to a number, such as a loss, gets almost none."""
+HIGH_SHARE = 0.4
+"""A peak that would fall by so much lets the batch grow by more than half."""
+
+
+def backward_peak(run: Run) -> Examination:
+    """Find the forward line whose gradient makes the peak of memory.
+
+    What it finds
+    -------------
+    A backward pass whose first operations need so much temporary memory that they alone set the peak: the loss over a
+    large vocabulary, a matrix of pairwise distances, reduced to a number.
+
+    Why it matters
+    --------------
+    That one instant limits the batch; the rest of the step would fit a larger one.
+
+    Fix
+    ---
+    Do the operation in parts, as many as it takes for another instant to make the peak.
+
+    Predicted gain
+    --------------
+    The recorded events replayed with all but one part of its memory taken away.
+    """
+    jump = run.get(BackwardJump)
+    num_steps = len({stretch.step for stretch in jump.window.stretches})
+    looked_at = f"{len(jump.window.events):,} allocations and releases of {num_steps} steps"
+    if not jump.is_in_backward or not jump.temporaries or not _is_fault(jump, jump.temporaries[0]):
+        return Examination(looked_at=looked_at)
+    return Examination(looked_at=looked_at, findings=(_finding(run, jump, jump.temporaries[0]),))
+
+
+def _is_fault(jump: BackwardJump, made: Temporaries) -> bool:
+    return (
+        jump.jump_bytes >= max(LEAST_JUMP_BYTES, LEAST_JUMP_SHARE * jump.peak_bytes)
+        and made.num_bytes >= LEAST_LINE_SHARE * jump.temporary_bytes
+        and made.inner_bytes >= LEAST_INNER_SHARE * jump.peak_bytes
+        and made.incoming_bytes <= MOST_INCOMING_SHARE * made.num_bytes
+    )
+
+
+def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
+    sources, rows = run.get(Sources), stage_rows(run)
+    blame = sources.line(made.site)
+    num_chunks = jump.num_chunks(made)
+    gain = _gain(jump, made, num_chunks)
+    assert gain.peak_bytes is not None
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="One line's gradient makes the peak of memory",
+        message=_message(jump, made) + largest_jump(rows, jump.window),
+        fix=split_operation(num_chunks),
+        gain=gain,
+        evidence=(
+            live_series(jump),
+            sources.snippet(blame),
+            peak_map(run, jump, made),
+            jump_numbers(jump, made),
+            stage_table(rows, jump.window),
+            how_jump_is_known(jump, made),
+        ),
+        severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",
+    )
+
+
+def _message(jump: BackwardJump, made: Temporaries) -> str:
+    where = f"in {made.module}" if made.module else "outside any module"
+    return (
+        f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
+        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak"
+    )
+
+
+def _gain(jump: BackwardJump, made: Temporaries, num_chunks: int) -> Gain:
+    low, high = jump.saved_bytes(made.own_blocks, num_chunks), jump.saved_bytes(made.split_blocks, None)
+    return Gain(
+        basis="replay",
+        explanation="the recorded allocations replayed with what this line makes, and its largest input, in "
+        f"{num_chunks} parts, one at a time; at least this line's own, at most all of them",
+        peak_bytes=jump.saved_bytes(made.split_blocks, num_chunks),
+        peak_bytes_interval=(float(low), float(high)),
+    )

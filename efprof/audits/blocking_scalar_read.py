@@ -1,0 +1,119 @@
+"""Tensor values that are read into Python in every step."""
+
+import math
+
+from efprof.facts.run import Run
+from efprof.facts.scalar_read_evidence import read_numbers, read_series, what_reading_means
+from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines
+from efprof.facts.sources import Sources
+from efprof.facts.step_times import StepTimes
+from efprof.fixes.scalar_read import read_less
+from efprof.model import Examination, Finding, Fix, Gain, Severity
+from efprof.units import format_ms, format_share, format_value
+
+LEAST_STEPS = 5
+"""Fewer steady steps cannot tell a read in every step from one in a few."""
+LEAST_SHARE_OF_STEPS = 0.5
+"""A line that reads in fewer steps is logging now and then, which is the cure."""
+READS_ON_GPU = 1.0
+"""On a GPU every read empties the queue: one per step is enough to stall it."""
+READS_ON_CPU = 4.0
+"""On the CPU a read waits for nothing. Four per step come from an inner loop, which is what stalls a GPU most."""
+LEAST_COST, LEAST_COST_MS = 0.01, 0.05
+"""On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
+AFTER_COST = 0.001
+"""The share of the step that reading may cost after the fix."""
+HIGH_COST, MEDIUM_COST = 0.1, 0.01
+
+
+def blocking_scalar_read(run: Run) -> Examination:
+    """Find lines that copy tensor values to Python in every step.
+
+    What it finds
+    -------------
+    `.item()`, `.tolist()`, `.cpu()`, `float(tensor)`, `if tensor:` and `nonzero` in the training step, by line.
+
+    Why it matters
+    --------------
+    A read waits until the GPU has done everything that was queued before it; meanwhile Python queues nothing, and
+    the GPU stands idle afterwards until Python has caught up.
+
+    Fix
+    ---
+    Keep the value on the device (`.detach()`), and read it one step late or only every so many steps.
+
+    Predicted gain
+    --------------
+    The measured time inside the reading calls: an upper bound, since a later read may wait in their place.
+    """
+    times = run.get(StepTimes)
+    times.at_least(LEAST_STEPS)
+    reads = run.get(ScalarReadLines)
+    is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
+    guilty = [line for line in reads.lines if _is_guilty(line, step_ms, is_gpu=is_gpu)]
+    looked_at = f"{reads.num_steps} steps, {len(reads.lines)} line{'' if len(reads.lines) == 1 else 's'} that read"
+    return Examination(
+        looked_at=looked_at, findings=tuple(_finding(run, line, step_ms, is_gpu=is_gpu) for line in guilty)
+    )
+
+
+def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
+    if line.share_of_steps < LEAST_SHARE_OF_STEPS:
+        return False
+    if is_gpu:
+        return line.mean_count >= READS_ON_GPU
+    costs = line.typical_ms >= max(LEAST_COST * step_ms, LEAST_COST_MS)
+    return line.mean_count >= READS_ON_CPU or costs
+
+
+def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
+    share = line.typical_ms / step_ms
+    low, high = line.interval_ms
+    return Finding(
+        blame=line.blame,
+        category="time",
+        headline="A tensor's value is read in every step",
+        message=_message(line, share, is_gpu=is_gpu),
+        fix=_fix(run.get(Sources), line, share),
+        gain=Gain(
+            basis="measured bound",
+            explanation="the time measured inside the reading calls, all of which the fix removes"
+            + ("; a later read may wait in their place" if is_gpu else ""),
+            step_ms=line.typical_ms,
+            step_ms_interval=(0.0 if is_gpu else low, high),
+        ),
+        evidence=(
+            run.get(Sources).snippet(line.blame),
+            read_series(run.get(StepTimes), line),
+            read_numbers(line, share),
+            what_reading_means(line, is_gpu=is_gpu),
+        ),
+        severity=_severity(share),
+    )
+
+
+def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
+    times = f"{format_value(round(line.mean_count, 1), 'count')} time{'' if line.mean_count == 1 else 's'} per step"
+    of_step = format_share(share) if share >= AFTER_COST else f"under {format_share(AFTER_COST)}"
+    cost = f"{format_ms(line.typical_ms)} per step ({of_step} of it)"
+    if is_gpu:
+        return f"This line reads a tensor's value {times} and waits for the GPU for {cost}."
+    return (
+        f"This line reads a tensor's value {times}; on this CPU run that costs {cost}, "
+        "on a GPU each read waits for every kernel queued before it."
+    )
+
+
+def _fix(sources: Sources, line: ReadingLine, share: float) -> Fix:
+    return read_less(
+        line.blame,
+        sources.files.get(line.blame.file, []),
+        sources.tree(line.blame.file),
+        calls=line.calls,
+        reads_per_step=line.mean_count,
+        every=max(2, math.ceil(share / AFTER_COST)),
+    )
+
+
+def _severity(share: float) -> Severity:
+    return "high" if share >= HIGH_COST else "medium" if share >= MEDIUM_COST else "low"

@@ -1,0 +1,119 @@
+"""Steps that wait for their data."""
+
+from efprof.facts.input_wait_evidence import wait_evidence
+from efprof.facts.input_waits import MOST_HANDOVER_MS, InputWaits
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.step_times import StepTimes
+from efprof.fixes.loader_call import set_loader_arguments
+from efprof.model import Change, Examination, Finding, Fix, Gain, Severity, SourceLine, ThinEvidence
+from efprof.units import format_ms, format_share
+
+LEAST_STEPS = 5
+"""Fewer steady steps say more about the machine than about the loader."""
+LEAST_SHARE, LEAST_MS = 0.1, 1.0
+"""A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
+LEAST_GAIN = 0.03
+"""More workers that win less than 3 % of the step are no advice: runs differ by as much."""
+HIGH_SHARE = 0.3
+KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
+
+
+def input_stall(run: Run) -> Examination:
+    """Find a data loader that the training waits for.
+
+    What it finds
+    -------------
+    A tenth or more of the step spent waiting for the next batch, or for workers that are started anew every epoch.
+
+    Why it matters
+    --------------
+    Nothing is trained meanwhile: the most expensive device of the machine waits for the cheapest.
+
+    Fix
+    ---
+    As many workers as make batches at the speed they are used, one core left to the training; `persistent_workers`
+    where the waits are those of new epochs.
+
+    Predicted gain
+    --------------
+    Today's step less the slowest of: its rest and taking the batch, one worker's time over the workers, all CPU time
+    over the cores.
+    """
+    times = run.get(StepTimes)
+    num_steps = len(times.at_least(LEAST_STEPS))
+    waits = run.get(InputWaits)
+    looked_at = f"{num_steps} steps, which waited {format_share(waits.data_ms / waits.step_ms)} of their time for data"
+    if not _is_stalled(waits) and waits.restart_ms < LEAST_SHARE * (waits.step_ms + waits.restart_ms):
+        return Examination(looked_at=looked_at)
+    site = waits.loader.site if waits.loader else None
+    if site is None:
+        raise ThinEvidence(f"{looked_at}, but the loader that made them wait was built where it could not be seen.")
+    blame = run.get(Sources).line(site)
+    finding = _of_slow_loader(run, waits, blame) if _is_stalled(waits) else _of_restarts(run, waits, blame)
+    return Examination(looked_at=looked_at, findings=(finding,))
+
+
+def _is_stalled(waits: InputWaits) -> bool:
+    """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
+    least_ms = MOST_HANDOVER_MS if waits.num_workers else LEAST_MS
+    return waits.data_ms >= max(least_ms, LEAST_SHARE * waits.step_ms) and (waits.is_out_of_cores or _can_win(waits))
+
+
+def _can_win(waits: InputWaits) -> bool:
+    return waits.saved_ms_with(waits.best_workers) >= LEAST_GAIN * waits.step_ms
+
+
+def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
+    workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
+    message = f"Each step waits {format_ms(waits.data_ms)} for its data, {format_share(share)} of its time"
+    if not _can_win(waits):
+        fix = Fix(
+            summary="Make a batch cheaper, for example by preparing the data once before training: none of the "
+            f"{waits.num_cpus} cores is free for another worker.",
+            applicability="manual",
+        )
+        gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
+        return _finding(run, blame, message, fix, gain, share)
+    short = "" if wanted <= workers else f"; {wanted} would hide the wait, but one of {waits.num_cpus} cores must train"
+    new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
+    gain = Gain(
+        basis="model",
+        explanation=f"the step becomes the slowest of training, {workers} workers, and all CPU work over the cores",
+        step_ms=waits.saved_ms_with(workers),
+        step_ms_interval=waits.saved_interval_ms_with(workers),
+    )
+    summary = f"Set num_workers: {waits.num_workers} -> {workers}{short}."
+    fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
+    return _finding(run, blame, message, fix, gain, share)
+
+
+def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
+    share = waits.restart_ms / (waits.step_ms + waits.restart_ms)
+    cost = f"{format_ms(waits.restart_ms)} per step on average, {format_share(share)} of the time"
+    message = f"Workers are started anew for each of {len(waits.restarts)} epochs, which costs {cost}"
+    changes = _changes(run, waits, blame, KEEP_WORKERS)
+    fix = Fix(summary="Keep the workers: persistent_workers=True.", applicability="safe", changes=changes)
+    gain = Gain(basis="measured bound", explanation="the waits where epochs start", step_ms=waits.restart_ms)
+    return _finding(run, blame, message, fix, gain, share)
+
+
+def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
+    sources = run.get(Sources)
+    old = {"num_workers": waits.num_workers, "persistent_workers": waits.keeps_workers}
+    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    return set_loader_arguments(blame.file, lines, tree, blame.line, old=old, new=new)
+
+
+def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, share: float) -> Finding:
+    severity: Severity = "high" if share >= HIGH_SHARE else "medium"
+    return Finding(
+        blame=blame,
+        category="time",
+        headline="Training waits for its data",
+        message=f"{message}.",
+        fix=fix,
+        gain=gain,
+        evidence=(run.get(Sources).snippet(blame), *wait_evidence(run.get(StepTimes), run.get(InputWaits))),
+        severity=severity,
+    )

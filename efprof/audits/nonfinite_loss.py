@@ -1,0 +1,100 @@
+"""A loss or gradient that turned to NaN or Inf."""
+
+from efprof.facts.nonfinite import NonFinite
+from efprof.facts.nonfinite_cause import NonFiniteCause
+from efprof.facts.nonfinite_evidence import how_nonfinite_is_known, loss_numbers, loss_series, suspect_table
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.fixes.clamp import keep_operand_finite
+from efprof.fixes.clip_gradients import clip_gradients
+from efprof.model import Examination, Finding, Fix, Gain
+
+LOST_SHARE = 0.5
+"""Where at least half of the steps from the first bad one on are bad, the run did not recover."""
+
+
+def nonfinite_loss(run: Run) -> Examination:
+    """Find the line in which the first NaN or Inf was born.
+
+    What it finds
+    -------------
+    The first step whose loss or gradient is NaN or Inf, and the operation behind it: a log of zero, a division by
+    zero, an overflowing exponential, a root of zero, or gradients that exploded.
+
+    Why it matters
+    --------------
+    One such step turns every parameter to NaN; all training after it is lost.
+
+    Fix
+    ---
+    Keep the operand where the operation is finite, with a bound for its data type; for an explosion, clip the
+    gradients at the norm they had before it.
+
+    Predicted gain
+    --------------
+    No time and no memory: the steps after the first bad one, which otherwise teach nothing.
+    """
+    found = run.get(NonFinite)
+    looked_at = f"the loss and gradient norm of {found.num_steps} steps"
+    if found.first_step is None:
+        return Examination(looked_at=looked_at)
+    return Examination(looked_at=looked_at, findings=(_finding(run, found, found.first_step),))
+
+
+def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
+    cause, sources = run.get(NonFiniteCause), run.get(Sources)
+    lost = f"{found.num_bad:,} of the {found.num_from_first:,} steps from there on are"
+    return Finding(
+        blame=cause.blame,
+        category="numbers",
+        headline=_headline(found, cause),
+        message=f"The {found.what} is {found.value} at step {first_step:,}{_why(found, cause)}; {lost} lost.",
+        fix=_fix(sources, found, cause),
+        gain=Gain(
+            basis="measured bound",
+            explanation=f"the training after step {first_step:,} is lost: {found.num_from_first:,} of "
+            f"{found.num_steps:,} steps",
+        ),
+        evidence=(
+            sources.snippet(cause.blame),
+            *suspect_table(found),
+            loss_series(found),
+            loss_numbers(found),
+            how_nonfinite_is_known(found, cause),
+        ),
+        severity="high" if found.num_bad >= LOST_SHARE * found.num_from_first else "medium",
+    )
+
+
+def _headline(found: NonFinite, cause: NonFiniteCause) -> str:
+    if cause.mechanism == "operation":
+        return f"{cause.operation_name} of a bad operand makes the {found.what} {found.value}"
+    return "Gradients explode" if cause.mechanism == "explosion" else f"The {found.what} turns to {found.value}"
+
+
+def _why(found: NonFinite, cause: NonFiniteCause) -> str:
+    if cause.mechanism == "explosion":
+        return f" because gradients exploded to {found.explosion:.0f} times their usual norm"
+    if cause.operation is None:
+        return ""
+    one = cause.operation
+    where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
+    counts = f"{one.num_bad:,} of {one.num_elements:,}"
+    return f" because {cause.operation_name} on {where} meets {one.operand} ({counts})"
+
+
+def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
+    blame = cause.blame
+    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    if cause.operation is not None:
+        line = None if cause.why_no_line else blame.line
+        return keep_operand_finite(
+            cause.operation_name, cause.operation.dtype, file=blame.file, lines=lines, tree=tree, line=line
+        )
+    if cause.mechanism == "explosion" and found.usual_norm:
+        return clip_gradients(blame.file, lines, tree, blame.line, found.usual_norm)
+    return Fix(
+        summary=f"Run step {found.first_step:,} again under torch.autograd.set_detect_anomaly(True), and check its "
+        "batch for NaN and Inf.",
+        applicability="manual",
+    )

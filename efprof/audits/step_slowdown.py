@@ -1,0 +1,117 @@
+"""Later steps that take longer than the first ones."""
+
+from collections import Counter
+
+from efprof.facts.input_waits import InputWaits
+from efprof.facts.run import Run
+from efprof.facts.slowdown import Slowdown
+from efprof.facts.slowdown_evidence import slowdown_evidence
+from efprof.facts.slowdown_line import SlowdownLine, SlowdownLines
+from efprof.facts.sources import Sources
+from efprof.facts.step_times import StepTimes
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.units import format_ms, format_value
+
+LEAST_RATIO = 1.25
+"""Thirds of one run differ by up to 15 % on a shared machine without any cause in the program."""
+LEAST_CERTAIN_RATIO = 1.1
+"""The lower end of the interval must clear a tenth: less may be caches that fill and clocks that fall."""
+HIGH_RATIO = 1.5
+
+
+def step_slowdown(run: Run) -> Examination:
+    """Find steps that get longer while the run goes on.
+
+    What it finds
+    -------------
+    A last third of the steps that takes at least a quarter longer than the first third, the stage that grew, and the
+    line whose time grew between the first profiler window and the last.
+
+    Why it matters
+    --------------
+    Work that grows with the number of steps makes a training of n steps cost n squared, and never stops growing.
+
+    Fix
+    ---
+    Keep a running value instead of going through all earlier ones, or bound the container to its last entries.
+
+    Predicted gain
+    --------------
+    The typical late step less the typical early one: what every late step of this run would have saved.
+    """
+    slowdown = run.get(Slowdown)
+    looked_at = (
+        f"steps {slowdown.early.first_step} to {slowdown.early.last_step} against {slowdown.late.first_step} to "
+        f"{slowdown.late.last_step}, which take {format_value(slowdown.ratio, 'ratio')} as long"
+    )
+    if slowdown.ratio < LEAST_RATIO:
+        return Examination(looked_at=looked_at)
+    if slowdown.ratio_interval[0] <= LEAST_CERTAIN_RATIO:
+        raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
+    if slowdown.is_idle and not run.run_file.devices:
+        raise ThinEvidence(f"Unclear: {looked_at}, but the process did no more work: its machine was busy.")
+    lines = run.get(SlowdownLines)
+    if lines.line is None and slowdown.is_uniform:
+        raise ThinEvidence(f"Unclear: {looked_at}, but all stages grew alike, as on a machine that became busier.")
+    return Examination(looked_at=looked_at, findings=(_finding(run, slowdown, lines),))
+
+
+def _finding(run: Run, slowdown: Slowdown, lines: SlowdownLines) -> Finding:
+    blame = lines.line.blame if lines.line else _stage_line(run, slowdown)
+    return Finding(
+        blame=blame,
+        category="time",
+        headline="Later steps take longer",
+        message=_message(slowdown, lines),
+        fix=_fix(slowdown, lines.line),
+        gain=Gain(
+            basis="measured bound",
+            explanation="the typical step of the last third less that of the first third",
+            step_ms=slowdown.growth_ms,
+            step_ms_interval=slowdown.growth_interval_ms,
+        ),
+        evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
+        severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",
+    )
+
+
+def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
+    """Where the stage that grew is begun, as far as that is recorded."""
+    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady)
+    loader = run.get(InputWaits).loader
+    site = loader.site if slowdown.stage == "data" and loader else sites.most_common(1)[0][0]
+    if site is None:
+        raise ThinEvidence(f"Later steps take {slowdown.ratio:.2f}x as long, but no line of the step was recorded.")
+    return run.get(Sources).line(site)
+
+
+def _message(slowdown: Slowdown, lines: SlowdownLines) -> str:
+    early, late = slowdown.early, slowdown.late
+    took = (
+        f"A step takes {format_ms(early.typical_ms)} in steps {early.first_step} to {early.last_step} and "
+        f"{format_ms(late.typical_ms)} in steps {late.first_step} to {late.last_step}; the {slowdown.stage} "
+        "stage grew most"
+    )
+    if lines.line is None:
+        return f"{took}; which line makes it grow is not known: {lines.reason.removesuffix('.')}."
+    if lines.line.container is None:
+        return f"{took}, by this line."
+    return f"{took}, by this line, which goes through `{lines.line.container.name}`."
+
+
+def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
+    doubled = round(slowdown.late.middle + slowdown.late.typical_ms / slowdown.growth_per_step_ms)
+    rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
+    if line is None:
+        return Fix(summary=f"Find what the {slowdown.stage} stage does more of: {rate}.", applicability="manual")
+    took = (
+        f"it took {format_ms(line.early_ms)} per step in steps {line.early.first_step} to {line.early.last_step} and "
+    )
+    took += f"{format_ms(line.late_ms)} in steps {line.late.first_step} to {line.late.last_step}, under the profiler"
+    if line.container is None:
+        return Fix(summary=f"Bound the work of this line: {took}; {rate}.", applicability="manual")
+    length = line.container.early_length
+    bound = f"to its last {length} entries" if length else f"to the length it had in step {line.early.last_step}"
+    grown = f" (it gets longer at {line.container.grown_at})" if line.container.grown_at else ""
+    advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}"
+    return Fix(summary=f"{advice}: {took}; {rate}.", applicability="manual")

@@ -1,0 +1,193 @@
+"""How far memory rises within backward above where backward began, and which forward operations made it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from efprof.artifacts.allocations import AllocationEvent
+from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+
+MOST_CHUNKS = 16
+"""Sixteen parts leave a sixteenth of the memory; more win little, and each costs its own calls."""
+CHUNK_REMAINDER = 0.1
+"""Share of the rest of the peak to which an operation's own part is cut, by the same reason."""
+
+
+class _Origin(NamedTuple):
+    """The user's line and the modules within it that an event belongs to."""
+
+    site: str
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Temporaries:
+    """What backward allocated for one forward line, within one module, had alive at the peak and then released.
+
+    Of `num_bytes`, `inner_bytes` were released by the same operation's backward: nobody else needed them.
+    `incoming_bytes` is the gradient that came into the operation from what followed it in forward. `blocks` are all
+    such allocations of the window, in its other steps too; `forward_blocks` those that its own forward made,
+    `operand_blocks` those of the size of its largest gradient that other forward lines made.
+    """
+
+    site: str
+    module: str
+    operation: str
+    num_bytes: int
+    inner_bytes: int
+    incoming_bytes: int
+    blocks: tuple[int, ...]
+    forward_blocks: tuple[int, ...]
+    operand_blocks: tuple[int, ...]
+
+    @property
+    def own_blocks(self) -> tuple[int, ...]:
+        """What the operation makes, in forward and backward."""
+        return self.blocks + self.forward_blocks
+
+    @property
+    def split_blocks(self) -> tuple[int, ...]:
+        """That, and what it is called on: all that exists in parts when the work is done in parts."""
+        return self.own_blocks + self.operand_blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardJump:
+    """The peak of the fullest window; the rest is empty where it does not lie in backward.
+
+    `needed_bytes` were allocated in backward and outlive it: the gradients of parameters. The jump is the rest of
+    the rise from `start_bytes`; `temporaries` are what made it, most bytes first.
+    """
+
+    window: LiveWindow
+    stretch: StageStretch | None
+    peak_bytes: int
+    start_bytes: int = 0
+    needed_bytes: int = 0
+    temporary_bytes: int = 0
+    temporaries: tuple[Temporaries, ...] = ()
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Look at the window whose peak is highest; raises NotRecorded without allocation windows."""
+        window = max(run.get(LiveMemory).windows, key=lambda window: window.peak_bytes)
+        stretch = window.stretch_of(window.peak_index)
+        if stretch is None or stretch.stage != "backward":
+            return cls(window=window, stretch=stretch, peak_bytes=window.peak_bytes)
+        made = [block for block in window.alive_after(window.peak_index) if block >= stretch.first]
+        needed = [block for block in made if window.released_at[block] >= stretch.end]
+        temporary = sorted(set(made) - set(needed))
+        return cls(
+            window=window,
+            stretch=stretch,
+            peak_bytes=window.peak_bytes,
+            start_bytes=int(window.live_bytes[stretch.first - 1]) if stretch.first else 0,
+            needed_bytes=_bytes_of(window, needed),
+            temporary_bytes=_bytes_of(window, temporary),
+            temporaries=_temporaries(window, stretch, temporary, run.get(Sources)),
+        )
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether the window's peak lies in a backward pass."""
+        return self.stretch is not None and self.stretch.stage == "backward"
+
+    @property
+    def jump_bytes(self) -> int:
+        """The rise within backward, parameter gradients taken out."""
+        return self.peak_bytes - self.needed_bytes - self.start_bytes
+
+    def num_chunks(self, made: Temporaries) -> int:
+        """Into how many parts to split the operation's work so that it no longer makes the peak.
+
+        That is when its part is below the next highest peak, or a tenth of it where the rest of this one is that.
+        """
+        alive = set(self.window.alive_after(self.window.peak_index))
+        own_bytes = _bytes_of(self.window, [block for block in made.split_blocks if block in alive])
+        next_peak = self.window.peak_without(made.split_blocks, 1.0)
+        room = max(next_peak - (self.peak_bytes - own_bytes), round(CHUNK_REMAINDER * next_peak), 1)
+        return min(MOST_CHUNKS, max(2, -(-own_bytes // room)))
+
+    def saved_bytes(self, blocks: tuple[int, ...], num_chunks: int | None) -> int:
+        """What the window's peak falls by when these blocks hold one chunk at a time; None is chunks without end."""
+        return self.peak_bytes - self.window.peak_without(blocks, 1 - 1 / num_chunks if num_chunks else 1.0)
+
+
+def _temporaries(
+    window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources
+) -> tuple[Temporaries, ...]:
+    origins = [_origin(event, sources) for event in window.events]
+    by_origin = _blocks_by_origin(window, origins)
+    found: dict[_Origin, list[int]] = {}
+    for block in at_peak:
+        origin = origins[block]
+        if origin is not None:
+            found.setdefault(origin, []).append(block)
+    made = [_made(window, stretch, blocks, by_origin, origins) for blocks in found.values()]
+    return tuple(sorted(made, key=lambda one: (-one.num_bytes, one.site, one.module)))
+
+
+def _made(
+    window: LiveWindow,
+    stretch: StageStretch,
+    at_peak: list[int],
+    by_origin: dict[_Origin, list[int]],
+    origins: list[_Origin | None],
+) -> Temporaries:
+    origin = origins[at_peak[0]]
+    assert origin is not None
+    events, released_at = window.events, window.released_at
+    largest = max(at_peak, key=lambda block: events[block].num_bytes)
+    incoming = [
+        block
+        for block in range(stretch.first, stretch.end)
+        if events[block].num_bytes > 0 and released_at[block] < stretch.end
+        if origins[block] != origin and origins[released_at[block]] == origin
+    ]
+    return Temporaries(
+        site=origin.site,
+        module=origin.modules[-1] if origin.modules else "",
+        operation=events[largest].operation,
+        num_bytes=_bytes_of(window, at_peak),
+        inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] == origin]),
+        incoming_bytes=_bytes_of(window, incoming),
+        blocks=tuple(block for block in by_origin[origin] if events[block].is_backward),
+        forward_blocks=tuple(block for block in by_origin[origin] if not events[block].is_backward),
+        operand_blocks=_operands(window, origin, by_origin, events[largest].num_bytes),
+    )
+
+
+def _operands(
+    window: LiveWindow, origin: _Origin, by_origin: dict[_Origin, list[int]], num_bytes: int
+) -> tuple[int, ...]:
+    """A gradient has its tensor's size: by that the tensors are known that the operation was called on."""
+    return tuple(
+        block
+        for other, blocks in by_origin.items()
+        for block in blocks
+        if other != origin and window.events[block].num_bytes == num_bytes and not window.events[block].is_backward
+    )
+
+
+def _blocks_by_origin(window: LiveWindow, origins: list[_Origin | None]) -> dict[_Origin, list[int]]:
+    """All allocations of the window, those left out that outlive the backward pass they were made in."""
+    bounds = [(stretch.first, stretch.end) for stretch in window.stretches if stretch.stage == "backward"]
+    needed = {block for first, end in bounds for block in range(first, end) if window.released_at[block] >= end}
+    by_origin: dict[_Origin, list[int]] = {}
+    for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
+        if event.num_bytes > 0 and block not in needed and origin is not None:
+            by_origin.setdefault(origin, []).append(block)
+    return by_origin
+
+
+def _origin(event: AllocationEvent, sources: Sources) -> _Origin | None:
+    """The innermost line of the user's own code; of what backward did, the forward line behind it."""
+    stack = event.forward_stack if event.is_backward else event.stack
+    site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
+    return None if site is None else _Origin(site, event.modules)
+
+
+def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:
+    return sum(window.events[block].num_bytes for block in blocks)

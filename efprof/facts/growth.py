@@ -1,0 +1,199 @@
+"""Whether memory that is retained after each step grows without end, and how fast.
+
+Method: Theil-Sen on the minima of equal blocks, with the rule and the false-alarm rates of statistics.md section 1.8
+for long runs; for short ones the thresholds below, measured on simulated healthy runs in tests/facts/test_growth.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Self
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.run import Run
+from efprof.model import ThinEvidence
+from efprof.units import MIB
+
+WARM_UP_SHARE, LEAST_WARM_UP = 0.2, 3
+"""Steps left out at the start: lazily made optimizer state and library caches grow there in every run."""
+LEAST_STEPS = 20
+"""Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
+MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
+LEAST_SLOPE = 8 * MIB / 1000
+"""Bytes per step: less costs under 1 GiB in 100,000 steps (statistics.md section 1.8)."""
+LEAST_SLOPE_OF_RETAINED = 0.002 / 1000
+LEAST_RISING, LEAST_HALF = 0.7, 0.6
+"""Shares of the blocks that rise, and of the slope that each half shows: a cache that fills up grows in its first
+half only. At a half of 1/3, the value of statistics.md, caches with a time constant of up to 0.4 of the run alarm in
+54 % of simulated runs; at 0.6 in 1 %."""
+LONG_RUN = 200
+"""Below it a cache or a sawtooth can look like a line (up to 10 % false alarms), so a short run must show more:"""
+SHORT_LEAST_RISING, SHORT_LEAST_HALF = 1.0, 0.7
+SHORT_LEAST_STRAIGHTNESS = 8.0
+"""Rise over the largest distance of a block from the line: a leak of equal pieces is straight, noise is not."""
+SHORT_LEAST_RISE = 2.0
+"""Rise over the spread of all steps around the line, the outermost tenths left out: five blocks of three steps of mere
+noise rise along a line once in some hundred runs, but no farther than the noise itself reaches."""
+LEVEL_STEPS = 3
+"""Steps before and after a window whose lowest tells the level."""
+NUM_ALIGNMENTS = 3
+"""Taking a window's level out takes a little of a leak with it; the slope puts that back: 8 % off, then 1 %."""
+NORMAL_95 = 1.96
+
+Point = tuple[int, int]
+"""(step, bytes)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trend:
+    """A robust line through points: bytes per step with its 95 % interval, and the level at x = 0."""
+
+    slope: float
+    low: float
+    high: float
+    level: float
+
+    def distance(self, point: Point) -> float:
+        """How far a point lies above the line."""
+        return point[1] - self.level - self.slope * point[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryGrowth:
+    """Retained bytes at the end of each step outside windows, their trend, and whether that is a leak.
+
+    `retained_bytes` is less what each window's collector left behind. The trend counts steps from 0, those in
+    windows left out; it is fitted to the minima of `num_blocks` equal blocks of the steps from place `first_steady` on.
+    """
+
+    steps: tuple[int, ...]
+    retained_bytes: tuple[int, ...]
+    first_steady: int
+    num_blocks: int
+    trend: Trend
+    is_growing: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
+        records = read_steps(run.rank_folder)[0]
+        steps = tuple(record.step for record in records if _retained(record) is not None)
+        if len(steps) < LEAST_STEPS:
+            raise ThinEvidence(
+                f"{len(steps)} steps with their memory were recorded outside windows, a trend needs {LEAST_STEPS}."
+            )
+        first_steady = max(LEAST_WARM_UP, math.ceil(WARM_UP_SHARE * len(steps)))
+        slope = 0.0
+        for _ in range(NUM_ALIGNMENTS):
+            retained = without_window_residue([_retained(record) for record in records], slope)
+            points = list(enumerate(retained))[first_steady:]
+            blocks = block_minima(points)
+            trend = theil_sen(blocks)
+            slope = max(0.0, trend.slope)
+        return cls(
+            steps=steps,
+            retained_bytes=tuple(retained),
+            first_steady=first_steady,
+            num_blocks=len(blocks),
+            trend=trend,
+            is_growing=is_leak(blocks, trend) if len(steps) >= LONG_RUN else is_plain_leak(points, blocks, trend),
+        )
+
+    @property
+    def rise_bytes(self) -> float:
+        """What growth added to the last recorded step, and no more than the rise that was measured."""
+        return self._rise(self.trend.slope)
+
+    @property
+    def rise_interval(self) -> tuple[float, float]:
+        """The same at both ends of the slope's interval."""
+        return self._rise(self.trend.low), self._rise(self.trend.high)
+
+    def _rise(self, slope: float) -> float:
+        num_steps = self.steps[-1] - self.steps[0]
+        in_windows = slope * (num_steps + 1 - len(self.steps))
+        return min(slope * num_steps, max(self.retained_bytes) - min(self.retained_bytes) + in_windows)
+
+
+def without_window_residue(retained: Sequence[int | None], slope: float) -> list[int]:
+    """The bytes of the steps outside windows (None stands for one inside), each window's change of level taken out.
+
+    Of the change, what `slope` bytes per step explain is left in.
+
+    A profiler window keeps a few megabytes of its own for good: a step in the curve that no line of the user's made.
+    """
+    stretches = [
+        [size for size in group if size is not None] for _, group in groupby(retained, lambda one: one is None)
+    ]
+    aligned: list[int] = []
+    shift, before = 0, None
+    for stretch in filter(None, stretches):
+        if before is not None:
+            shift += min(stretch[:LEVEL_STEPS]) - min(before[-LEVEL_STEPS:]) - round(slope * LEVEL_STEPS)
+        aligned += [size - shift for size in stretch]
+        before = stretch
+    return aligned
+
+
+def block_minima(points: Sequence[Point]) -> list[Point]:
+    """The lowest point of each of up to ten blocks of equal length: the level below which memory never falls."""
+    num_blocks = min(MOST_BLOCKS, len(points) // STEPS_PER_BLOCK)
+    edges = [round(index * len(points) / num_blocks) for index in range(num_blocks + 1)]
+    return [min(points[start:end], key=lambda point: point[1]) for start, end in pairwise(edges)]
+
+
+def theil_sen(points: Sequence[Point]) -> Trend:
+    """The median of the slopes of all pairs, with Sen's (1968) interval from the variance of Kendall's S."""
+    slopes = sorted(
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for index, earlier in enumerate(points)
+        for later in points[index + 1 :]
+    )
+    num_points = len(points)
+    spread = NORMAL_95 * math.sqrt(num_points * (num_points - 1) * (2 * num_points + 5) / 18)
+    rank_low = max(0, math.floor((len(slopes) - spread) / 2))
+    rank_high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
+    slope = _median(slopes)
+    level = _median(sorted(value - slope * at for at, value in points))
+    return Trend(slope=slope, low=slopes[rank_low], high=slopes[rank_high], level=level)
+
+
+def is_leak(
+    blocks: Sequence[Point], trend: Trend, *, least_rising: float = LEAST_RISING, least_half: float = LEAST_HALF
+) -> bool:
+    """The rule of statistics.md section 1.8."""
+    retained = _median(sorted(num_bytes for _, num_bytes in blocks))
+    if trend.low <= 0 or trend.slope < max(LEAST_SLOPE, LEAST_SLOPE_OF_RETAINED * retained):
+        return False
+    middle = len(blocks) // 2
+    halves = (blocks[: middle + 1], blocks[middle:])
+    rises = [later[1] > earlier[1] for earlier, later in pairwise(blocks)]
+    is_rising = sum(rises) >= least_rising * len(rises)
+    return is_rising and all(theil_sen(half).slope >= least_half * trend.slope for half in halves)
+
+
+def is_plain_leak(points: Sequence[Point], blocks: Sequence[Point], trend: Trend) -> bool:
+    """The same for a short run, where a cache or a sawtooth may look like a line: every block rises, along the line.
+
+    `points` are all steady steps; what they scatter around the line must be small against the rise.
+    """
+    if not is_leak(blocks, trend, least_rising=SHORT_LEAST_RISING, least_half=SHORT_LEAST_HALF):
+        return False
+    rise = trend.slope * (blocks[-1][0] - blocks[0][0])
+    farthest = max(abs(trend.distance(point)) for point in blocks)
+    scatter = sorted(trend.distance(point) for point in points)
+    tenth = len(scatter) // 10
+    spread = scatter[-1 - tenth] - scatter[tenth]
+    return rise >= SHORT_LEAST_STRAIGHTNESS * farthest and rise >= SHORT_LEAST_RISE * spread
+
+
+def _retained(record: StepRecord) -> int | None:
+    """Allocated bytes after the optimizer's step; None in a window, whose collector keeps memory itself."""
+    sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
+    return sizes[-1] if sizes and record.window is None else None
+
+
+def _median(values: Sequence[float]) -> float:
+    middle = len(values) // 2
+    return float(values[middle]) if len(values) % 2 else (values[middle - 1] + values[middle]) / 2

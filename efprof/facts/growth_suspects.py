@@ -1,0 +1,91 @@
+"""The line to blame for memory that grows, by the best evidence there is: holder, survivors, or only the loop."""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from efprof.artifacts.steps import read_steps
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.survivors import Survivors
+from efprof.model import NotRecorded, SourceLine, ThinEvidence
+
+LEAST_SHARE = 0.2
+"""Of the slope: what explains less of it is not the leak that was measured. Graphs are counted by their nodes, half of
+what they take (measured: 52 %)."""
+MOST_COUNTED_NODES = 20_000
+"""Where the recorder stops counting a graph (record/census.py): how much more there is, is not known."""
+MOST_SHARES = 1.1
+"""Holders that together explain more than the slope, give or take a tenth, hold the same memory twice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowthSuspect:
+    """A line, how it is known, and the share of the measured slope that it stands for."""
+
+    blame: SourceLine
+    known_by: Literal["holder", "survivors", "loop"]
+    share: float
+    holder: HolderGrowth | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowthSuspects:
+    """One per separate leak, largest first."""
+
+    suspects: tuple[GrowthSuspect, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises ThinEvidence where not even the line that calls backward is known."""
+        slope = run.get(MemoryGrowth).trend.slope
+        suspects = _by_holder(run, slope) or _by_survivors(run, slope) or _by_loop(run)
+        if not suspects:
+            raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
+        return cls(suspects=tuple(suspects))
+
+
+def _by_holder(run: Run, slope: float) -> list[GrowthSuspect]:
+    """The largest holder with a line, and others that hold memory of their own."""
+    try:
+        holders = run.get(HolderLines).holders
+    except NotRecorded:
+        return []
+    found: dict[str, tuple[HolderGrowth, float]] = {}
+    explained = 0.0
+    for growth in holders:
+        share = growth.bytes_per_step / slope
+        is_uncounted = growth.holder.graph_nodes_after >= MOST_COUNTED_NODES and not found
+        is_own = is_uncounted or (share >= LEAST_SHARE and (not found or explained + share <= MOST_SHARES))
+        if growth.statements and is_own and growth.statements[0].site not in found:
+            found[growth.statements[0].site] = (growth, share)
+            explained += share
+    sources = run.get(Sources)
+    return [
+        GrowthSuspect(
+            blame=sources.line(site),
+            known_by="holder",
+            share=1.0 if len(found) == 1 else share / explained,
+            holder=growth,
+        )
+        for site, (growth, share) in found.items()
+    ]
+
+
+def _by_survivors(run: Run, slope: float) -> list[GrowthSuspect]:
+    with contextlib.suppress(NotRecorded):
+        lines = run.get(Survivors).lines
+        if lines and lines[0].bytes_per_step >= LEAST_SHARE * slope:
+            return [GrowthSuspect(blame=run.get(Sources).line(lines[0].site), known_by="survivors", share=1.0)]
+    return []
+
+
+def _by_loop(run: Run) -> list[GrowthSuspect]:
+    sites = Counter(record.backward_site for record in read_steps(run.rank_folder)[0] if record.backward_site)
+    if not sites:
+        return []
+    site = sites.most_common(1)[0][0]
+    return [GrowthSuspect(blame=run.get(Sources).line(site), known_by="loop", share=1.0)]

@@ -1,0 +1,164 @@
+"""Which statements of the user's source make a holder of tensors grow, and who else reads it."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.holders import Holder, HolderCensus, read_censuses
+from efprof.facts.growing_statements import GrowingStatement, growing_statements
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.syntax import MODULE, PlacedNode, name_of, placed_nodes
+from efprof.model import SourceLine
+
+GRAPH_NODE_BYTES = 420
+"""What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
+HARMLESS_METHODS = frozenset({"item", "tolist", "detach", "clear", "pop", "popleft", "numel", "size", "dim", "zero_"})
+HARMLESS_FUNCTIONS = frozenset({"float", "int", "len", "print", "str", "repr", "round", "bool", "format", "id"})
+"""Reading a tensor through these needs no graph."""
+STATEMENT_KINDS = {
+    "list": ("append", "extend", "insert", "+=", "= +"),
+    "deque": ("append", "appendleft", "extend", "extendleft", "insert", "+="),
+    "set": ("add", "update"),
+    "dict": ("[...] =", "update", "setdefault", "append"),
+    "Tensor": ("+=", "= +", "= f()"),
+    "tuple": ("= f()", "= +", "+="),
+}
+"""By the holder's type, the statements that can make it grow; other types may grow by any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HolderGrowth:
+    """A holder that grew, and the statements that can be why, likeliest first; `readers` read it otherwise.
+
+    `statements[:num_likeliest]` fit equally well: one is an answer, several are candidates.
+    """
+
+    holder: Holder
+    bytes_per_step: float
+    statements: tuple[GrowingStatement, ...]
+    num_likeliest: int
+    readers: tuple[SourceLine, ...]
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether autograd graphs hang on what it holds."""
+        return keeps_graphs(self.holder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HolderLines:
+    """The holders of the last census that grew, most bytes first."""
+
+    steps: tuple[int, int]
+    holders: tuple[HolderGrowth, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Find each holder's statements; raises NotRecorded where no census was taken."""
+        census = read_censuses(run.rank_folder)[-1]
+        sources = run.get(Sources)
+        grown = [_with_lines(holder, census, sources) for holder in census.holders]
+        grown = [growth for growth in grown if growth.bytes_per_step > 0]
+        return cls(
+            steps=(census.step_before, census.step_after),
+            holders=tuple(sorted(grown, key=lambda growth: -growth.bytes_per_step)),
+        )
+
+
+def keeps_graphs(holder: Holder) -> bool:
+    """Whether there are graphs, and more of them or of the tensors they hang on: counting stops at a limit."""
+    is_growing = holder.graph_nodes_after > holder.graph_nodes_before or holder.tensors_after > holder.tensors_before
+    return holder.graph_nodes_after > 0 and is_growing
+
+
+def _with_lines(holder: Holder, census: HolderCensus, sources: Sources) -> HolderGrowth:
+    after = holder.tensor_bytes_after + holder.graph_bytes_after + GRAPH_NODE_BYTES * holder.graph_nodes_after
+    before = holder.tensor_bytes_before + holder.graph_bytes_before + GRAPH_NODE_BYTES * holder.graph_nodes_before
+    ranked = sorted(_candidates(holder, sources), key=lambda statement: _rank(statement, holder))
+    likeliest = [statement for statement in ranked if _rank(statement, holder) == _rank(ranked[0], holder)]
+    return HolderGrowth(
+        holder=holder,
+        bytes_per_step=(after - before) / max(1, census.step_after - census.step_before),
+        statements=tuple(ranked),
+        num_likeliest=len(likeliest),
+        readers=tuple(_readers(holder, sources)),
+    )
+
+
+def _candidates(holder: Holder, sources: Sources) -> list[GrowingStatement]:
+    """Statements on that name that keep more than numbers; one through a graph's end keeps no graph."""
+    found = []
+    for file in sources.files:
+        tree = sources.tree(file)
+        for statement in growing_statements(tree, file, holder.name) if tree else ():
+            if not statement.keeps_numbers and not (keeps_graphs(holder) and statement.keeps_detached):
+                found.append(statement)
+    return found
+
+
+def _rank(statement: GrowingStatement, holder: Holder) -> tuple[int, int, int]:
+    """Smaller is likelier: where it stands, whether it fits the holder's type, whether it keeps a plain tensor."""
+    kinds = STATEMENT_KINDS.get(holder.type.removeprefix("default").replace("OrderedDict", "dict"))
+    fits = kinds is None or statement.kind in kinds
+    return _distance(statement, holder), int(not fits), int(not isinstance(statement.value, ast.Name | ast.Attribute))
+
+
+def _distance(statement: GrowingStatement, holder: Holder) -> int:
+    """0 inside the holder's function or class, 1 elsewhere in its file, 2 in another file; 3 is another variable."""
+    is_attribute = holder.scope == "attribute"
+    if holder.scope != "global" and statement.is_attribute != is_attribute:
+        return 3
+    if statement.file != holder.file:
+        return 2
+    is_global = holder.scope == "global"
+    owner = holder.owner.rsplit(".", 1)[-1] if is_attribute else holder.owner
+    parts = statement.function.split(".")
+    is_inside = owner in parts if is_attribute else is_global or _is_within(statement.function, owner)
+    return 0 if is_inside else 1
+
+
+def _is_within(function: str, owner: str) -> bool:
+    return function == owner or function.endswith(f".{owner}") or function.startswith(f"{owner}.")
+
+
+def _readers(holder: Holder, sources: Sources) -> Iterator[SourceLine]:
+    """Lines that read the holder in a way that may need its graphs."""
+    for file in sources.files:
+        tree = sources.tree(file)
+        for placed in placed_nodes(tree) if tree else ():
+            if _is_read(placed, holder) and not _is_harmless(placed, holder.name):
+                node = placed.node
+                assert isinstance(node, ast.expr)
+                if holder.scope != "local" or _is_within(placed.function, holder.owner) or placed.function == MODULE:
+                    yield sources.line(f"{file}:{node.lineno}:{placed.function}")
+
+
+def _is_read(placed: PlacedNode, holder: Holder) -> bool:
+    node = placed.node
+    kind = ast.Attribute if holder.scope == "attribute" else (ast.Name, ast.Attribute)
+    return isinstance(node, kind) and isinstance(node.ctx, ast.Load) and name_of(node) == holder.name
+
+
+def _is_harmless(placed: PlacedNode, name: str) -> bool:
+    """Whether what is read ends as a number or a shape, or only makes the holder grow."""
+    for above in reversed(placed.ancestors):
+        match above:
+            case ast.Call(func=ast.Attribute(value=receiver, attr=method)) if method in HARMLESS_METHODS or (
+                name_of(receiver) == name
+            ):
+                return True
+            case ast.Call(func=ast.Name(id=function)) if function in HARMLESS_FUNCTIONS:
+                return True
+            case ast.FormattedValue():
+                return True
+            case ast.Attribute(attr="data" | "shape" | "dtype" | "device"):
+                return True
+            case ast.Subscript(value=inner, ctx=ast.Store()) if name_of(inner) == name:
+                return True
+            case ast.AugAssign(target=target) | ast.Assign(targets=[target]) if name_of(target) == name:
+                return True
+            case ast.stmt():
+                return False
+    return False

@@ -1,0 +1,55 @@
+"""Which execution a run folder holds: the model's RunIdentity from run.json."""
+
+from efprof.artifacts.run_file import RunFile
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTimes
+from efprof.model import NotRecorded, RunIdentity
+from efprof.units import format_bytes
+
+
+def identify(run: Run) -> RunIdentity:
+    """The identity of a run, whether or not it finished a step."""
+    file = run.run_file
+    git = file.git
+    return RunIdentity(
+        run_id=file.run_id,
+        path=str(run.folder),
+        name=file.name,
+        command=tuple(file.command),
+        started=file.started,
+        duration_s=file.duration_s,
+        ended=file.ended,
+        exit_code=file.exit_code,
+        branch=git.branch if git else None,
+        commit=git.commit if git else None,
+        is_dirty=bool(git and git.is_dirty),
+        devices=tuple(device.name for device in file.devices),
+        num_ranks=len(run.rank_folders),
+        num_steps=_num_steps(run),
+        environment=_environment(file),
+        configuration=tuple(sorted(file.configuration.items())),
+    )
+
+
+def _num_steps(run: Run) -> int:
+    try:
+        return len(run.get(StepTimes).every)
+    except NotRecorded:
+        return 0
+
+
+def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:
+    """(name, value) in reading order: versions, devices, the machine, then settings and variables."""
+    versions = dict(file.versions)
+    first = [(name, versions.pop(name)) for name in ("python", "torch", "cuda") if name in versions]
+    host = file.host
+    return (
+        *first,
+        *sorted(versions.items()),
+        *((f"device {device.index}", f"{device.name}, {format_bytes(device.total_bytes)}") for device in file.devices),
+        ("cpu", f"{host.cpu}, {host.num_cpus} cores"),
+        ("memory", format_bytes(host.total_bytes)),
+        ("working folder", file.working_folder),
+        *sorted(file.settings.items()),
+        *sorted(file.environment.items()),
+    )

@@ -1,0 +1,196 @@
+"""How long the steps waited for data, which loader made them wait, and what other settings of it would give."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.facts.resampling import mean_interval
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTime, StepTimes
+
+HANDOVER_MS = 1.2
+"""Taking a finished batch from a worker process: measured at 1.2 ms for batches up to 256 KiB, 2.4 ms for 1 MiB, on two
+busy cores with torch 2.13."""
+MOST_HANDOVER_MS = 3.0
+"""The same for 4 MiB: with workers, a shorter wait does not show that they are too slow."""
+LARGE_WAIT_FACTOR, LARGE_WAIT_MS = 5.0, 1.0
+"""A wait this many times the median one is of another kind: workers that are started, not a batch that is made."""
+MAX_LARGE_SHARE = 0.25
+"""Epochs shorter than four steps are not told from noise."""
+MOST_EPOCHS = 0.8
+"""The share of the epochs that must begin with a large wait."""
+LONGEST_SHARE = 0.05
+"""The waits left out of the mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputWaits:
+    """Milliseconds per steady step: waiting for data (the mean, since several workers deliver in bursts) and the rest.
+
+    `production_ms` is what one worker needs for a step's batches.
+    `restarts` are the steps that waited for the workers of a new epoch, `restart_ms` their wait spread over all steps.
+    `loader` is None where the loader that fed the steps was not seen being built.
+    """
+
+    loader: LoaderBuilt | None
+    num_cpus: int
+    num_epochs: int
+    rest_ms: float
+    data_ms: float
+    data_interval_ms: tuple[float, float]
+    cpu_ms: float
+    restarts: tuple[int, ...]
+    restart_ms: float
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Measure the waits; raises NotRecorded or ThinEvidence where there are no steady steps."""
+        times = run.get(StepTimes)
+        steady = times.at_least(1)
+        events, _ = read_events(run.rank_folder)
+        loader = _loader_of(steady, [event for event in events if isinstance(event, LoaderBuilt)])
+        restarts = _restarts(steady, loader)
+        waits_ms = _without_longest([time.of("data") for time in steady if time not in restarts])
+        data_ms = statistics.fmean(waits_ms)
+        return cls(
+            loader=loader,
+            num_cpus=run.run_file.host.num_cpus,
+            num_epochs=_num_epochs(times.every, loader),
+            rest_ms=statistics.median(time.total_ms - time.of("data") for time in steady),
+            data_ms=data_ms,
+            data_interval_ms=mean_interval(waits_ms),
+            cpu_ms=times.median_cpu_ms(),
+            restarts=tuple(time.step for time in restarts),
+            restart_ms=sum(time.of("data") - data_ms for time in restarts) / len(steady),
+        )
+
+    @property
+    def step_ms(self) -> float:
+        """The step with its wait."""
+        return self.rest_ms + self.data_ms
+
+    @property
+    def num_workers(self) -> int:
+        """The loader's worker processes; 0 where the training process makes the batches itself."""
+        return self.loader.num_workers if self.loader else 0
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether the loader keeps its workers from epoch to epoch."""
+        return self.loader is not None and self.loader.persistent_workers
+
+    @property
+    def production_ms(self) -> float:
+        """What one worker needs to make the batches of a step: workers that are waited for are always busy."""
+        return self.num_workers * self.step_ms if self.num_workers else self.data_ms
+
+    @property
+    def most_workers(self) -> int:
+        """One core stays with the training process."""
+        return self.num_cpus - 1
+
+    @property
+    def wanted_workers(self) -> int:
+        """How many workers make batches as fast as the rest of the step uses them, on any number of cores."""
+        return max(1, math.ceil(self.production_ms / self.rest_ms)) if self.rest_ms else self.num_cpus
+
+    @property
+    def best_workers(self) -> int:
+        """How many of the wanted workers there are cores for."""
+        return min(self.wanted_workers, self.most_workers)
+
+    def saved_ms_with(self, num_workers: int) -> float:
+        """What that many workers save per step; nothing where they are no more than now."""
+        return self.step_ms - self.step_ms_with(num_workers) if num_workers > self.num_workers else 0.0
+
+    def saved_interval_ms_with(self, num_workers: int) -> tuple[float, float]:
+        """From workers that hinder the training on every core they share to workers that do not, and 95 % of steps."""
+        half_width_ms = (self.data_interval_ms[1] - self.data_interval_ms[0]) / 2
+        handover_ms = MOST_HANDOVER_MS - HANDOVER_MS
+        least_ms = self.step_ms - self.worst_step_ms_with(num_workers) - handover_ms - half_width_ms
+        most_ms = self.step_ms - self.best_step_ms_with(num_workers) + HANDOVER_MS
+        return max(0.0, least_ms), min(self.data_ms, most_ms) + half_width_ms
+
+    def step_ms_with(self, num_workers: int) -> float:
+        """The step with that many workers: midway between workers that hinder the training and workers that do not."""
+        return (self.best_step_ms_with(num_workers) + self.worst_step_ms_with(num_workers)) / 2
+
+    def best_step_ms_with(self, num_workers: int) -> float:
+        """The slowest of training, workers, and all cores together.
+
+        As far as there are cores, the wait is then hidden behind the training: both do the same work as before.
+        """
+        training_ms = self.rest_ms + HANDOVER_MS
+        return max(training_ms, self.production_ms / num_workers, self._work_ms() / self.num_cpus)
+
+    def worst_step_ms_with(self, num_workers: int) -> float:
+        """The same where training and workers hinder each other on every core they must share.
+
+        Threads of one operation wait for the slowest of them: a core that is shared halves the speed of all.
+        """
+        best_ms = self.best_step_ms_with(num_workers)
+        busy_workers = min(num_workers, self.production_ms / best_ms)
+        training_cores = min(self.num_cpus, self._training_cpu_ms() / self.rest_ms) if self.rest_ms else 1.0
+        shared_cores = max(0.0, busy_workers + training_cores - self.num_cpus)
+        hindered_ms = best_ms + self.production_ms / num_workers * min(1.0, shared_cores) / 2
+        return max(best_ms, min(self.step_ms, hindered_ms))
+
+    @property
+    def is_out_of_cores(self) -> bool:
+        """Whether it is for want of cores that more workers would not help."""
+        all_work_ms = self._work_ms() / self.num_cpus
+        return self.num_workers >= self.most_workers or all_work_ms > self.rest_ms + HANDOVER_MS
+
+    def _work_ms(self) -> float:
+        """CPU time per step of training and workers together."""
+        return self.cpu_ms + (self.production_ms if self.num_workers else 0.0)
+
+    def _training_cpu_ms(self) -> float:
+        return self._work_ms() - self.production_ms
+
+
+def _without_longest(waits_ms: Sequence[float]) -> list[float]:
+    """A few waits are long for reasons of the machine, and would decide a mean."""
+    longest_kept = sorted(waits_ms)[math.ceil(len(waits_ms) * (1 - LONGEST_SHARE)) - 1]
+    return [wait_ms for wait_ms in waits_ms if wait_ms <= longest_kept]
+
+
+def _loader_of(steady: Sequence[StepTime], built: Sequence[LoaderBuilt]) -> LoaderBuilt | None:
+    """The loader that fed most of the steps."""
+    numbers = Counter(time.record.loader for time in steady if time.record.loader is not None)
+    if not numbers:
+        return None
+    number = numbers.most_common(1)[0][0]
+    return next((event for event in built if event.loader == number), None)
+
+
+def _num_epochs(every: Sequence[StepTime], loader: LoaderBuilt | None) -> int:
+    """How many times the loader was gone through, begun or whole."""
+    steps = _steps_per_epoch(every, loader)
+    return math.ceil(len(every) / steps) if steps else 1
+
+
+def _steps_per_epoch(times: Sequence[StepTime], loader: LoaderBuilt | None) -> int | None:
+    if loader is None or not loader.num_batches:
+        return None
+    micro_batches = statistics.median_low([max(1, time.record.micro_batches) for time in times])
+    return math.ceil(loader.num_batches / micro_batches)
+
+
+def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None) -> list[StepTime]:
+    """The first steps of the epochs, where they waited long; none for a loader that keeps its workers."""
+    if loader is None or not loader.num_workers or loader.persistent_workers:
+        return []
+    limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.of("data") for time in steady))
+    large = [time for time in steady if time.of("data") > limit_ms]
+    if len(large) < 2 or len(large) > MAX_LARGE_SHARE * len(steady):
+        return []
+    steps = _steps_per_epoch(steady, loader) or large[1].step - large[0].step
+    first = Counter(time.step % steps for time in large).most_common(1)[0][0]
+    at_start = [time for time in large if time.step % steps == first]
+    num_epochs = len([time for time in steady if time.step % steps == first])
+    return at_start if len(at_start) >= max(2, MOST_EPOCHS * num_epochs) else []

@@ -1,0 +1,212 @@
+"""What is shown of every run, findings or none: metrics with raw samples, the timeline, memory by stage."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Self
+
+from efprof.artifacts.events import Event, WindowClosed, WindowOpened, read_events
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.run import Run
+from efprof.facts.stage_memory import recommendations, stage_deltas
+from efprof.facts.step_times import StepTime, StepTimes
+from efprof.model import (
+    STAGES,
+    Measurements,
+    MemorySample,
+    Metric,
+    NotRecorded,
+    Overhead,
+    StepSample,
+    ThinEvidence,
+    Timeline,
+)
+
+STEP_MS_BUDGET = 0.03
+"""A branch may cost 3 % of the step before a comparison fails (statistics.md section 1.5)."""
+PEAK_BUDGET = 0.005
+"""Peaks repeat almost to the byte, so half a percent is a change (statistics.md section 1.8)."""
+SLOW_FACTOR = 1.5
+"""A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """The measurements of a run; empty where no step was finished."""
+
+    measurements: Measurements
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Measure; never raises NotRecorded, since a run without steps is shown too."""
+        source = run.run_file.memory_source
+        try:
+            times = run.get(StepTimes)
+            events, _ = read_events(run.rank_folder)
+        except NotRecorded:
+            empty = Measurements(
+                metrics=(), timeline=Timeline(steps=(), memory=()), stage_deltas=(), overhead=None, memory_source=source
+            )
+            return cls(measurements=empty)
+        return cls(
+            measurements=Measurements(
+                metrics=_metrics(times, run),
+                timeline=_timeline(times, events),
+                stage_deltas=stage_deltas([time.record for time in times.every]),
+                overhead=_overhead(times, events),
+                memory_source=source,
+                num_skipped_steps=_num_skipped(times.every),
+                recommendations=recommendations(times),
+            )
+        )
+
+
+def as_number(value: float | str | None) -> float | None:
+    """A recorded loss or norm as a float: NaN and Inf are spelled as strings in JSON."""
+    return None if value is None else float(value)
+
+
+def is_nonfinite(time: StepTime) -> bool:
+    """Whether NaN or Inf was seen in the step's loss or gradients."""
+    record = time.record
+    values = (as_number(record.loss), as_number(record.gradient_norm))
+    return any(value is not None and not math.isfinite(value) for value in values) or bool(
+        (record.num_nan or 0) + (record.num_inf or 0)
+    )
+
+
+def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
+    steady = times.steady
+    memory = [time.record.memory for time in steady if time.record.memory]
+    growth = _growth_bytes_per_step(run)
+    return (
+        _of_steps("step_ms", "step time", "ms", steady, lambda time: time.total_ms, STEP_MS_BUDGET),
+        *(
+            _of_steps(f"{stage}_ms", f"{stage} time", "ms", steady, lambda time, stage=stage: time.of(stage))  # type: ignore[misc]
+            for stage in STAGES
+        ),
+        _of_steps("cpu_ms", "CPU time of the process", "ms", steady, lambda time: time.cpu_ms),
+        Metric(
+            name="peak_allocated_bytes",
+            label="peak allocated memory",
+            unit="bytes",
+            samples=tuple(float(max(each.allocated_bytes for each in boundaries)) for boundaries in memory),
+            budget=PEAK_BUDGET,
+        ),
+        Metric(
+            name="reserved_bytes",
+            label="reserved memory",
+            unit="bytes",
+            samples=tuple(float(max(each.reserved_bytes for each in boundaries)) for boundaries in memory),
+        ),
+        Metric(
+            name="memory_growth_bytes_per_step",
+            label="memory growth",
+            unit="bytes_per_step",
+            samples=() if growth is None else (growth,),
+        ),
+        _of_steps("scalar_reads_per_step", "scalar reads", "count", steady, _num_reads),
+        Metric(
+            name="nonfinite_steps",
+            label="steps with NaN or Inf",
+            unit="count",
+            samples=(float(sum(map(is_nonfinite, times.every))),),
+            budget=0.0,
+        ),
+    )
+
+
+def _of_steps(
+    name: str,
+    label: str,
+    unit: str,
+    times: Sequence[StepTime],
+    value: Callable[[StepTime], float],
+    budget: float | None = None,
+) -> Metric:
+    samples = tuple(value(time) for time in times)
+    return Metric(name=name, label=label, unit=unit, samples=samples, budget=budget)
+
+
+def _num_reads(time: StepTime) -> float:
+    return float(sum(read.count for read in time.record.reads))
+
+
+def _growth_bytes_per_step(run: Run) -> float | None:
+    """The trend of retained memory; 0 where it does not grow for sure, None where the run is too short to tell."""
+    try:
+        growth = run.get(MemoryGrowth)
+    except ThinEvidence:
+        return None
+    return growth.trend.slope if growth.is_growing else 0.0
+
+
+def _timeline(times: StepTimes, events: Sequence[Event]) -> Timeline:
+    start_ns = times.every[0].record.started_ns
+    slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
+    return Timeline(
+        steps=tuple(_sample(time, start_ns, slow_ms) for time in times.every),
+        memory=tuple(
+            MemorySample(
+                step=time.step,
+                boundary=each.boundary,
+                at_s=(time.record.started_ns - start_ns) / 1e9 + each.at_us / 1e6,
+                allocated_bytes=each.allocated_bytes,
+                reserved_bytes=each.reserved_bytes,
+            )
+            for time in times.every
+            for each in time.record.memory
+        ),
+        windows=_windows(times.every, events),
+    )
+
+
+def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
+    record = time.record
+    return StepSample(
+        step=record.step,
+        started_s=(record.started_ns - start_ns) / 1e9,
+        total_ms=time.total_ms,
+        stage_ms=time.stage_ms,
+        is_in_window=record.window is not None,
+        is_slow=record.window is None and time.total_ms > slow_ms,
+        num_micro_batches=record.micro_batches,
+        samples=record.samples,
+        loss=as_number(record.loss),
+        gradient_norm=as_number(record.gradient_norm),
+        num_gradients=record.num_gradients,
+        gradient_bytes=record.gradient_bytes,
+        num_nan=record.num_nan,
+        num_inf=record.num_inf,
+        scaler_scale=record.scaler_scale,
+    )
+
+
+def _windows(every: Sequence[StepTime], events: Sequence[Event]) -> tuple[tuple[int, int, str], ...]:
+    """(first step, last step, what was recorded) of each stretch of steps with the same window."""
+    why = {event.window: event.why for event in events if isinstance(event, WindowOpened)}
+    stretches = [
+        (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
+    ]
+    return tuple((steps[0], steps[-1], why.get(name, name)) for name, steps in stretches if name is not None)
+
+
+def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
+    if not times.steady:
+        return None
+    step_ms = statistics.median(time.record.recorder_us / 1000 for time in times.steady)
+    closed = [event for event in events if isinstance(event, WindowClosed)]
+    return Overhead(
+        step_ms=step_ms,
+        share=step_ms / times.median_ms(),
+        window_s=sum(event.seconds for event in closed),
+        num_windows=len(closed),
+    )
+
+
+def _num_skipped(every: Sequence[StepTime]) -> int:
+    """How often the gradient scaler lowered its scale: it does so exactly when it skips an optimizer step."""
+    scales = [time.record.scaler_scale for time in every if time.record.scaler_scale is not None]
+    return sum(later < earlier for earlier, later in pairwise(scales))

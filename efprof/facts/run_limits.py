@@ -1,0 +1,43 @@
+"""How much memory there is, and at which step a given growth would use it up."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.steps import read_steps
+from efprof.facts.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLimits:
+    """The memory that training allocates from; `used_bytes` of it at the last step, all of the process's."""
+
+    name: str
+    total_bytes: int
+    used_bytes: int
+    last_step: int
+    num_steps: int
+    ran_out: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """The device's memory where the allocator counted that, else the host's."""
+        records = read_steps(run.rank_folder)[0]
+        last = records[-1] if records else None
+        is_device = bool(run.run_file.devices) and "CUDA" in run.run_file.memory_source
+        on_device = last.memory[-1].allocated_bytes if last and last.memory else 0
+        return cls(
+            name=run.run_file.devices[0].name if is_device else "the host",
+            total_bytes=run.run_file.devices[0].total_bytes if is_device else run.run_file.host.total_bytes,
+            used_bytes=on_device if is_device else last.rss_bytes if last else 0,
+            last_step=last.step if last else 0,
+            num_steps=len(records),
+            ran_out=run.run_file.ended == "out_of_memory",
+        )
+
+    def end_step(self, bytes_per_step: float) -> int:
+        """The step at which memory that grows so fast is used up."""
+        return self.last_step + max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
+
+    def most_kept(self, bytes_each: float) -> int:
+        """How many pieces of that size take a hundredth of the memory."""
+        return max(1, int(self.total_bytes / 100 / bytes_each))

@@ -1,0 +1,112 @@
+"""Whether later steps take longer than early ones: the first third of the steady steps against the last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from efprof.facts.resampling import quantile_change_intervals
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTime, StepTimes
+from efprof.model import STAGES
+
+LEAST_STEPS = 24
+"""Eight steps in each third: fewer, and a single step decides."""
+TYPICAL = 0.2
+"""The quantile that stands for a third. What other programs do to the machine only ever makes steps longer, so a low
+quantile repeats better than the median (statistics.md section 1.4)."""
+LEAST_STAGE_SHARE = 0.05
+"""A stage below this share of the early step says nothing about the machine."""
+UNIFORM_SHARE = 0.6
+"""Where every stage shows at least this share of the whole growth, the machine is the likelier cause."""
+LEAST_WORK_SHARE = 0.75
+"""Work shows as CPU time; on a busy machine the process waits for its cores instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds."""
+
+    first_step: int
+    last_step: int
+    typical_ms: float
+    cpu_ms: float
+    stage_ms: dict[str, float]
+
+    @property
+    def middle(self) -> float:
+        """The step in the middle."""
+        return (self.first_step + self.last_step) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slowdown:
+    """The two parts, and the 95 % intervals of their ratio and of the growth in milliseconds."""
+
+    early: Part
+    late: Part
+    ratio_interval: tuple[float, float]
+    growth_interval_ms: tuple[float, float]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Compare the thirds; raises ThinEvidence under LEAST_STEPS steps."""
+        steady = run.get(StepTimes).at_least(LEAST_STEPS)
+        third = len(steady) // 3
+        early, late = steady[:third], steady[-third:]
+        ratio, growth = quantile_change_intervals(
+            [time.total_ms for time in early], [time.total_ms for time in late], TYPICAL
+        )
+        return cls(early=_part(early), late=_part(late), ratio_interval=ratio, growth_interval_ms=growth)
+
+    @property
+    def ratio(self) -> float:
+        """The later typical step over the earlier one."""
+        return self.late.typical_ms / self.early.typical_ms
+
+    @property
+    def growth_ms(self) -> float:
+        """How much longer the later steps take."""
+        return self.late.typical_ms - self.early.typical_ms
+
+    @property
+    def growth_per_step_ms(self) -> float:
+        """How much longer each step takes than the one before it."""
+        return self.growth_ms / (self.late.middle - self.early.middle)
+
+    @property
+    def stage(self) -> str:
+        """The stage that grew most."""
+        return max(STAGES, key=self.stage_growth_ms)
+
+    def stage_growth_ms(self, stage: str) -> float:
+        """How much longer a stage takes."""
+        return self.late.stage_ms[stage] - self.early.stage_ms[stage]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages that matter grew alike, as they do on a machine that became slower or busier."""
+        matter = [stage for stage in STAGES if self.early.stage_ms[stage] >= LEAST_STAGE_SHARE * self.early.typical_ms]
+        least = 1 + UNIFORM_SHARE * (self.ratio - 1)
+        grew = [self.late.stage_ms[stage] >= least * self.early.stage_ms[stage] for stage in matter]
+        return len(matter) > 1 and all(grew)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the process used too little more CPU time for the growth: the added time is waiting, not work."""
+        return self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms
+
+
+def _part(times: Sequence[StepTime]) -> Part:
+    return Part(
+        first_step=times[0].step,
+        last_step=times[-1].step,
+        typical_ms=_typical([time.total_ms for time in times]),
+        cpu_ms=_typical([time.cpu_ms for time in times]),
+        stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},
+    )
+
+
+def _typical(values: Sequence[float]) -> float:
+    return float(np.quantile(values, TYPICAL))

@@ -1,0 +1,105 @@
+"""Where the time of each step went, and which steps are fit to be averaged."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.run import Run
+from efprof.model import STAGES, NotRecorded, ThinEvidence
+
+WARM_UP_STEPS = 3
+"""The first steps build optimizer state, pick kernels and fill caches: in PyTorch's own benchmarks three suffice."""
+WARM_UP_SHARE = 0.05
+"""A long run warms up for longer: caches of data, memory pools that settle, clocks that fall."""
+MAX_WARM_UP_STEPS = 50
+"""Past this, what changes is no warm-up but the run itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """One step in milliseconds; `stage_ms` is in the order of STAGES and sums to `total_ms`."""
+
+    record: StepRecord
+    total_ms: float
+    stage_ms: tuple[float, ...]
+    cpu_ms: float
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        return self.record.step
+
+    def of(self, stage: str) -> float:
+        """Milliseconds of one stage."""
+        return self.stage_ms[STAGES.index(stage)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
+
+    `num_torn` lines of steps.jsonl were lost.
+    """
+
+    every: tuple[StepTime, ...]
+    steady: tuple[StepTime, ...]
+    num_torn: int
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read steps.jsonl; raises NotRecorded where no step was finished."""
+        records, num_torn = read_steps(run.rank_folder)
+        if not records:
+            raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
+        every = tuple(_timed(record) for record in records)
+        steady = tuple(time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None)
+        return cls(every=every, steady=steady, num_torn=num_torn)
+
+    def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
+        """The steady steps; raises ThinEvidence where there are fewer."""
+        if len(self.steady) < num_steps:
+            raise ThinEvidence(
+                f"Only {len(self.steady)} steps were recorded after warm-up and outside windows, {num_steps} are "
+                "needed; record a longer run."
+            )
+        return self.steady
+
+    def median_ms(self) -> float:
+        """The median steady step; raises ThinEvidence where there is none."""
+        return statistics.median(time.total_ms for time in self.at_least(1))
+
+    def median_of(self, stage: str) -> float:
+        """The median of one stage over the steady steps."""
+        return statistics.median(time.of(stage) for time in self.at_least(1))
+
+    def median_cpu_ms(self) -> float:
+        """The median CPU time that this process used per steady step, all its threads together."""
+        return statistics.median(time.cpu_ms for time in self.at_least(1))
+
+
+def num_warm_up_steps(num_steps: int) -> int:
+    """How many first steps are left out of statistics; never more than half of a short run."""
+    wanted = max(WARM_UP_STEPS, math.ceil(WARM_UP_SHARE * num_steps))
+    return min(wanted, MAX_WARM_UP_STEPS, num_steps // 2)
+
+
+def num_steps_in(times: Sequence[StepTime], window: str) -> int:
+    """How many of the steps a window recorded."""
+    return sum(1 for time in times if time.record.window == window)
+
+
+def _timed(record: StepRecord) -> StepTime:
+    spent_us = dict.fromkeys(STAGES, 0.0)
+    for span in record.spans:
+        if span.stage in spent_us:
+            spent_us[span.stage] += span.end_us - span.start_us
+    spent_us["other"] = max(0.0, record.total_us - sum(us for stage, us in spent_us.items() if stage != "other"))
+    return StepTime(
+        record=record,
+        total_ms=record.total_us / 1000,
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        cpu_ms=record.cpu_us / 1000,
+    )

@@ -1,0 +1,127 @@
+"""Keeps an operation's operand where the operation is finite: `x.log()` becomes `x.clamp_min(1.2e-07).log()`."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from efprof.fixes.source_edit import as_receiver, insert_before_attribute, replace_expression
+from efprof.model import CodeEdit, Fix
+
+SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
+"""The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
+(numerics.md, cause 16)."""
+LARGEST_EXPONENT = {"float16": 11.0, "bfloat16": 88.0, "float32": 88.0, "float64": 709.0}
+"""exp of more is infinite: ln 65504 = 11.09, ln 3.4e38 = 88.7, ln 1.8e308 = 709.8."""
+LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2, "float32": 1 - 1e-6, "float64": 1 - 1e-12}
+"""acos and asin have an infinite gradient at one; these are the last steps below it that the type can tell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """What keeps one operation finite: the clamp to put behind its operand, and the rule in words.
+
+    `names` are the functions and methods that call the operation, `operator` its operator in the source;
+    `is_second` says that the endangered operand is the right one; `caution` what to check first.
+    """
+
+    clamp: str
+    rule: str
+    names: frozenset[str]
+    operator: type[ast.operator] | None = None
+    is_second: bool = False
+    caution: str = ""
+
+
+def keep_operand_finite(
+    operation: str, dtype: str, *, file: str, lines: Sequence[str], tree: ast.Module | None, line: int | None
+) -> Fix:
+    """The remedy for an operation, as an edit where it is found on `line`; None is a line that is not known."""
+    remedy = find_remedy(operation, dtype)
+    if remedy is None:
+        return Fix(summary=f"Keep the operands of {operation} where it is finite in {dtype}.", applicability="manual")
+    edit = clamp_operand(file, lines, tree, line, remedy) if tree is not None and line is not None else None
+    return Fix(
+        summary=f"In {dtype}, {remedy.rule}{remedy.caution}.",
+        applicability="review" if edit else "manual",
+        changes=(edit,) if edit else (),
+    )
+
+
+def find_remedy(operation: str, dtype: str) -> Remedy | None:
+    """The remedy for an autograd node's operation (`log`, `div`, `exp`), its values set by dtype."""
+    least = f"{SMALLEST.get(dtype, SMALLEST['float32']):g}"
+    if operation in ("log", "log2", "log10", "sqrt", "rsqrt"):
+        rule = f"keep what {operation} is given above {least}"
+        return Remedy(clamp=f".clamp_min({least})", rule=rule, names=frozenset({operation, operation + "_"}))
+    if operation in ("div", "reciprocal"):
+        return Remedy(
+            clamp=f".clamp_min({least})",
+            rule=f"keep the denominator above {least}",
+            names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
+            operator=ast.Div,
+            is_second=operation == "div",
+            caution="; where it may be negative, bound its absolute value instead",
+        )
+    if operation == "pow":
+        names = {"pow", "pow_", "float_power"}
+        rule = f"keep the base above {least}"
+        return Remedy(clamp=f".clamp_min({least})", rule=rule, names=frozenset(names), operator=ast.Pow)
+    return _bounded_above(operation, dtype)
+
+
+def clamp_operand(file: str, lines: Sequence[str], tree: ast.Module, line: int, remedy: Remedy) -> CodeEdit | None:
+    """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
+    found = [
+        (node, operand)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if (operand := _operand(node, remedy)) is not None
+    ]
+    if len(found) != 1:
+        return None
+    node, operand = found[0]
+    if isinstance(operand, ast.Constant):
+        return None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.value is operand:
+        return insert_before_attribute(file, lines, node.func, remedy.clamp)
+    return replace_expression(file, lines, operand, as_receiver(lines, operand) + remedy.clamp)
+
+
+def _bounded_above(operation: str, dtype: str) -> Remedy | None:
+    if operation in ("exp", "expm1", "exp2", "sinh", "cosh"):
+        most = f"{LARGEST_EXPONENT.get(dtype, LARGEST_EXPONENT['float32']):g}"
+        rule = f"keep what {operation} is given below {most}"
+        return Remedy(clamp=f".clamp_max({most})", rule=rule, names=frozenset({operation, operation + "_"}))
+    if operation in ("acos", "asin", "atanh"):
+        most = f"{LARGEST_COSINE.get(dtype, LARGEST_COSINE['float32']):g}"
+        names = {"acos": {"acos", "arccos"}, "asin": {"asin", "arcsin"}, "atanh": {"atanh", "arctanh"}}[operation]
+        rule = f"keep what {operation} is given within {most} of zero"
+        return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=frozenset(names))
+    return None
+
+
+def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:
+    """The operand that the remedy bounds, where `node` is the remedy's operation."""
+    if isinstance(node, ast.BinOp) and remedy.operator is not None and isinstance(node.op, remedy.operator):
+        return node.left if remedy.operator is ast.Pow else node.right
+    if not isinstance(node, ast.Call):
+        return None
+    match node.func:
+        case ast.Attribute(value=receiver, attr=name) if name in remedy.names:
+            operands = node.args if _is_module(receiver) else [receiver, *node.args]
+        case ast.Name(id=name) if name in remedy.names:
+            operands = node.args
+        case _:
+            return None
+    place = int(remedy.is_second)
+    return operands[place] if place < len(operands) else None
+
+
+def _is_module(receiver: ast.expr) -> bool:
+    """Whether a call's receiver is torch or a module of it, not a tensor."""
+    match receiver:
+        case ast.Name(id=name):
+            return name in ("torch", "F", "functional", "linalg", "nn", "special")
+        case ast.Attribute(value=inner):
+            return _is_module(inner)
+    return False

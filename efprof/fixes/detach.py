@@ -1,0 +1,46 @@
+"""Keeps a value without the graph that made it: `history.append(loss)` becomes `history.append(loss.detach())`."""
+
+import ast
+from collections.abc import Sequence
+
+from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
+from efprof.model import CodeEdit
+
+TENSOR_METHODS = frozenset({"backward", "item", "detach", "cpu", "requires_grad_", "retain_grad"})
+"""A name that one of these is called on somewhere in the file is a tensor."""
+
+
+def detach_value(file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr) -> CodeEdit | None:
+    """Detach one tensor, or the tensors among the parts of a tuple, list or dict; None where none is plainly one."""
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return _detach_parts(file, lines, tree, parts)
+        case ast.Dict(values=parts):
+            return _detach_parts(file, lines, tree, parts)
+        case ast.Constant() | ast.Starred() | ast.GeneratorExp() | ast.ListComp() | ast.DictComp() | ast.Set():
+            return None
+    return replace_expression(file, lines, value, f"{as_receiver(lines, value)}.detach()")
+
+
+def detach_carried(file: str, lines: Sequence[str], carried: ast.expr, kind: str) -> CodeEdit:
+    """Detach what one step hands to the next where it enters the call; `kind` is the carried value's type."""
+    text = text_of(lines, carried)
+    parts = f"{kind}(part.detach() for part in {text})"
+    new_text = parts if kind in ("tuple", "list") else f"{as_receiver(lines, carried)}.detach()"
+    return replace_expression(file, lines, carried, new_text)
+
+
+def _detach_parts(file: str, lines: Sequence[str], tree: ast.Module, parts: Sequence[ast.expr]) -> CodeEdit | None:
+    """Only one part can be told to be a tensor with its graph: then that one."""
+    tensors = _tensor_names(tree)
+    is_one = len(parts) == 1 and not isinstance(parts[0], ast.Starred)
+    known = [part for part in parts if is_one or ast.unparse(part) in tensors]
+    return detach_value(file, lines, tree, known[0]) if len(known) == 1 else None
+
+
+def _tensor_names(tree: ast.Module) -> set[str]:
+    return {
+        ast.unparse(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TENSOR_METHODS
+    }

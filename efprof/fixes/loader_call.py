@@ -1,0 +1,86 @@
+"""Sets arguments of the call that builds a DataLoader, in the user's source and by the name the user gave them."""
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from efprof.fixes.source_edit import text_of
+from efprof.model import Change, CodeEdit, ConfigurationValue
+
+POSITIONAL_WITH_WORKERS = 6
+"""DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)."""
+
+
+def set_loader_arguments(
+    file: str,
+    lines: Sequence[str],
+    tree: ast.Module | None,
+    line: int,
+    *,
+    old: Mapping[str, object],
+    new: Mapping[str, object],
+) -> tuple[Change, ...]:
+    """The settings to change, each under its name in the call, and the edit where the call's text allows one.
+
+    `old` and `new` map the arguments of DataLoader to their values.
+    """
+    call = _find_call(tree, line) if tree else None
+    written = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
+    settings = tuple(
+        ConfigurationValue(
+            name=name if _is_literal(written.get(name)) else text_of(lines, written[name]),
+            old=str(old[name]),
+            new=str(new[name]),
+            file=file,
+        )
+        for name in new
+    )
+    edit = _edit_call(file, lines, call, written, new) if call else None
+    return (*settings, edit) if edit else settings
+
+
+def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
+    """The call of something named like a loader on that line, or of the loader's own constructor in a subclass."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line]
+    for call in calls:
+        match call.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name.endswith("Loader") or name == "__init__":
+                return call
+    return None
+
+
+def _is_literal(value: ast.expr | None) -> bool:
+    return value is None or isinstance(value, ast.Constant)
+
+
+def _edit_call(
+    file: str, lines: Sequence[str], call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
+) -> CodeEdit | None:
+    """One edit of the whole call; None where an argument's value is computed, or arguments are passed on unseen."""
+    absent = [name for name in new if name not in written]
+    is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) >= POSITIONAL_WITH_WORKERS
+    if not all(_is_literal(written.get(name)) for name in new) or (absent and is_opaque):
+        return None
+    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
+    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
+    if last is None:
+        return None
+    added = "".join(f", {name}={new[name]}" for name in absent)
+    text_of_last = next((text for value, text in replaced if value is last), text_of(lines, last))
+    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
+    first_line, last_line = call.lineno, call.end_lineno or call.lineno
+    edited = [line.encode() for line in lines[first_line - 1 : last_line]]
+    for value, text in sorted(replaced, key=lambda item: _end(item[0]), reverse=True):
+        _replace(edited, value, text, first_line)
+    old_text = "\n".join(lines[first_line - 1 : last_line])
+    return CodeEdit(file=file, line=first_line, old=old_text, new=b"\n".join(edited).decode())
+
+
+def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -> None:
+    """Put `text` where `value` stands in the lines that begin at `first_line`; syntax trees count bytes of UTF-8."""
+    start, end = value.lineno - first_line, (value.end_lineno or value.lineno) - first_line
+    joined = edited[start][: value.col_offset] + text.encode() + edited[end][value.end_col_offset or 0 :]
+    edited[start : end + 1] = [joined, *[b""] * (end - start)]
+
+
+def _end(value: ast.expr) -> tuple[int, int]:
+    return value.end_lineno or value.lineno, value.end_col_offset or 0

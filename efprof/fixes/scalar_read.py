@@ -1,0 +1,130 @@
+"""Keeps a value on the device instead of reading it: mechanical edits for the forms in which that is right."""
+
+import ast
+from collections.abc import Sequence
+
+from efprof.fixes.source_edit import as_receiver, replace_expression
+from efprof.model import CodeEdit, Fix, SourceLine
+
+KEEPING_METHODS = frozenset({"append", "appendleft"})
+LOGGING_FUNCTIONS = frozenset({"print", "log", "debug", "info", "warning", "add_scalar", "add_scalars", "write"})
+
+MANY_READS = 2
+"""From two reads per step on, the line is in an inner loop, whose counter does not count steps."""
+
+
+def read_less(
+    blame: SourceLine,
+    lines: Sequence[str],
+    tree: ast.Module | None,
+    *,
+    calls: Sequence[str],
+    reads_per_step: float,
+    every: int,
+) -> Fix:
+    """Stop the line from reading in every step; read `every` so many steps, its cost no longer matters.
+
+    `lines` and `tree` are the blamed file's, None where its text is not known.
+    """
+    kept = keep_on_device(blame.file, lines, tree, blame.line) if tree else None
+    if kept is not None:
+        summary = f"Keep the value on the device with `.detach()`, and read it {every} steps apart or at the end."
+        return Fix(summary=summary, applicability="review", changes=(kept,))
+    logged = log_every(blame.file, lines, tree, blame.line, every) if tree and reads_per_step < MANY_READS else None
+    if logged is not None:
+        return Fix(summary=f"Log every {every} steps.", applicability="review", changes=(logged,))
+    summary = f"{_advice(calls, reads_per_step)} Once every {every} steps, a read no longer matters."
+    return Fix(summary=summary, applicability="manual")
+
+
+def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:
+    """`total += loss.item()` becomes `total += loss.detach()`, an appended value too; None for any other form.
+
+    In those forms the value is only kept: a tensor takes its place, and who reads the sum later reads once.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.AugAssign(op=ast.Add(), value=value) if node.lineno == line:
+                read = _read_in(value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method), args=[value])) if (
+                node.lineno == line and method in KEEPING_METHODS
+            ):
+                read = _read_in(value)
+            case _:
+                continue
+        if read is not None:
+            call, tensor = read
+            return replace_expression(file, lines, call, f"{as_receiver(lines, tensor)}.detach()")
+    return None
+
+
+def log_every(file: str, lines: Sequence[str], tree: ast.Module, line: int, num_steps: int) -> CodeEdit | None:
+    """`print(loss.item())` in a loop that counts becomes `if step % 50 == 0:` around it; None for any other form."""
+    counter = _counter_around(tree, line)
+    statement = _statement_at(tree, line)
+    if counter is None or statement is None or not _is_logging(statement):
+        return None
+    old = list(lines[statement.lineno - 1 : statement.end_lineno])
+    indent = old[0][: len(old[0]) - len(old[0].lstrip())]
+    new = [f"{indent}if {counter} % {num_steps} == 0:", *(f"    {text}" for text in old)]
+    return CodeEdit(file=file, line=statement.lineno, old="\n".join(old), new="\n".join(new))
+
+
+def _advice(calls: Sequence[str], reads_per_step: float) -> str:
+    if "bool" in calls:
+        return "Let the tensor decide on the device (`torch.where`, a mask), or check it only now and then."
+    if "nonzero" in calls:
+        return "Multiply by the mask instead of selecting by its indices: the shape then needs no reading."
+    if reads_per_step >= MANY_READS:
+        return f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
+    return "Keep the value on the device (`.detach()`), and read it one step late or only now and then."
+
+
+def _read_in(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """The one read in a value and its tensor: `loss.item()`, `loss.detach().cpu().item()`, `float(loss) * size`."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
+            return value, _without_copies(tensor)
+        case ast.Call(func=ast.Name(id="float"), args=[tensor], keywords=[]):
+            return value, _without_copies(tensor)
+        case ast.BinOp(op=ast.Mult() | ast.Div(), left=left, right=right):
+            found = [read for read in (_read_in(left), _read_in(right)) if read is not None]
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _without_copies(tensor: ast.expr) -> ast.expr:
+    match tensor:
+        case ast.Call(func=ast.Attribute(value=inner, attr="cpu" | "detach"), args=[], keywords=[]):
+            return _without_copies(inner)
+    return tensor
+
+
+def _counter_around(tree: ast.Module, line: int) -> str | None:
+    """The counter of the innermost loop around `line`: `step` of `for step, batch in enumerate(loader)`."""
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While) and node.lineno < line <= (node.end_lineno or 0)
+    ]
+    innermost = max(loops, key=lambda loop: loop.lineno, default=None)
+    match innermost:
+        case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))):
+            return name
+        case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
+            return name
+    return None
+
+
+def _statement_at(tree: ast.Module, line: int) -> ast.Expr | None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            return node
+    return None
+
+
+def _is_logging(statement: ast.Expr) -> bool:
+    match statement.value:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in LOGGING_FUNCTIONS
+    return False

@@ -1,0 +1,50 @@
+"""A replaced expression of the user's source as a CodeEdit of whole lines."""
+
+import ast
+from collections.abc import Sequence
+
+from efprof.model import CodeEdit
+
+ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)
+"""Expressions that a method call may follow without parentheses around them."""
+
+
+def replace_expression(file: str, lines: Sequence[str], expression: ast.expr, new_text: str) -> CodeEdit:
+    """The edit that puts `new_text` where `expression` stands; `lines` is the whole file."""
+    first, last = expression.lineno, expression.end_lineno or expression.lineno
+    before, _ = _cut(lines[first - 1], expression.col_offset)
+    _, after = _cut(lines[last - 1], expression.end_col_offset or 0)
+    old = "\n".join(lines[first - 1 : last])
+    return CodeEdit(file=file, line=first, old=old, new=before + new_text + after)
+
+
+def insert_before_attribute(file: str, lines: Sequence[str], attribute: ast.Attribute, text: str) -> CodeEdit:
+    """The edit that puts `text` ahead of the dot of `value.attr`, behind any parentheses around the value."""
+    line = attribute.end_lineno or attribute.lineno
+    old = lines[line - 1]
+    before, after = _cut(old, (attribute.end_col_offset or 0) - len(attribute.attr.encode()))
+    head = before.rstrip().removesuffix(".")
+    return CodeEdit(file=file, line=line, old=old, new=f"{head}{text}{before[len(head) :]}{after}")
+
+
+def text_of(lines: Sequence[str], expression: ast.expr) -> str:
+    """The expression as the user wrote it, its line breaks kept."""
+    first, last = expression.lineno, expression.end_lineno or expression.lineno
+    if first == last:
+        content = lines[first - 1].encode()
+        return content[expression.col_offset : expression.end_col_offset].decode()
+    _, head = _cut(lines[first - 1], expression.col_offset)
+    tail, _ = _cut(lines[last - 1], expression.end_col_offset or 0)
+    return "\n".join((head, *lines[first : last - 1], tail))
+
+
+def as_receiver(lines: Sequence[str], expression: ast.expr) -> str:
+    """The expression's text, in parentheses where `.method()` would bind to its last part only."""
+    text = text_of(lines, expression)
+    return text if isinstance(expression, ATOMS) else f"({text})"
+
+
+def _cut(line: str, offset: int) -> tuple[str, str]:
+    """The line before and from an offset; syntax trees count bytes of UTF-8."""
+    content = line.encode()
+    return content[:offset].decode(), content[offset:].decode()

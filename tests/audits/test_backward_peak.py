@@ -1,0 +1,155 @@
+"""backward_peak: fires on the line whose gradient makes the peak, is silent on ordinary layers."""
+
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.allocations import AllocationEvent
+from efprof.audits.backward_peak import backward_peak
+from efprof.facts.run import Run
+from efprof.model import NotRecorded
+from efprof.units import MIB
+from tests.builders import GPU, START_NS, make_steps, write_run
+
+TRAIN = """\
+def train(model, optimizer):
+    for x, y in loader:
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+"""
+MODEL, LOSS = "train.py:3:train", "train.py:4:train"
+
+
+class Window:
+    """Events of step 0, a microsecond apart: forward begins at 1 ms of the step, backward at 5 ms."""
+
+    def __init__(self) -> None:
+        self.events: list[AllocationEvent] = []
+
+    def forward(self, address: int, mebibytes: int, site: str, module: str = "") -> None:
+        """Allocate in forward."""
+        self._add(1.0, address, mebibytes, stack=(site,), modules=(module,) if module else ())
+
+    def backward(self, address: int, mebibytes: int, site: str, module: str = "") -> None:
+        """Allocate, or release with negative mebibytes, in the backward of a forward line."""
+        modules = (module,) if module else ()
+        self._add(5.0, address, mebibytes, forward_stack=(site,), modules=modules, is_backward=True)
+
+    def run(self, folder: Path) -> Run:
+        """The run that holds them."""
+        return write_run(folder, steps=make_steps(10), sources={"train.py": TRAIN}, allocations=[self.events])
+
+    def _add(
+        self,
+        at_ms: float,
+        address: int,
+        mebibytes: int,
+        *,
+        stack: tuple[str, ...] = (),
+        forward_stack: tuple[str, ...] = (),
+        modules: tuple[str, ...] = (),
+        is_backward: bool = False,
+    ) -> None:
+        event = AllocationEvent(
+            time_ns=START_NS + round(at_ms * 1e6) + 1000 * (len(self.events) + 1),
+            address=address,
+            num_bytes=mebibytes * MIB,
+            operation="aten::nll_loss_backward",
+            stack=stack,
+            forward_stack=forward_stack,
+            modules=modules,
+            is_backward=is_backward,
+        )
+        self.events.append(event)
+
+
+def large_vocabulary() -> Window:
+    """Activations 20, logits 60, their log-softmax 60; backward holds two gradients of 60 at once."""
+    window = Window()
+    window.forward(1, 20, MODEL, "Embedding")
+    window.forward(2, 60, MODEL, "Linear")
+    window.forward(3, 60, LOSS)
+    window.backward(4, 60, LOSS)
+    window.backward(5, 60, LOSS)
+    window.backward(4, -60, LOSS)
+    window.backward(3, -60, LOSS)
+    window.backward(6, 5, MODEL, "Linear")  # a parameter's gradient: it outlives backward
+    window.backward(5, -60, MODEL, "Linear")
+    return window
+
+
+def test_blames_the_loss_over_a_large_vocabulary(tmp_path: Path) -> None:
+    (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
+    assert str(finding.blame) == "train.py:4"
+    assert "120 MiB" in finding.message
+    assert "aten::nll_loss_backward" in finding.message
+
+
+def test_predicts_by_replay_what_splitting_the_line_saves(tmp_path: Path) -> None:
+    (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
+    # Of the peak of 260 MiB, 180 are this line's and 60 its logits; without all of them 25 would be next, 5 more than
+    # the rest of the peak: that would take 48 parts, and 16 is the most that is worth its calls.
+    assert "16 parts" in finding.fix.summary
+    assert finding.gain.basis == "replay"
+    assert finding.gain.peak_bytes == pytest.approx(240 * (1 - 1 / 16) * MIB, rel=0.01)
+    assert finding.gain.peak_bytes is not None
+    assert finding.gain.peak_bytes_interval is not None
+    low, high = finding.gain.peak_bytes_interval
+    assert low == pytest.approx(180 * (1 - 1 / 16) * MIB, rel=0.02)
+    assert low < finding.gain.peak_bytes < high
+
+
+def test_gives_the_largest_jump_of_the_run_and_its_stage(tmp_path: Path) -> None:
+    (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
+    assert "up to post_forward_pre_backward of step 0, most of it by Linear" in finding.message
+
+
+def test_an_ordinary_layer_whose_gradient_its_neighbour_needs_is_silent(tmp_path: Path) -> None:
+    window = Window()
+    window.forward(1, 60, MODEL, "Linear")
+    window.forward(2, 60, MODEL, "ReLU")
+    window.backward(3, 60, MODEL, "Linear")
+    window.backward(4, 60, MODEL, "ReLU")
+    window.backward(3, -60, MODEL, "ReLU")
+    window.backward(4, -60, MODEL, "Linear")
+    assert backward_peak(window.run(tmp_path)).findings == ()
+
+
+def test_a_layer_that_gets_a_large_gradient_is_silent(tmp_path: Path) -> None:
+    window = Window()
+    window.forward(1, 60, MODEL, "Conv2d")
+    window.backward(2, 30, MODEL, "ReLU")
+    window.backward(3, 60, MODEL, "Conv2d")
+    window.backward(4, 60, MODEL, "Conv2d")
+    window.backward(3, -60, MODEL, "Conv2d")
+    window.backward(2, -30, MODEL, "Conv2d")
+    window.backward(4, -60, MODEL, "Embedding")
+    assert backward_peak(window.run(tmp_path)).findings == ()
+
+
+def test_gradients_of_parameters_are_needed(tmp_path: Path) -> None:
+    window = Window()
+    window.forward(1, 20, MODEL, "Linear")
+    window.backward(2, 200, MODEL, "Linear")
+    window.backward(1, -20, MODEL, "Linear")
+    assert backward_peak(window.run(tmp_path)).findings == ()
+
+
+def test_a_peak_in_forward_is_silent(tmp_path: Path) -> None:
+    window = Window()
+    window.forward(1, 100, MODEL)
+    window.forward(1, -100, MODEL)
+    window.backward(2, 50, LOSS)
+    assert backward_peak(window.run(tmp_path)).findings == ()
+
+
+def test_on_cuda_it_says_that_the_snapshot_is_not_replayed_yet(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle"):
+        backward_peak(write_run(tmp_path, steps=make_steps(10), devices=[GPU], memory_source="CUDA allocator"))
+
+
+def test_without_allocations_it_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match="parquet"):
+        backward_peak(write_run(tmp_path, steps=make_steps(10)))

@@ -1,0 +1,110 @@
+import pytest
+
+from efprof.artifacts.steps import ScalarReads
+from efprof.audits.blocking_scalar_read import blocking_scalar_read
+from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from tests.builders import GPU, make_steps, write_run
+
+SOURCE = """\
+def main():
+    for step, (x, y) in enumerate(loader):
+        out = model(x)
+        for column in range(8):
+            total += out[column].mean().item()
+        print(loss.item())
+        if loss > 3:
+            break
+"""
+STEP_MS = 15.5
+
+
+def reads(line, *, call="item", count=1, us=100.0):
+    return ScalarReads(site=f"train.py:{line}:main", call=call, count=count, us=us)
+
+
+def examine(folder, step_reads, **run):
+    """`step_reads` are those of every step, or a function of its number."""
+    steps = make_steps(40, reads=step_reads if callable(step_reads) else lambda step: step_reads)
+    return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": SOURCE}, **run))
+
+
+def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
+    examination = examine(tmp_path / "run", [reads(6, us=1550)], devices=[GPU])
+    (finding,) = examination.findings
+    assert (str(finding.blame), finding.blame.text) == ("train.py:6", "print(loss.item())")
+    assert "reads a tensor's value 1 time per step and waits for the GPU for 1.55 ms" in finding.message
+    assert finding.gain.step_ms == pytest.approx(1.55)
+    assert finding.gain.step_ms_interval == pytest.approx((0.0, 1.55))
+    assert (finding.gain.basis, finding.severity) == ("measured bound", "high")
+    assert examination.looked_at == "37 steps, 1 line that read"
+
+
+def test_on_the_cpu_one_cheap_read_per_step_is_silent(tmp_path):
+    assert examine(tmp_path / "run", [reads(6, us=9)]).findings == ()
+
+
+def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=80), reads(6, us=9)]).findings
+    assert str(finding.blame) == "train.py:5"
+    assert "on this CPU run that costs 80.0 us per step (0.5 % of it), on a GPU each read waits" in finding.message
+    assert finding.severity == "low"
+
+
+def test_on_the_cpu_a_read_that_costs_a_percent_of_the_step_fires(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(6, call="nonzero", us=200)]).findings
+    assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
+
+
+@pytest.mark.parametrize("devices", [[], [GPU]])
+def test_logging_every_few_steps_is_silent(tmp_path, devices):
+    examination = examine(
+        tmp_path / "run", lambda step: [reads(6, count=9, us=9000)] if step % 3 == 0 else [], devices=devices
+    )
+    assert examination.findings == ()
+
+
+def test_reads_in_windows_and_warm_up_do_not_count(tmp_path):
+    steps = make_steps(
+        20,
+        reads=lambda s: [reads(5, count=9)] if s in (0, 1, 2, 5, 6) else [],
+        window=lambda s: "w" if s in (5, 6) else None,
+    )
+    assert blocking_scalar_read(write_run(tmp_path / "run", steps=steps)).looked_at == "15 steps, 0 lines that read"
+
+
+def test_an_accumulated_value_is_kept_on_the_device(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=1550)]).findings
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new == "            total += out[column].mean().detach()"
+    assert "100 steps apart" in finding.fix.summary  # 10 % of the step, to be brought under 0.1 %
+
+
+def test_a_printed_value_is_printed_every_so_many_steps(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(6, us=310)], devices=[GPU]).findings
+    (change,) = finding.fix.changes
+    assert change.new == "        if step % 20 == 0:\n            print(loss.item())"
+    assert finding.fix.applicability == "review"
+
+
+def test_a_branch_on_a_tensor_is_left_to_a_person(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(7, call="bool", us=310)], devices=[GPU]).findings
+    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert "`torch.where`" in finding.fix.summary
+
+
+def test_calls_on_one_line_are_one_finding(tmp_path):
+    both = [reads(5, count=6), ScalarReads(site="train.py:5:main.<locals>.<listcomp>", call="float", count=2, us=100)]
+    (finding,) = examine(tmp_path / "run", both).findings
+    assert finding.gain.step_ms == pytest.approx(0.2)
+    assert finding.blame.function == "main"
+
+
+def test_few_steps_are_thin_evidence(tmp_path):
+    with pytest.raises(ThinEvidence):
+        blocking_scalar_read(write_run(tmp_path / "run", steps=make_steps(6)))
+
+
+def test_a_run_without_steps_is_not_applicable(tmp_path):
+    with pytest.raises(NotRecorded):
+        blocking_scalar_read(write_run(tmp_path / "run"))

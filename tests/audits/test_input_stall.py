@@ -1,0 +1,160 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efprof.audits.input_stall import input_stall
+from efprof.facts.input_waits import HANDOVER_MS, InputWaits
+from efprof.model import CodeEdit, ConfigurationValue, NotRecorded, ThinEvidence
+from tests.builders import loader_built, make_steps, write_run
+
+SOURCE = """\
+from torch.utils.data import DataLoader
+
+
+def main(workers):
+    loader = DataLoader(data, batch_size=16)
+    for batch in loader:
+        train(batch)
+"""
+
+
+def examine(folder, *, steps=40, loader=None, num_cpus=8, source=SOURCE, **fields):
+    """A run whose step takes 14.5 ms besides its data."""
+    run = write_run(
+        folder,
+        steps=make_steps(steps, **{"loader": 1, "cpu_us": 14_500.0, **fields}),
+        events=[loader_built(**(loader or {}))],
+        sources={"train.py": source},
+        num_cpus=num_cpus,
+    )
+    return input_stall(run)
+
+
+def test_blames_the_loader_and_computes_its_workers(tmp_path):
+    (finding,) = examine(tmp_path / "run", data_ms=40.0, cpu_us=54_500.0).findings
+    assert (str(finding.blame), finding.severity) == ("train.py:5", "high")
+    assert "waits 40.0 ms for its data, 73 % of its time" in finding.message
+    setting, edit = finding.fix.changes
+    assert setting == ConfigurationValue(name="num_workers", old="0", new="3", file="train.py")
+    assert isinstance(edit, CodeEdit)
+    assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=3)"
+    assert finding.gain.step_ms == pytest.approx(40.0 - HANDOVER_MS)
+    assert finding.gain.basis == "model"
+
+
+def test_a_loader_that_keeps_up_is_silent(tmp_path):
+    examination = examine(tmp_path / "run", data_ms=1.2)
+    assert examination.findings == ()
+    assert examination.looked_at == "37 steps, which waited 7.6 % of their time for data"
+
+
+def test_a_short_wait_is_silent_whatever_its_share(tmp_path):
+    examination = examine(
+        tmp_path / "run", data_ms=0.9, forward_ms=1.0, backward_ms=1.0, optimizer_ms=0.1, other_ms=0.1
+    )
+    assert examination.findings == ()
+
+
+def test_a_wait_as_long_as_taking_a_batch_from_a_worker_is_silent(tmp_path):
+    assert examine(tmp_path / "run", data_ms=2.5, loader={"num_workers": 2}).findings == ()
+    assert examine(tmp_path / "another", data_ms=1.3, forward_ms=0.5, backward_ms=0.5).findings == ()
+
+
+def test_more_workers_are_computed_from_those_that_are_busy_now(tmp_path):
+    loader = {"num_workers": 2, "prefetch_factor": 2}
+    source = SOURCE.replace("batch_size=16", "batch_size=16, num_workers=2")
+    (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source).findings
+    setting, edit = finding.fix.changes
+    assert (setting.old, setting.new) == ("2", "4")  # 2 workers x 29 ms, over 14.5 ms
+    assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=4)"
+    assert finding.gain.step_ms == pytest.approx(14.5 - HANDOVER_MS)
+
+
+def test_workers_that_compete_for_the_cores_win_less(tmp_path):
+    (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=43_500.0, num_cpus=2).findings
+    all_work_over_the_cores = 29.0 - 43.5 / 2
+    assert 0 < finding.gain.step_ms < all_work_over_the_cores
+    low, high = finding.gain.step_ms_interval
+    assert low < finding.gain.step_ms < all_work_over_the_cores <= high
+
+
+def test_workers_that_deliver_in_bursts_are_judged_by_the_mean_wait(tmp_path):
+    loader = {"num_workers": 2}
+    (finding,) = examine(tmp_path / "run", data_ms=lambda s: 30.0 if s % 2 == 0 else 0.5, loader=loader).findings
+    assert "waits 14.9 ms" in finding.message
+
+
+def test_the_cores_bound_the_workers(tmp_path):
+    (finding,) = examine(tmp_path / "run", data_ms=80.0, cpu_us=94_500.0, num_cpus=4).findings
+    assert finding.fix.changes[0].new == "3"
+    assert "6 would hide the wait, but one of 4 cores must train" in finding.fix.summary
+
+
+def test_a_machine_without_a_free_core_is_told_so(tmp_path):
+    (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=58_000.0, num_cpus=2).findings
+    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert "none of the 2 cores is free for another worker" in finding.fix.summary
+    assert finding.gain.basis == "measured bound"
+
+
+def test_a_loader_that_is_gone_through_again_keeps_its_workers(tmp_path):
+    (finding,) = examine(tmp_path / "run", data_ms=14.5, loader={"num_batches": 10}).findings
+    assert [change.name for change in finding.fix.changes[:2]] == ["num_workers", "persistent_workers"]
+    assert finding.fix.changes[2].new.endswith("num_workers=1, persistent_workers=True)")
+
+
+def test_waits_at_the_start_of_epochs_ask_for_workers_that_stay(tmp_path):
+    loader = {"num_workers": 2, "num_batches": 20}
+    examination = examine(tmp_path / "run", steps=100, loader=loader, data_ms=lambda s: 90.0 if s % 20 == 0 else 0.2)
+    (finding,) = examination.findings
+    assert "persistent_workers=True" in finding.fix.summary
+    assert finding.fix.changes[0] == ConfigurationValue(
+        name="persistent_workers", old="False", new="True", file="train.py"
+    )
+    assert finding.gain.step_ms == pytest.approx(4 * 89.8 / 95)
+
+
+@pytest.mark.parametrize("steps_that_wait", [(20, 33, 47), (20,)])
+def test_waits_that_are_not_those_of_epochs_are_silent(tmp_path, steps_that_wait):
+    loader = {"num_workers": 2, "num_batches": 20}
+    examination = examine(
+        tmp_path / "run", steps=100, loader=loader, data_ms=lambda s: 200.0 if s in steps_that_wait else 0.2
+    )
+    assert examination.findings == ()
+
+
+def test_a_loader_that_was_not_seen_being_built_is_thin_evidence(tmp_path):
+    with pytest.raises(ThinEvidence, match="could not be seen"):
+        examine(tmp_path / "run", data_ms=40.0, loader={"loader": 7})
+
+
+def test_a_run_without_steps_is_not_applicable(tmp_path):
+    with pytest.raises(NotRecorded):
+        input_stall(write_run(tmp_path / "run"))
+
+
+@given(
+    num_workers=st.integers(0, 8),
+    num_cpus=st.integers(2, 64),
+    data_ms=st.floats(1, 1000),
+    rest_ms=st.floats(1, 1000),
+    cpu_share=st.floats(0.1, 4),
+    wanted=st.integers(1, 63),
+)
+def test_no_prediction_is_negative_or_more_than_the_wait(num_workers, num_cpus, data_ms, rest_ms, cpu_share, wanted):
+    step_ms = data_ms + rest_ms
+    waits = InputWaits(
+        loader=loader_built(num_workers=num_workers),
+        num_cpus=num_cpus,
+        num_epochs=1,
+        rest_ms=rest_ms,
+        data_ms=data_ms,
+        data_interval_ms=(data_ms * 0.9, data_ms * 1.1),
+        cpu_ms=step_ms * min(cpu_share, num_cpus),
+        restarts=(),
+        restart_ms=0.0,
+    )
+    workers = num_workers + wanted
+    assert -1e-9 <= waits.saved_ms_with(workers) <= data_ms + 1e-9 or waits.step_ms_with(workers) >= step_ms
+    low, high = waits.saved_interval_ms_with(workers)
+    assert 0 <= low <= high or waits.saved_ms_with(workers) < 0

@@ -1,0 +1,176 @@
+"""nonfinite_loss: fires on the line in which NaN was born, is silent while all is finite."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
+from efprof.artifacts.steps import StepRecord
+from efprof.audits.nonfinite_loss import nonfinite_loss
+from efprof.facts.run import Run
+from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from tests.builders import START_NS, make_step, trace_event, write_run
+
+TRAIN = """\
+def divergence(p, q):
+    ratio = p / q
+    return (p * ratio.log()).sum()
+
+def train(model, optimizer):
+    for x, y in loader:
+        loss = divergence(y, model(x))
+        loss.backward()
+        optimizer.step()
+
+optimizer = SGD(model.parameters())
+"""
+BACKWARD = "train.py:8:train"
+FIRST_BAD = 20
+
+
+def steps(num_steps: int = 60, **fields: Any) -> list[StepRecord]:
+    """NaN from FIRST_BAD on; autograd counts 100 operations in each step."""
+    return [
+        make_step(
+            step,
+            backward_site=BACKWARD,
+            sequence=100 * step,
+            **{
+                "loss": "nan" if step >= FIRST_BAD else 1.0,
+                "gradient_norm": "nan" if step >= FIRST_BAD else 0.5,
+                **fields,
+            },
+        )
+        for step in range(num_steps)
+    ]
+
+
+def seen(node: str = "LogBackward0", offset: int = 7) -> NonFiniteSeen:
+    """The event with one suspect."""
+    suspect = SuspectOperation(
+        node=node,
+        offset=offset,
+        operand="arguments that are zero or negative",
+        num_bad=1,
+        num_elements=128,
+        dtype="float32",
+    )
+    return NonFiniteSeen(at_ns=START_NS, step=FIRST_BAD, what="loss", value="nan", site=BACKWARD, suspects=[suspect])
+
+
+def operation(name: str, sequence: int, at_ms: float) -> Mapping[str, Any]:
+    """A forward operation of step 0."""
+    return trace_event(name, at_ms, 0.1, category="cpu_op", **{"Sequence number": sequence, "Fwd thread id": 0})
+
+
+def call(name: str, at_ms: float, length_ms: float, call_site: str) -> Mapping[str, Any]:
+    """A Python call."""
+    return trace_event(name, at_ms, length_ms, call_site=call_site)
+
+
+def trace() -> list[Mapping[str, Any]]:
+    """Step 0: train calls divergence, which divides by an operator and calls `.log()`."""
+    return [
+        call("train.py(5): train", 0.0, 15.0, "train.py:11:<module>"),
+        call("train.py(1): divergence", 2.0, 2.0, "train.py:7:train"),
+        operation("aten::div", 6, 2.1),
+        call("<built-in method log of Tensor object at 0x7f>", 2.5, 0.5, "train.py:3:divergence"),
+        operation("aten::log", 7, 2.6),
+        operation("aten::mul", 8, 3.2),
+    ]
+
+
+def run_with(folder: Path, **fields: Any) -> Run:
+    """A run that turned to NaN."""
+    return write_run(folder, **{"steps": steps(), "sources": {"train.py": TRAIN}, **fields})
+
+
+def test_blames_the_line_that_called_log(tmp_path: Path) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen()], traces=[trace()])).findings
+    assert str(finding.blame) == "train.py:3"
+    assert finding.fix.changes == (
+        CodeEdit(
+            file="train.py",
+            line=3,
+            old="    return (p * ratio.log()).sum()",
+            new="    return (p * ratio.clamp_min(1e-06).log()).sum()",
+        ),
+    )
+    assert finding.fix.applicability == "review"
+    assert "step 20" in finding.message
+    assert "1 of 128" in finding.message
+    assert "40 of the 40" in finding.message
+
+
+def test_finds_the_line_of_an_operator_inside_its_function(tmp_path: Path) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen("DivBackward0", 6)], traces=[trace()])).findings
+    assert str(finding.blame) == "train.py:2"
+    assert "q.clamp_min(1e-06)" in str(finding.fix.changes)
+
+
+def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation(tmp_path: Path) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[trace()])).findings
+    assert str(finding.blame) == "train.py:3"
+
+
+def test_several_lines_with_the_operation_are_said_to_be_ambiguous(tmp_path: Path) -> None:
+    other = [call("<built-in method log of Tensor>", 1.2, 0.5, "train.py:7:train"), operation("aten::log", 2, 1.3)]
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[[*trace(), *other]])).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "several lines" in finding.message
+    assert finding.fix.changes == ()
+
+
+def test_without_a_window_the_operation_is_named_and_the_backward_line_blamed(tmp_path: Path) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen()])).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "log on a line not known" in finding.message
+    assert finding.fix.applicability == "manual"
+
+
+def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
+    norms = [0.4] * 15 + [3.0, 40.0, 900.0, 4e5, 7e9]
+    exploding = [
+        make_step(step, backward_site=BACKWARD, gradient_norm=norms[step] if step < FIRST_BAD else "inf")
+        for step in range(40)
+    ]
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=exploding)).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "exploded" in finding.message
+    assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in str(finding.fix.changes)
+
+
+def test_without_suspect_or_explosion_nothing_is_claimed(tmp_path: Path) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path)).findings
+    assert finding.fix.applicability == "manual"
+    assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
+    assert "40 of 60 steps" in finding.gain.explanation
+
+
+def test_finite_losses_are_silent(tmp_path: Path) -> None:
+    run = run_with(tmp_path, steps=steps(loss=1.0, gradient_norm=0.5))
+    assert nonfinite_loss(run).findings == ()
+
+
+def test_a_scaler_that_searches_its_scale_is_silent(tmp_path: Path) -> None:
+    scaled = [
+        make_step(step, gradient_norm="inf" if step in (0, 1, 30) else 1.0, scaler_scale=65536.0) for step in range(60)
+    ]
+    assert nonfinite_loss(run_with(tmp_path, steps=scaled)).findings == ()
+
+
+def test_a_scaler_that_skips_every_step_is_a_fault(tmp_path: Path) -> None:
+    scaled = [make_step(step, gradient_norm="nan", scaler_scale=2.0**-step) for step in range(60)]
+    assert len(nonfinite_loss(run_with(tmp_path, steps=scaled)).findings) == 1
+
+
+def test_abstains_where_no_loss_was_seen(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence):
+        nonfinite_loss(run_with(tmp_path, steps=steps(loss=None, gradient_norm=None)))
+
+
+def test_without_steps_it_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
+        nonfinite_loss(run_with(tmp_path, steps=[]))

@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+
+from efprof.artifacts.holders import Holder, HolderCensus
+from efprof.audits.step_slowdown import step_slowdown
+from efprof.model import NotRecorded, ThinEvidence
+from tests.builders import GPU, loader_built, make_steps, trace_event, write_run
+
+SOURCE = """\
+def main():
+    for x, y in loader:
+        out = model(x)
+        history.append(out.detach())
+        drift = sum((out - old).pow(2).mean() for old in history)
+        loss = loss_of(out, y)
+        loss.backward()
+        optimizer.step()
+
+
+def loss_of(out, y):
+    for old in history:
+        out = out - old
+    return out
+"""
+NUM_STEPS = 120
+USUAL_MS = {"data_ms": 1.0, "forward_ms": 4.0, "backward_ms": 8.0, "optimizer_ms": 2.0, "other_ms": 0.5}
+WINDOWS = {5: "trace-1", 6: "trace-1", 60: "trace-2", 61: "trace-2"}
+
+
+def noise(step):
+    return float(np.random.default_rng(step).uniform(0.98, 1.02))
+
+
+def steps_with(*, waiting=False, **stage_ms):
+    """Steps of about 15 ms; a stage given as a function of the step replaces its usual length."""
+    lengths = {
+        name: lambda step, name=name, ms=ms: noise(step) * (stage_ms[name](step) if name in stage_ms else ms)
+        for name, ms in USUAL_MS.items()
+    }
+    cpu_us = (lambda step: 15_500.0) if waiting else lambda step: 1000 * sum(of(step) for of in lengths.values())
+    return make_steps(
+        NUM_STEPS, **lengths, cpu_us=cpu_us, window=WINDOWS.get, backward_site="train.py:7:main", loader=1
+    )
+
+
+def window_of(step, line_5_ms, *, backward_ms=8.0, in_loss_ms=0.1):
+    """The Python calls of one step, the first of a window."""
+    start = 1000.0 * step
+    return [
+        trace_event("nn.Module: Net_0", start, 4.0, call_site="train.py:3:main"),
+        trace_event("<built-in function sum>", start + 4, line_5_ms, call_site="train.py:5:main"),
+        trace_event("train.py(11): loss_of", start + 300, in_loss_ms, call_site="train.py:6:main"),
+        trace_event("torch/_tensor.py(600): backward", start + 500, backward_ms, call_site="train.py:7:main"),
+    ]
+
+
+def examine(folder, steps, *, traces=(), **run):
+    sources = {"train.py": SOURCE}
+    return step_slowdown(
+        write_run(
+            folder, steps=steps, traces=traces, sources=sources, events=[loader_built(site="train.py:2:main")], **run
+        )
+    )
+
+
+def grows(step):
+    return 0.5 + 0.1 * step
+
+
+GROWING_LINE = (window_of(5, 2.0), window_of(60, 13.0))
+
+
+def test_blames_the_line_that_grew_between_the_windows(tmp_path):
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=GROWING_LINE).findings
+    assert str(finding.blame) == "train.py:5"
+    assert "the other stage grew most, by this line, which goes through `history`" in finding.message
+    assert "gets longer at train.py:4" in finding.fix.summary
+    assert "it took 1.00 ms per step in steps 5 to 6 and 6.50 ms in steps 60 to 61" in finding.fix.summary
+    assert finding.gain.step_ms == pytest.approx(7.4, rel=0.05)
+    low, high = finding.gain.step_ms_interval
+    assert low < finding.gain.step_ms < high
+
+
+def test_the_length_in_the_early_window_is_the_bound_where_a_census_counted_it(tmp_path):
+    counts = {
+        f"{name}_{when}": 0
+        for name in ("tensors", "tensor_bytes", "graph_nodes", "graph_bytes")
+        for when in ("before", "after")
+    }
+    holder = Holder(
+        path="main.history", scope="local", owner="main", name="history", file="train.py", type="list",
+        length_before=41, length_after=45, **counts,
+    )  # fmt: skip
+    census = HolderCensus(step_before=40, step_after=44, holders=[holder])
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=GROWING_LINE, censuses=[census]).findings
+    assert "bound it to its last 6 entries" in finding.fix.summary
+
+
+def test_time_outside_of_calls_is_blamed_on_the_loop_through_the_growing_container(tmp_path):
+    traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
+    assert str(finding.blame) == "train.py:12"
+    assert finding.blame.text == "for old in history:"
+
+
+def test_a_line_that_grew_in_another_stage_is_not_blamed(tmp_path):
+    traces = (window_of(5, 2.0, backward_ms=1.0), window_of(60, 13.0, backward_ms=90.0))
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
+    assert str(finding.blame) == "train.py:5"
+
+
+def test_steps_of_equal_length_are_silent(tmp_path):
+    examination = examine(tmp_path / "run", steps_with(), traces=(window_of(5, 2.0), window_of(60, 13.0)))
+    assert examination.findings == ()
+    assert "steps 6 to" not in examination.looked_at
+    assert "1.00x as long" in examination.looked_at
+
+
+def test_without_windows_the_stage_s_line_is_shown_and_the_line_said_to_be_unknown(tmp_path):
+    (finding,) = examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s)).findings
+    assert str(finding.blame) == "train.py:7"
+    assert "which line makes it grow is not known: trace-<n>.json.gz is missing" in finding.message
+
+
+def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):
+    (finding,) = examine(tmp_path / "run", steps_with(data_ms=lambda s: 1 + 0.2 * s)).findings
+    assert str(finding.blame) == "train.py:2"
+
+
+def test_a_line_with_little_of_the_growth_is_not_blamed(tmp_path):
+    early, late = window_of(5, 1.0), window_of(60, 1.5)
+    for line in (3, 6, 8):
+        late.append(trace_event("f", 60_700.0 + line, 0.6, call_site=f"train.py:{line}:main"))
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=(early, late)).findings
+    assert "no single line grew by enough" in finding.message
+
+
+def test_a_machine_that_slows_every_stage_alike_is_unclear(tmp_path):
+    slower = {name: lambda step, ms=ms: ms * (1 + 0.006 * step) for name, ms in USUAL_MS.items()}
+    traces = (window_of(5, 0.5, backward_ms=8.0), window_of(60, 0.7, backward_ms=11.0))
+    with pytest.raises(ThinEvidence, match="all stages grew alike"):
+        examine(tmp_path / "run", steps_with(**slower), traces=traces)
+
+
+def test_a_process_that_only_waited_longer_is_unclear(tmp_path):
+    with pytest.raises(ThinEvidence, match="its machine was busy"):
+        examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True))
+
+
+def test_waiting_is_work_on_a_gpu(tmp_path):
+    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
+    assert len(examine(tmp_path / "run", steps, devices=[GPU]).findings) == 1
+
+
+def test_single_slow_steps_are_silent(tmp_path):
+    steps = steps_with(other_ms=lambda s: 300.0 if s > 80 and s % 4 == 0 else 0.5)
+    assert examine(tmp_path / "run", steps).findings == ()
+
+
+def test_a_ratio_that_may_be_small_is_unclear(tmp_path):
+    def wild(step):
+        is_long = step % 20 < (5 if step < 60 else 16)  # long steps come together: a third holds few such stretches
+        return 30.0 if is_long else 8.0
+
+    with pytest.raises(ThinEvidence, match="the interval reaches down to"):
+        examine(tmp_path / "run", steps_with(backward_ms=wild))
+
+
+def test_a_short_run_is_thin_evidence(tmp_path):
+    with pytest.raises(ThinEvidence):
+        step_slowdown(write_run(tmp_path / "run", steps=make_steps(20)))
+
+
+def test_a_run_without_steps_is_not_applicable(tmp_path):
+    with pytest.raises(NotRecorded):
+        step_slowdown(write_run(tmp_path / "run"))

@@ -1,0 +1,106 @@
+"""The trend of retained memory: silent on healthy shapes, alarmed by real slopes."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.facts.growth import (
+    LONG_RUN,
+    MemoryGrowth,
+    block_minima,
+    is_leak,
+    is_plain_leak,
+    theil_sen,
+    without_window_residue,
+)
+from efprof.model import ThinEvidence
+from efprof.units import KIB, MIB
+from tests.builders import make_step, write_run
+
+LEVEL = 200 * MIB
+
+
+def alarms(sizes: list[float]) -> bool:
+    """Whether the rule takes these sizes, one per step, for a leak."""
+    num_dropped = max(3, math.ceil(0.2 * len(sizes)))
+    points = [(step, int(size)) for step, size in enumerate(sizes)][num_dropped:]
+    blocks = block_minima(points)
+    trend = theil_sen(blocks)
+    return is_leak(blocks, trend) if len(sizes) >= LONG_RUN else is_plain_leak(points, blocks, trend)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), num_steps=st.sampled_from([20, 60, 120, 400]), noise=st.floats(0, 40 * MIB))
+def test_flat_noise_never_alarms(seed: int, num_steps: int, noise: float) -> None:
+    draw = random.Random(seed)
+    assert not alarms([LEVEL + abs(draw.gauss(0, noise)) for _ in range(num_steps)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_steps=st.sampled_from([60, 120, 400]), data=st.data(), height=st.floats(0, 100 * MIB))
+def test_a_sawtooth_of_several_teeth_never_alarms(num_steps: int, data: st.DataObject, height: float) -> None:
+    period = data.draw(st.integers(2, num_steps // 3))
+    phase = data.draw(st.integers(0, period))
+    assert not alarms([LEVEL + height * ((step + phase) % period) / period for step in range(num_steps)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_steps=st.sampled_from([60, 120, 400]), full_at=st.floats(0, 0.5), height=st.floats(0, 100 * MIB))
+def test_a_cache_that_is_full_by_half_time_never_alarms(num_steps: int, full_at: float, height: float) -> None:
+    filled = max(1.0, full_at * num_steps)
+    assert not alarms([LEVEL + height * min(1.0, step / filled) for step in range(num_steps)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_steps=st.sampled_from([20, 60, 120, 400]),
+    slope=st.floats(16 * KIB, 100 * MIB),
+    unevenness=st.floats(0, 0.5),
+)
+def test_a_real_slope_alarms(seed: int, num_steps: int, slope: float, unevenness: float) -> None:
+    draw = random.Random(seed)
+    size, sizes = float(LEVEL), []
+    for _ in range(num_steps):
+        size += slope * draw.uniform(1 - unevenness, 1 + unevenness)
+        sizes.append(size)
+    assert alarms(sizes)
+
+
+def test_a_slope_below_eight_mebibytes_in_a_thousand_steps_is_silent() -> None:
+    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
+
+
+@given(slope=st.integers(-1000, 1000), level=st.integers(0, 10**6), num_points=st.integers(5, 20))
+def test_the_trend_of_a_line_is_that_line(slope: int, level: int, num_points: int) -> None:
+    trend = theil_sen([(at, level + slope * at) for at in range(num_points)])
+    assert (trend.slope, trend.low, trend.high, trend.level) == (slope, slope, slope, level)
+
+
+def test_what_a_window_leaves_behind_is_taken_out() -> None:
+    retained = [100, 100, 100, None, None, 170, 170, 170]
+    assert without_window_residue(retained, 0.0) == [100] * 6
+
+
+def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
+    steps = [
+        make_step(
+            step,
+            allocated_bytes=[LEVEL + MIB * step + (7 * MIB if step > 30 else 0)] * 5,
+            window="window-1" if step in (28, 29, 30) else None,
+        )
+        for step in range(60)
+    ]
+    growth = write_run(tmp_path, steps=steps).get(MemoryGrowth)
+    assert growth.trend.slope == pytest.approx(MIB, rel=0.01)
+    assert growth.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
+
+
+def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=[make_step(step) for step in range(19)])
+    with pytest.raises(ThinEvidence, match="19 steps"):
+        run.get(MemoryGrowth)

@@ -1,0 +1,28 @@
+from efprof.artifacts.run_file import Git
+from efprof.facts.identity import identify
+from tests.builders import GPU, make_steps, write_run
+
+
+def test_the_identity_says_what_was_run_where(tmp_path):
+    git = Git(root="/home/user/project", branch="main", commit="3f2c1ab", is_dirty=True)
+    run = write_run(tmp_path / "run", steps=make_steps(7), git=git, devices=[GPU], configuration={"b": "2", "a": "1"})
+    identity = identify(run)
+    assert (identity.branch, identity.commit, identity.is_dirty) == ("main", "3f2c1ab", True)
+    assert (identity.num_steps, identity.num_ranks, identity.devices) == (7, 1, ("NVIDIA H200",))
+    assert identity.configuration == (("a", "1"), ("b", "2"))
+
+
+def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
+    versions = {"torch": "2.13.0", "cuda": "13.0", "python": "3.11.9", "efprof": "0.1.0"}
+    settings, variables = {"intra-op threads": "2"}, {"OMP_NUM_THREADS": "2"}
+    run = write_run(tmp_path / "run", versions=versions, devices=[GPU], settings=settings, environment=variables)
+    names = [name for name, _ in identify(run).environment]
+    assert names == [
+        "python", "torch", "cuda", "efprof", "device 0", "cpu", "memory", "working folder", "intra-op threads",
+        "OMP_NUM_THREADS",
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_step_or_a_repository_has_an_identity(tmp_path):
+    identity = identify(write_run(tmp_path / "run", ended="raised", exit_code=1))
+    assert (identity.num_steps, identity.branch, identity.ended, identity.exit_code) == (0, None, "raised", 1)

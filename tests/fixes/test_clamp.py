@@ -1,0 +1,59 @@
+"""Operands kept where their operation is finite, edited in the user's own line."""
+
+import ast
+
+import pytest
+
+from efprof.fixes.clamp import keep_operand_finite
+from efprof.model import CodeEdit, Fix
+
+
+def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None = 1) -> Fix:
+    """The fix of an operation that `code` calls on its first line."""
+    return keep_operand_finite(
+        operation, dtype, file="train.py", lines=code.splitlines(), tree=ast.parse(code), line=line
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "code", "expected"),
+    [
+        ("log", "loss = -p.log().mean()", "loss = -p.clamp_min(1e-06).log().mean()"),
+        ("log", "loss = (p / q).log()", "loss = (p / q).clamp_min(1e-06).log()"),
+        ("log", "loss = torch.log(p / q)", "loss = torch.log((p / q).clamp_min(1e-06))"),
+        ("sqrt", "s = var.sqrt()", "s = var.clamp_min(1e-06).sqrt()"),
+        ("div", "y = x / x.sum(-1, keepdim=True)", "y = x / x.sum(-1, keepdim=True).clamp_min(1e-06)"),
+        ("div", "y = torch.div(x, n)", "y = torch.div(x, n.clamp_min(1e-06))"),
+        ("div", "y = x.div(n + m)", "y = x.div((n + m).clamp_min(1e-06))"),
+        ("pow", "y = x ** 0.5", "y = x.clamp_min(1e-06) ** 0.5"),
+        ("exp", "std = torch.exp(0.5 * logvar)", "std = torch.exp((0.5 * logvar).clamp_max(88))"),
+        ("acos", "angle = torch.acos(c)", "angle = torch.acos(c.clamp(-0.999999, 0.999999))"),
+        ("log", "größe = maß.log()", "größe = maß.clamp_min(1e-06).log()"),
+    ],
+)
+def test_bounds_the_operand_on_its_line(operation: str, code: str, expected: str) -> None:
+    fix = fix_of(operation, code)
+    assert fix.changes == (CodeEdit(file="train.py", line=1, old=code, new=expected),)
+    assert fix.applicability == "review"
+
+
+def test_half_precision_gets_a_bound_it_can_hold() -> None:
+    assert "clamp_min(0.0001)" in str(fix_of("log", "y = x.log()", "float16").changes)
+    assert "clamp_max(11)" in str(fix_of("exp", "y = x.exp()", "float16").changes)
+
+
+def test_two_calls_on_one_line_are_left_to_a_person() -> None:
+    fix = fix_of("log", "loss = p.log() - q.log()")
+    assert (fix.applicability, fix.changes) == ("manual", ())
+
+
+def test_a_line_that_is_not_known_gets_no_edit() -> None:
+    assert fix_of("log", "loss = p.log()", line=None).changes == ()
+
+
+def test_a_constant_divisor_is_no_operand_to_bound() -> None:
+    assert fix_of("div", "y = x / 0.0").changes == ()
+
+
+def test_an_operation_without_a_remedy_is_named() -> None:
+    assert "addmm" in fix_of("addmm", "y = layer(x)").summary

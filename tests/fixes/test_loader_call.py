@@ -1,0 +1,63 @@
+import ast
+
+import pytest
+
+from efprof.fixes.loader_call import set_loader_arguments
+from efprof.model import CodeEdit, ConfigurationValue
+
+OLD = {"num_workers": 0, "persistent_workers": False}
+
+
+def change(source, line=1, **new):
+    return set_loader_arguments("train.py", source.splitlines(), ast.parse(source), line, old=OLD, new=new)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("loader = DataLoader(data)", "loader = DataLoader(data, num_workers=3)"),
+        (
+            "loader = DataLoader(data, num_workers=0, shuffle=True)",
+            "loader = DataLoader(data, num_workers=3, shuffle=True)",
+        ),
+        ("x = torch.utils.data.DataLoader(f(a, b), 16)", "x = torch.utils.data.DataLoader(f(a, b), 16, num_workers=3)"),
+        ("x = DataLoader('größe', num_workers=0)  # é", "x = DataLoader('größe', num_workers=3)  # é"),
+        ("super().__init__(data, num_workers=0)", "super().__init__(data, num_workers=3)"),
+    ],
+)
+def test_the_argument_is_set_in_the_call(before, after):
+    setting, edit = change(before, num_workers=3)
+    assert setting == ConfigurationValue(name="num_workers", old="0", new="3", file="train.py")
+    assert (edit.old, edit.new) == (before, after)
+
+
+def test_a_call_over_several_lines_keeps_its_form():
+    source = "loader = DataLoader(\n    data,\n    num_workers=0,\n    shuffle=True,\n)"
+    *_, edit = change(source, num_workers=2, persistent_workers=True)
+    assert edit == CodeEdit(
+        file="train.py",
+        line=1,
+        old=source,
+        new="loader = DataLoader(\n    data,\n    num_workers=2,\n    shuffle=True, persistent_workers=True,\n)",
+    )
+
+
+def test_the_last_argument_is_set_and_another_added_behind_it():
+    *_, edit = change("x = DataLoader(data, num_workers=0)", num_workers=2, persistent_workers=True)
+    assert edit.new == "x = DataLoader(data, num_workers=2, persistent_workers=True)"
+
+
+def test_a_computed_argument_is_a_setting_under_its_own_name():
+    (setting,) = change("loader = DataLoader(data, num_workers=config.loader.workers)", num_workers=3)
+    assert (setting.name, setting.old, setting.new) == ("config.loader.workers", "0", "3")
+
+
+@pytest.mark.parametrize(
+    "source", ["x = DataLoader(data, **options)", "x = DataLoader(a, b, c, d, e, 0)", "x = make(data)"]
+)
+def test_a_call_whose_arguments_are_not_written_there_is_not_edited(source):
+    assert change(source, num_workers=3) == (ConfigurationValue(name="num_workers", old="0", new="3", file="train.py"),)
+
+
+def test_a_file_without_text_gives_the_setting():
+    assert len(set_loader_arguments("train.py", [], None, 4, old=OLD, new={"num_workers": 3})) == 1

@@ -1,0 +1,71 @@
+import ast
+
+import pytest
+
+from efprof.fixes.scalar_read import keep_on_device, log_every, read_less
+from efprof.model import SourceLine
+
+
+def edit(source, line=None):
+    lines = source.splitlines()
+    return keep_on_device("train.py", lines, ast.parse(source), line or len(lines))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("total += loss.item()", "total += loss.detach()"),
+        ("total += loss.detach().cpu().item()  # sum", "total += loss.detach()  # sum"),
+        ("total += float(loss)", "total += loss.detach()"),
+        ("total += loss.item() * len(x)", "total += loss.detach() * len(x)"),
+        ("total += (a - b).item() / n", "total += (a - b).detach() / n"),
+        ("self.losses.append(loss.item())", "self.losses.append(loss.detach())"),
+        ("verluste['größe'] += loss.item()", "verluste['größe'] += loss.detach()"),
+    ],
+)
+def test_a_value_that_is_only_kept_stays_on_the_device(before, after):
+    found = edit(before)
+    assert (found.old, found.new) == (before, after)
+    ast.parse(found.new)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["value = loss.item()", "total -= loss.item()", "total += loss.item() * w.item()", "f(loss.item())", "x += g(y)"],
+)
+def test_any_other_form_is_left_alone(source):
+    assert edit(source) is None
+
+
+LOOP = """\
+for epoch in range(3):
+    for step, batch in enumerate(loader):
+        loss = train(batch)
+        logger.info(
+            "loss %f",
+            loss.item(),
+        )
+    for batch in loader:
+        print(loss.item())
+"""
+
+
+def test_a_log_line_goes_under_the_loop_s_counter():
+    found = log_every("train.py", LOOP.splitlines(), ast.parse(LOOP), 6, 50)
+    assert found.line == 4
+    assert found.new.splitlines()[:2] == ["        if step % 50 == 0:", "            logger.info("]
+    ast.parse(LOOP.replace(found.old, found.new))
+
+
+def test_a_loop_without_a_counter_gives_no_edit():
+    assert log_every("train.py", LOOP.splitlines(), ast.parse(LOOP), 9, 50) is None
+
+
+def test_without_the_file_s_text_the_fix_is_a_sentence():
+    blame = SourceLine(file="train.py", line=3, function="main", text="")
+    fix = read_less(blame, [], None, calls=["item"], reads_per_step=12.0, every=40)
+    assert (fix.applicability, fix.changes) == ("manual", ())
+    assert fix.summary == (
+        "Collect the step's 12 values on the device (`torch.stack`) and read them at once. "
+        "Once every 40 steps, a read no longer matters."
+    )
