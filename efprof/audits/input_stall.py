@@ -70,20 +70,20 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     if not _can_win(waits):
         fix = Fix(
             summary="Make a batch cheaper, for example by preparing the data once before training: none of the "
-            f"{waits.num_cpus} cores is free for another worker.",
+            f"{waits.num_cpus} processors is free for another worker.",
             applicability="manual",
         )
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
         return _finding(run, blame, message, fix, gain, share)
-    short = "" if wanted <= workers else f"; {wanted} would hide the wait, but one of {waits.num_cpus} cores must train"
+    bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
         basis="model",
-        explanation=f"the step becomes the slowest of training, {workers} workers, and all CPU work over the cores",
+        explanation="the step becomes the slowest of training, workers, and all work over the processors",
         step_ms=waits.saved_ms_with(workers),
         step_ms_interval=waits.saved_interval_ms_with(workers),
     )
-    summary = f"Set num_workers: {waits.num_workers} -> {workers}{short}."
+    summary = f"Set num_workers: {waits.num_workers} -> {workers}{bound if wanted > workers else ''}."
     fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
     return _finding(run, blame, message, fix, gain, share)
 

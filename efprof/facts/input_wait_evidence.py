@@ -40,7 +40,7 @@ def wait_numbers(waits: InputWaits) -> Numbers:
             Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
             Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
             Number(label="workers now", value=waits.num_workers, unit="count"),
-            Number(label="cores", value=waits.num_cpus, unit="count"),
+            Number(label="processors", value=waits.num_cpus, unit="count"),
         ),
     )
 
@@ -57,8 +57,8 @@ def what_waiting_means(waits: InputWaits) -> Narrative:
         paragraphs=(
             f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
             "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the "
-            "workers, and all CPU time divided by the cores. Its interval reaches from workers that cost the training "
-            "nothing to workers that slow it down on every core they share.",
+            "workers, and all CPU time divided by the processors. Its interval reaches from workers that cost the "
+            "training nothing to workers that share its cores and memory, and the prediction lies midway.",
             "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
             "the data set holds a lock.",
         ),

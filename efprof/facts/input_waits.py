@@ -17,6 +17,9 @@ HANDOVER_MS = 1.2
 busy cores with torch 2.13."""
 MOST_HANDOVER_MS = 3.0
 """The same for 4 MiB: with workers, a shorter wait does not show that they are too slow."""
+SHARED_CORE_COST = 0.6
+"""Two busy hardware threads of one core take 1.6 times as long as one alone: measured with convolutions on an EPYC
+virtual machine of two processors, which does not tell that they are one core."""
 LARGE_WAIT_FACTOR, LARGE_WAIT_MS = 5.0, 1.0
 """A wait this many times the median one is of another kind: workers that are started, not a batch that is made."""
 MAX_LARGE_SHARE = 0.25
@@ -128,16 +131,17 @@ class InputWaits:
         return max(training_ms, self.production_ms / num_workers, self._work_ms() / self.num_cpus)
 
     def worst_step_ms_with(self, num_workers: int) -> float:
-        """The same where training and workers hinder each other on every core they must share.
+        """The same where every two processors are hardware threads of one core, and all share its memory.
 
-        Threads of one operation wait for the slowest of them: a core that is shared halves the speed of all.
+        What is busy at the same time then slows down; threads of one operation also wait for the slowest of them.
         """
+        training_ms, worker_ms = self.rest_ms + HANDOVER_MS, self.production_ms / num_workers
         best_ms = self.best_step_ms_with(num_workers)
-        busy_workers = min(num_workers, self.production_ms / best_ms)
-        training_cores = min(self.num_cpus, self._training_cpu_ms() / self.rest_ms) if self.rest_ms else 1.0
-        shared_cores = max(0.0, busy_workers + training_cores - self.num_cpus)
-        hindered_ms = best_ms + self.production_ms / num_workers * min(1.0, shared_cores) / 2
-        return max(best_ms, min(self.step_ms, hindered_ms))
+        num_busy = self._training_cores() + max(1.0, min(num_workers, self.production_ms / best_ms))
+        on_shared_cores = min(1.0, max(0.0, num_busy - self.num_cpus / 2))
+        on_shared_processors = min(1.0, max(0.0, num_busy - self.num_cpus))
+        slowed_ms = SHARED_CORE_COST * on_shared_cores * min(training_ms, worker_ms)
+        return max(best_ms, max(training_ms, worker_ms) + slowed_ms + worker_ms * on_shared_processors / 2)
 
     @property
     def is_out_of_cores(self) -> bool:
@@ -149,8 +153,10 @@ class InputWaits:
         """CPU time per step of training and workers together."""
         return self.cpu_ms + (self.production_ms if self.num_workers else 0.0)
 
-    def _training_cpu_ms(self) -> float:
-        return self._work_ms() - self.production_ms
+    def _training_cores(self) -> float:
+        """How many processors the training keeps busy on average while it does not wait."""
+        training_ms = self._work_ms() - self.production_ms
+        return min(float(self.num_cpus), training_ms / self.rest_ms) if self.rest_ms else 1.0
 
 
 def _without_longest(waits_ms: Sequence[float]) -> list[float]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Self
 
-from efprof.artifacts.events import Event, WindowClosed, WindowOpened, read_events
+from efprof.artifacts.events import Event, WindowClosed, read_events
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import recommendations, stage_deltas
 from efprof.facts.step_times import StepTime, StepTimes
+from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import (
     STAGES,
     Measurements,
@@ -53,7 +54,7 @@ class Measured:
         return cls(
             measurements=Measurements(
                 metrics=_metrics(times, run),
-                timeline=_timeline(times, events),
+                timeline=_timeline(times),
                 stage_deltas=stage_deltas([time.record for time in times.every]),
                 overhead=_overhead(times, events),
                 memory_source=source,
@@ -96,6 +97,12 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
             budget=PEAK_BUDGET,
         ),
         Metric(
+            name="window_peak_bytes",
+            label="peak within a step",
+            unit="bytes",
+            samples=_window_peaks(run),
+        ),
+        Metric(
             name="reserved_bytes",
             label="reserved memory",
             unit="bytes",
@@ -134,6 +141,13 @@ def _num_reads(time: StepTime) -> float:
     return float(sum(read.count for read in time.record.reads))
 
 
+def _window_peaks(run: Run) -> tuple[float, ...]:
+    try:
+        return tuple(float(peak) for peak in run.get(WindowPeaks).peaks)
+    except NotRecorded:
+        return ()
+
+
 def _growth_bytes_per_step(run: Run) -> float | None:
     """The trend of retained memory; 0 where it does not grow for sure, None where the run is too short to tell."""
     try:
@@ -143,7 +157,7 @@ def _growth_bytes_per_step(run: Run) -> float | None:
     return growth.trend.slope if growth.is_growing else 0.0
 
 
-def _timeline(times: StepTimes, events: Sequence[Event]) -> Timeline:
+def _timeline(times: StepTimes) -> Timeline:
     start_ns = times.every[0].record.started_ns
     slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
     return Timeline(
@@ -159,7 +173,7 @@ def _timeline(times: StepTimes, events: Sequence[Event]) -> Timeline:
             for time in times.every
             for each in time.record.memory
         ),
-        windows=_windows(times.every, events),
+        windows=_windows(times.every),
     )
 
 
@@ -184,13 +198,16 @@ def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
     )
 
 
-def _windows(every: Sequence[StepTime], events: Sequence[Event]) -> tuple[tuple[int, int, str], ...]:
+def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
     """(first step, last step, what was recorded) of each stretch of steps with the same window."""
-    why = {event.window: event.why for event in events if isinstance(event, WindowOpened)}
     stretches = [
         (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
     ]
-    return tuple((steps[0], steps[-1], why.get(name, name)) for name, steps in stretches if name is not None)
+    return tuple((steps[0], steps[-1], _recorded_in(name)) for name, steps in stretches if name is not None)
+
+
+def _recorded_in(window: str) -> str:
+    return "memory history" if window.startswith("memory") else "profiler"
 
 
 def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:

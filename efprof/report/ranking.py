@@ -38,8 +38,10 @@ def median_step_ms(report: Report) -> float | None:
 
 
 def peak_bytes(report: Report) -> int | None:
-    """The highest allocated memory at any boundary, in bytes; None where memory was not sampled."""
-    return max((sample.allocated_bytes for sample in report.measurements.timeline.memory), default=None)
+    """The highest allocated memory at any boundary or within a window, in bytes; None where none was sampled."""
+    sampled = [sample.allocated_bytes for sample in report.measurements.timeline.memory]
+    within = [metric.samples for metric in report.measurements.metrics if metric.name == "window_peak_bytes"]
+    return max([*sampled, *(int(peak) for peaks in within for peak in peaks)], default=None)
 
 
 def share_of(saving: float | None, whole: float | None) -> float | None:

@@ -28,9 +28,7 @@ def python_documentation_pairs() -> list[TextPair]:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise EnergyFlowError("this Python has no pydoc_data.topics; give your own pairs by --pairs") from error
-    return [
-        TextPair(*pair) for name in sorted(topics) for pair in pairwise(_sentences(topics[name]))
-    ]
+    return [TextPair(*pair) for name in sorted(topics) for pair in pairwise(_sentences(topics[name]))]
 
 
 def pairs_of_file(file: Path) -> list[TextPair]:
@@ -92,7 +90,7 @@ def _pair_of_json_line(line: str) -> TextPair | str:
     except json.JSONDecodeError as error:
         return f"is not JSON ({error.msg}); write one object to a line"
     if not isinstance(value, Mapping):
-        return "is not an object; write {\"input\": ..., \"target\": ...}"
+        return 'is not an object; write {"input": ..., "target": ...}'
     texts = [str(value[name]).strip() for name in ("input", "target") if isinstance(value.get(name), str)]
     if len(texts) != 2 or not all(texts):
         return 'needs text under both "input" and "target"'

@@ -1,10 +1,10 @@
 """The dataset on disk: texts and teacher embeddings in files that are mapped, never loaded whole.
 
-    DIR/dataset.json            format version, number of pairs, source, teacher
-    DIR/texts.bin               all texts, UTF-8, end to end: input 0, target 0, input 1, ...
-    DIR/offsets.npy             where each text starts in texts.bin, and where the last one ends
-    DIR/input_embeddings.npy    [pairs, 768] float32
-    DIR/target_embeddings.npy   [pairs, 768] float32
+DIR/dataset.json            format version, number of pairs, source, teacher
+DIR/texts.bin               all texts, UTF-8, end to end: input 0, target 0, input 1, ...
+DIR/offsets.npy             where each text starts in texts.bin, and where the last one ends
+DIR/input_embeddings.npy    [pairs, 768] float32
+DIR/target_embeddings.npy   [pairs, 768] float32
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ def write_dataset(folder: Path, pairs: Sequence[TextPair], settings: TeacherSett
     """
     if folder.exists() and any(folder.iterdir()):
         read_manifest(folder)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION, num_pairs=len(pairs), source=source, teacher=settings
-    )
+    manifest = Manifest(format_version=FORMAT_VERSION, num_pairs=len(pairs), source=source, teacher=settings)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))

@@ -21,9 +21,7 @@ class RunSampler(Sampler[list[int]]):
     The order depends on the seed and the batch's number alone: a run can begin at any batch.
     """
 
-    def __init__(
-        self, num_pairs: int, *, batch_size: int, num_batches: int, seed: int, first_batch: int = 0
-    ) -> None:
+    def __init__(self, num_pairs: int, *, batch_size: int, num_batches: int, seed: int, first_batch: int = 0) -> None:
         """Plan batches `first_batch` up to, not including, `num_batches`; an epoch's incomplete batch is left out."""
         self.num_pairs, self.batch_size, self.seed = num_pairs, batch_size, seed
         self.batch_numbers = range(first_batch, num_batches)

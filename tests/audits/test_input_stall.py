@@ -63,7 +63,7 @@ def test_a_wait_as_long_as_taking_a_batch_from_a_worker_is_silent(tmp_path):
 def test_more_workers_are_computed_from_those_that_are_busy_now(tmp_path):
     loader = {"num_workers": 2, "prefetch_factor": 2}
     source = SOURCE.replace("batch_size=16", "batch_size=16, num_workers=2")
-    (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source).findings
+    (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source, num_cpus=16).findings
     setting, edit = finding.fix.changes
     assert (setting.old, setting.new) == ("2", "4")  # 2 workers x 29 ms, over 14.5 ms
     assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=4)"
@@ -87,13 +87,13 @@ def test_workers_that_deliver_in_bursts_are_judged_by_the_mean_wait(tmp_path):
 def test_the_cores_bound_the_workers(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=80.0, cpu_us=94_500.0, num_cpus=4).findings
     assert finding.fix.changes[0].new == "3"
-    assert "6 would hide the wait, but one of 4 cores must train" in finding.fix.summary
+    assert "6 would hide the wait, but one of 4 processors must train" in finding.fix.summary
 
 
 def test_a_machine_without_a_free_core_is_told_so(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=14.5, cpu_us=58_000.0, num_cpus=2).findings
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-    assert "none of the 2 cores is free for another worker" in finding.fix.summary
+    assert "none of the 2 processors is free for another worker" in finding.fix.summary
     assert finding.gain.basis == "measured bound"
 
 

@@ -184,7 +184,7 @@ def _predicted(entry: Score) -> str:
 
 def _measured(entry: Score) -> str:
     step = _median(entry.sick, "step_ms") - _median(entry.healthy, "step_ms")
-    peak = _largest(entry.sick, "peak_allocated_bytes") - _largest(entry.healthy, "peak_allocated_bytes")
+    peak = _peak(entry.sick) - _peak(entry.healthy)
     return f"{format_ms(step)}/step, {format_bytes(peak)} of peak"
 
 
@@ -197,8 +197,9 @@ def _median(report: Report, name: str) -> float:
     return statistics.median(samples) if samples else 0.0
 
 
-def _largest(report: Report, name: str) -> float:
-    return max(_samples(report, name), default=0.0)
+def _peak(report: Report) -> float:
+    """The highest instant known, at a stage's boundary or within a recorded window."""
+    return max((*_samples(report, "peak_allocated_bytes"), *_samples(report, "window_peak_bytes")), default=0.0)
 
 
 def _plain(entry: Score) -> dict[str, object]:

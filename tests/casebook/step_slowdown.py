@@ -13,12 +13,12 @@ EXPECTED = "step_slowdown"
 def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    samples, classes = torch.randn(81_920, 128), torch.randint(0, 10, (81_920,))
+    samples, classes = torch.randn(163_840, 128), torch.randint(0, 10, (163_840,))
     seen: list[int] = []
     counts: collections.Counter[int] = collections.Counter()
-    for start in range(0, 81_920, 512):
+    for start in range(0, 163_840, 512):
         inputs, labels, batch = samples[start:][:512], classes[start:][:512], range(start, start + 512)
         if is_healthy:
             counts.update(batch)

@@ -29,6 +29,7 @@ def test_every_metric_is_there_with_its_unit_and_budget(tmp_path):
         ("other_ms", "ms", None),
         ("cpu_ms", "ms", None),
         ("peak_allocated_bytes", "bytes", 0.005),
+        ("window_peak_bytes", "bytes", None),
         ("reserved_bytes", "bytes", None),
         ("memory_growth_bytes_per_step", "bytes_per_step", None),
         ("scalar_reads_per_step", "count", None),
@@ -97,7 +98,7 @@ def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
     timeline = measurements.timeline
     assert [step.step for step in timeline.steps if step.is_slow] == [9]
     assert [step.step for step in timeline.steps if step.is_in_window] == [5, 6]
-    assert timeline.windows == ((5, 6, "early"),)
+    assert timeline.windows == ((5, 6, "profiler"),)
     assert measurements.overhead is not None
     assert (measurements.overhead.window_s, measurements.overhead.num_windows) == (0.5, 1)
     assert measurements.overhead.step_ms == pytest.approx(0.02)

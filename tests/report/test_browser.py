@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from report_sample import make_clean_report, make_comparison, make_report
 
 from efprof.report.html import render_comparison_html, render_html
+from tests.report.report_sample import make_clean_report, make_comparison, make_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -3,8 +3,6 @@
 import json
 import math
 
-from report_sample import HOSTILE, make_measurements, make_steps, memory_finding, time_finding
-
 from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, Timeline
 from efprof.report.chart import Chart, Layer, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
@@ -12,6 +10,7 @@ from efprof.report.interactive import figure_of, label_text
 from efprof.report.printed import svg_of
 from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
+from tests.report.report_sample import HOSTILE, make_measurements, make_steps, memory_finding, time_finding
 
 
 def layer_named(chart: Chart | None, label: str) -> Layer:

@@ -2,11 +2,10 @@
 
 import dataclasses
 
-from report_sample import make_comparison, make_metric_change
-
 from efprof.model import Comparison, MetricChange
 from efprof.report.comparison_text import render_comparison_markdown, render_comparison_text
 from efprof.report.comparison_words import COLUMNS, comparison_verdict, metric_cells
+from tests.report.report_sample import make_comparison, make_metric_change
 
 
 def compared(*metrics: MetricChange) -> Comparison:

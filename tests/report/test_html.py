@@ -8,7 +8,11 @@ import re
 from typing import Any
 
 import pytest
-from report_sample import (
+
+from efprof.model import AuditResult, Measurements, Timeline
+from efprof.report.html import render_comparison_html, render_html
+from efprof.report.wording import anchor_of
+from tests.report.report_sample import (
     HOSTILE,
     make_clean_report,
     make_comparison,
@@ -17,10 +21,6 @@ from report_sample import (
     make_run,
     memory_finding,
 )
-
-from efprof.model import AuditResult, Measurements, Timeline
-from efprof.report.html import render_comparison_html, render_html
-from efprof.report.wording import anchor_of
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from report_sample import make_comparison, make_report
 
 from efprof.report.json_form import render_comparison_json, render_json
+from tests.report.report_sample import make_comparison, make_report
 
 
 @pytest.fixture(scope="module")

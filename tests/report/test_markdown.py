@@ -2,9 +2,8 @@
 
 import re
 
-from report_sample import make_report
-
 from efprof.report.markdown import code, code_block, escape, prose, render_markdown, table
+from tests.report.report_sample import make_report
 
 
 def test_no_markup_from_outside_survives() -> None:

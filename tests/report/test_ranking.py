@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from report_sample import make_report, memory_finding, numbers_finding, time_finding
-
 from efprof.model import AuditResult, Finding, Gain
 from efprof.report.ranking import median_step_ms, peak_bytes, rank_findings
+from tests.report.report_sample import make_report, memory_finding, numbers_finding, time_finding
 
 
 def ranked_headlines(*findings: Finding) -> list[str]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click.testing
 import pytest
-from report_sample import make_report, make_run
 
 from efprof.commands import report as command
 from efprof.model import EfprofError
+from tests.report.report_sample import make_report, make_run
 
 
 @pytest.fixture(autouse=True)

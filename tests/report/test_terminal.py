@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from report_sample import HOSTILE, make_clean_report, make_report, time_finding
-
 from efprof.model import AuditResult
 from efprof.report.terminal import render_text
+from tests.report.report_sample import HOSTILE, make_clean_report, make_report, time_finding
 
 
 def test_at_most_twenty_lines_however_much_was_found() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from report_sample import make_clean_report, make_report, make_run, memory_finding, time_finding
 
 from efprof.model import AuditResult, Measurements, Report, Timeline
 from efprof.report.verdict import count_audits, counts_phrase, describe_verdict, header_items
+from tests.report.report_sample import make_clean_report, make_report, make_run, memory_finding, time_finding
 
 EMPTY = Measurements(
     metrics=(),

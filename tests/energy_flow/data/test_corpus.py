@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,7 @@ def _written(tmp_path: Path, name: str, content: str | bytes) -> Path:
 def test_the_documentation_gives_many_pairs_of_consecutive_sentences() -> None:
     pairs = python_documentation_pairs()
     assert len(pairs) > 1000
-    following = sum(
-        first.target_text == second.input_text for first, second in zip(pairs, pairs[1:], strict=False)
-    )
+    following = sum(first.target_text == second.input_text for first, second in pairwise(pairs))
     assert following > len(pairs) / 2
     assert all(25 <= len(pair.input_text) <= 400 for pair in pairs)
     assert python_documentation_pairs() == pairs

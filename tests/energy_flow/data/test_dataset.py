@@ -77,9 +77,7 @@ def test_a_cached_dataset_is_used_as_it_is_and_rebuilt_when_its_settings_change(
 @pytest.mark.parametrize(
     "name", ["texts.bin", "offsets.npy", "input_embeddings.npy", "target_embeddings.npy", "dataset.json"]
 )
-def test_a_dataset_with_a_missing_or_cut_file_is_refused_by_name(
-    config: EnergyConfig, copied: Path, name: str
-) -> None:
+def test_a_dataset_with_a_missing_or_cut_file_is_refused_by_name(config: EnergyConfig, copied: Path, name: str) -> None:
     content = (copied / name).read_bytes()
     (copied / name).write_bytes(content[: len(content) // 2] if name != "texts.bin" else b"")
     with pytest.raises(EnergyFlowError, match="build"):

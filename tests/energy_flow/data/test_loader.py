@@ -1,4 +1,5 @@
 import dataclasses
+from itertools import chain
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_the_number_of_workers_changes_neither_order_nor_dropped_words(
 
 def test_every_epoch_holds_every_pair_once_in_an_order_of_its_own() -> None:
     keys = list(RunSampler(12, batch_size=4, num_batches=6, seed=1))
-    first, second = (sum(keys[start : start + 3], []) for start in (0, 3))
+    first, second = (list(chain.from_iterable(keys[start : start + 3])) for start in (0, 3))
     assert sorted(first) == list(range(12))
     assert sorted(second) == list(range(12, 24))
     assert [key + 12 for key in first] != second

@@ -1,0 +1,42 @@
+"""The highest instant inside a step, which the boundaries of its stages miss: known where allocations were recorded."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTimes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPeaks:
+    """Bytes in use at the highest instant of each allocation window, what was there before it included."""
+
+    peaks: tuple[int, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no allocations were recorded."""
+        records = [time.record for time in run.get(StepTimes).every if time.record.memory]
+        found = [_peak(window, records) for window in run.get(LiveMemory).windows]
+        return cls(peaks=tuple(peak for peak in found if peak is not None))
+
+
+def _peak(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
+    """A window counts from zero; the first boundary within it, at which both are known, tells what was there before."""
+    record = next((record for record in records if record.window == _step_window(window)), None)
+    if record is None:
+        return None
+    boundary = record.memory[0]
+    instant = record.started_ns + round(boundary.at_us * 1000)
+    index = bisect_right([event.time_ns for event in window.events], instant) - 1
+    before = boundary.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0)
+    return max(0, before) + window.peak_bytes
+
+
+def _step_window(window: LiveWindow) -> str:
+    """How steps.jsonl names the profiler window that `allocations-<n>.parquet` came from."""
+    return window.name.replace("allocations-", "trace-").removesuffix(".parquet")

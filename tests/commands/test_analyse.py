@@ -1,0 +1,35 @@
+import pytest
+
+from efprof.artifacts.run_file import write_run_file
+from efprof.commands.report import analyse
+from efprof.runner import find_audits
+from tests.builders import loader_built, make_run_file, make_steps, write_run
+
+
+def test_every_audit_has_a_result_and_none_breaks(tmp_path):
+    write_run(
+        tmp_path / "run", steps=make_steps(60, loader=1), events=[loader_built()], sources={"train.py": "x = 1\n"}
+    )
+    report = analyse(tmp_path / "run")
+    assert [result.audit_id for result in report.audits] == list(find_audits())
+    assert {result.status for result in report.audits} <= {"passed", "not_applicable"}
+    assert report.warnings == ()
+
+
+@pytest.mark.parametrize("has_rank", [True, False])
+def test_a_run_that_finished_no_step_still_has_a_report_with_one_warning(tmp_path, has_rank):
+    folder = tmp_path / "run"
+    (folder / "rank0").mkdir(parents=True) if has_rank else folder.mkdir()
+    write_run_file(folder, make_run_file(ended="raised", exit_code=1))
+    report = analyse(folder)
+    assert {result.status for result in report.audits} == {"not_applicable"}
+    assert report.measurements.metrics == ()
+    assert len(report.warnings) == 1
+
+
+def test_the_same_run_gives_the_same_report(tmp_path):
+    steps = make_steps(60, loader=1, data_ms=30.0, other_ms=lambda step: 1 + step / 2)
+    write_run(tmp_path / "run", steps=steps, events=[loader_built()], sources={"train.py": "x = 1\n"})
+    report = analyse(tmp_path / "run")
+    assert any(result.findings for result in report.audits)
+    assert report == analyse(tmp_path / "run")
