@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="What to call the run; default: the script's name.")
 @click.option(
     "--windows",

@@ -1,5 +1,6 @@
 """A profiler window's CPU allocations, each with the Python stack and the operation it came from."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,21 +8,38 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
-from efprof.record.call_sites import caller_site
-from efprof.record.sites import Sites
+from efprof.record.call_sites import CallSites
 
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
 
 
-class _Context(NamedTuple):
-    """What encloses an event: Python call sites and module classes outermost first, and the operation."""
+@dataclass(slots=True, eq=False)
+class _Context:
+    """One enclosing event; `around` is what encloses it. Stacks are put together only where they are asked for."""
 
-    stack: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
+    around: "_Context | None" = None
+    site: str = ""
+    module: str = ""
     operation: str = ""
     sequence: int = -1
     is_backward: bool = False
+    _stack: str | None = None
+    _modules: str | None = None
+
+    def stack(self) -> str:
+        """The call sites, outermost first."""
+        if self._stack is None:
+            above = self.around.stack() if self.around else ""
+            self._stack = SEPARATOR.join(part for part in (above, self.site) if part)
+        return self._stack
+
+    def modules(self) -> str:
+        """The module classes, outermost first."""
+        if self._modules is None:
+            above = self.around.modules() if self.around else ""
+            self._modules = SEPARATOR.join(part for part in (above, self.module) if part)
+        return self._modules
 
 
 class _Row(NamedTuple):
@@ -31,70 +49,85 @@ class _Row(NamedTuple):
     context: _Context
 
 
-def write_allocations(path: Path, roots: list[Any], sites: Sites) -> None:
-    """Write one parquet row per allocation or release, in order of time."""
-    rows, forward = _collect(roots, sites)
-    rows.sort(key=lambda row: row.time_ns)
-    nowhere = _Context()
-    origins = [forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows]
-    columns = {
-        "time_ns": pa.array([row.time_ns for row in rows], pa.int64()),
-        "address": pa.array([row.address for row in rows], pa.int64()),
-        "num_bytes": pa.array([row.num_bytes for row in rows], pa.int64()),
-        "operation": _strings(row.context.operation for row in rows),
-        "stack": _strings(SEPARATOR.join(row.context.stack) for row in rows),
-        "forward_stack": _strings(SEPARATOR.join(origin.stack) for origin in origins),
-        "modules": _strings(
-            SEPARATOR.join(origin.modules or row.context.modules) for row, origin in zip(rows, origins, strict=True)
-        ),
-        "is_backward": pa.array([row.context.is_backward for row in rows], pa.bool_()),
-    }
-    part = path.with_name(f".{path.name}.part")
-    parquet.write_table(pa.table({name: columns[name] for name in ALLOCATION_COLUMNS}), part, compression="zstd")
-    part.rename(path)
+class WindowEvents:
+    """What one walk over a window's events finds: allocations, forward operations, call sites."""
+
+    def __init__(self, calls: CallSites) -> None:
+        self._calls = calls
+        self._rows: list[_Row] = []
+        self._forward: dict[int, _Context] = {}
+
+    def walk(self, roots: list[Any]) -> None:
+        """Visit every event once, outer before inner."""
+        todo = [(root, _Context()) for root in reversed(roots)]
+        while todo:
+            event, around = todo.pop()
+            fields = event.extra_fields
+            if hasattr(fields, "alloc_size"):
+                if fields.device.type == "cpu":
+                    self._rows.append(_Row(event.start_time_ns, _signed(fields.ptr), fields.alloc_size, around))
+                continue
+            context = self._inside(event, fields, around)
+            todo.extend((child, context) for child in reversed(event.children))
+
+    def write_allocations(self, path: Path) -> None:
+        """Write one parquet row per allocation or release, in order of time."""
+        rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
+        origins = [
+            self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
+        ]
+        columns = {
+            "time_ns": pa.array([row.time_ns for row in rows], pa.int64()),
+            "address": pa.array([row.address for row in rows], pa.int64()),
+            "num_bytes": pa.array([row.num_bytes for row in rows], pa.int64()),
+            "operation": _strings([row.context.operation for row in rows]),
+            "stack": _strings([row.context.stack() for row in rows]),
+            "forward_stack": _strings([origin.stack() for origin in origins]),
+            "modules": _strings(
+                [origin.modules() or row.context.modules() for row, origin in zip(rows, origins, strict=True)]
+            ),
+            "is_backward": pa.array([row.context.is_backward for row in rows], pa.bool_()),
+        }
+        part = path.with_name(f".{path.name}.part")
+        table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
+        try:
+            parquet.write_table(table, part, compression="zstd")
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
+        caller = getattr(fields, "caller", None)
+        if caller is not None:
+            module = getattr(fields, "module", None)
+            return _Context(
+                around,
+                site=self._calls.note(event, caller),
+                module=module.cls_name if module is not None else "",
+                operation=around.operation,
+                sequence=around.sequence,
+                is_backward=around.is_backward,
+            )
+        if not hasattr(fields, "sequence_number"):
+            return around
+        context = _operation(event.name, fields.sequence_number, around)
+        if not context.is_backward and context.sequence != around.sequence:
+            # The last one: what runs before the node is made, without a gradient, has its number already.
+            self._forward[context.sequence] = context
+        return context
 
 
-def _collect(roots: list[Any], sites: Sites) -> tuple[list[_Row], dict[int, _Context]]:
-    """All allocations, and for each autograd sequence number where the forward operation was called."""
-    names: dict[tuple[str, int, str], str] = {}
-    rows: list[_Row] = []
-    forward: dict[int, _Context] = {}
-    todo = [(root, _Context()) for root in reversed(roots)]
-    while todo:
-        event, around = todo.pop()
-        fields = event.extra_fields
-        if hasattr(fields, "alloc_size"):
-            if fields.device.type == "cpu":
-                rows.append(_Row(event.start_time_ns, _signed(fields.ptr), fields.alloc_size, around))
-            continue
-        context = _inside(event, fields, around, sites, names)
-        if context.sequence >= 0 and not context.is_backward:
-            forward.setdefault(context.sequence, context)
-        todo.extend((child, context) for child in reversed(event.children))
-    return rows, forward
-
-
-def _inside(
-    event: Any, fields: Any, around: _Context, sites: Sites, names: dict[tuple[str, int, str], str]
-) -> _Context:
-    caller = getattr(fields, "caller", None)
-    if caller is not None:
-        module = getattr(fields, "module", None)
-        modules = (*around.modules, module.cls_name) if module is not None else around.modules
-        return around._replace(stack=(*around.stack, caller_site(caller, sites, names)), modules=modules)
-    if hasattr(fields, "sequence_number"):
-        is_backward = around.is_backward or event.name.startswith(EVALUATE)
-        sequence = around.sequence if fields.sequence_number < 0 else fields.sequence_number
-        if around.is_backward:
-            sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
-        name = event.name.removeprefix(EVALUATE)
-        return around._replace(operation=name, sequence=sequence, is_backward=is_backward)
-    return around
+def _operation(name: str, sequence: int, around: _Context) -> _Context:
+    is_backward = around.is_backward or name.startswith(EVALUATE)
+    if around.is_backward or sequence < 0:
+        sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
+    operation = name.removeprefix(EVALUATE)
+    return _Context(around, operation=operation, sequence=sequence, is_backward=is_backward)
 
 
 def _signed(pointer: int) -> int:
     return pointer - (1 << 64) if pointer >= 1 << 63 else pointer
 
 
-def _strings(values: Any) -> pa.Array:
-    return pa.array(list(values), pa.string()).dictionary_encode()
+def _strings(values: list[str]) -> pa.Array:
+    return pa.array(values, pa.string()).dictionary_encode()

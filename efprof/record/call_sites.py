@@ -1,45 +1,60 @@
-"""The exact line of every Python call in a profiler window, which the trace that torch exports leaves out."""
+"""The exact line of every Python call the user's code makes in a window, which the trace that torch exports lacks."""
 
-from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from efprof.record.sites import Sites
 
-
-def python_calls(roots: list[Any], sites: Sites) -> dict[tuple[int, str], str]:
-    """By start (nanoseconds) and name of each Python event: the line in the caller that made the call."""
-    names: dict[tuple[str, int, str], str] = {}
-    calls = {}
-    for event in _walk(roots):
-        caller = getattr(event.extra_fields, "caller", None)
-        if caller is not None:
-            calls[event.start_time_ns, event.name] = caller_site(caller, sites, names)
-    return calls
+PYTHON_CALL = b'"python_function"'
 
 
-def caller_site(caller: Any, sites: Sites, names: dict[tuple[str, int, str], str]) -> str:
-    """The site of a caller as torch reports it; `names` remembers what was worked out."""
-    key = (caller.file_name, caller.line_number, caller.function_name)
-    name = names.get(key)
-    if name is None:
-        file = sites.file(sites.absolute(caller.file_name))
-        name = names[key] = f"{file}:{caller.line_number}:{caller.function_name}"
-    return name
+class CallSites:
+    """Works out the sites of callers as torch reports them, and remembers where each call was made."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._names: dict[tuple[str, int, str], tuple[str, bool]] = {}
+        self._calls: dict[int, str] = {}
+
+    def note(self, event: Any, caller: Any) -> str:
+        """The site that `event` was called from; kept for the trace where it lies in the user's code."""
+        name, is_user = self._site(caller)
+        if is_user:
+            self._calls[event.start_time_ns] = name
+        return name
+
+    def add_to(self, trace: bytes) -> bytes:
+        """The exported trace with the argument `Call site` on every Python call made in the user's code.
+
+        Only those events are taken apart: a window of plain Python code holds hundreds of thousands of others.
+        """
+        whole = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
+        base = msgspec.json.decode(whole.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=int)
+        events = msgspec.json.decode(whole["traceEvents"], type=list[msgspec.Raw])
+        whole["traceEvents"] = msgspec.Raw(msgspec.json.encode([self._annotated(event, base) for event in events]))
+        return msgspec.json.encode(whole)
+
+    def _site(self, caller: Any) -> tuple[str, bool]:
+        key = (caller.file_name, caller.line_number, caller.function_name)
+        known = self._names.get(key)
+        if known is None:
+            path = self._sites.absolute(caller.file_name)
+            name = f"{self._sites.file(path)}:{caller.line_number}:{caller.function_name}"
+            known = self._names[key] = (name, self._sites.is_user_file(path))
+        return known
+
+    def _annotated(self, event: msgspec.Raw, base: int) -> msgspec.Raw:
+        if PYTHON_CALL not in memoryview(event).tobytes():
+            return event
+        start = base + round(msgspec.json.decode(event, type=_Start).ts * 1000)
+        site = self._calls.get(start)
+        if site is None:
+            return event
+        whole = msgspec.json.decode(event)
+        whole.setdefault("args", {})["Call site"] = site
+        return msgspec.Raw(msgspec.json.encode(whole))
 
 
-def add_call_sites(trace: dict[str, Any], calls: dict[tuple[int, str], str]) -> None:
-    """Write them into the trace as the argument `Call site`."""
-    base = int(trace.get("baseTimeNanoseconds", 0))
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "python_function":
-            site = calls.get((base + round(event["ts"] * 1000), event["name"]))
-            if site is not None:
-                event.setdefault("args", {})["Call site"] = site
-
-
-def _walk(roots: list[Any]) -> Iterator[Any]:
-    todo = list(roots)
-    while todo:
-        event = todo.pop()
-        yield event
-        todo.extend(event.children)
+class _Start(msgspec.Struct):
+    ts: float

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ _NOT_DATA = (
     float,
     complex,
 )
+
+_COLLECTIONS: tuple[type[Any], ...] = (list, tuple, deque, set, frozenset)
+
+_READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,7 +127,7 @@ class Census:
 
     def _count_frames(self, frame: FrameType | None) -> None:
         while frame is not None:
-            if self._sites.is_user_code(frame.f_code) and frame.f_code.co_flags & CO_OPTIMIZED:
+            if self._sites.is_user_code(frame.f_code) and _may_read_locals(frame.f_code):
                 file = self._sites.file(frame.f_code.co_filename)
                 self._count_names("local", frame.f_code.co_qualname, file, _locals_of(frame))
             frame = frame.f_back
@@ -135,45 +139,50 @@ class Census:
                 self._visit(value, place, None)
 
     def _visit(self, value: Any, place: _Place, inside: Held | None) -> None:
-        """Count `value`; `inside` is the collection that it is an element of, which then holds it."""
-        if isinstance(value, torch.Tensor):
+        """Count `value`; `inside` is the collection that it is an element of, which then holds it.
+
+        By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
+        """
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
             (inside or self._holder(place, value)).add(value)
             return
-        if isinstance(value, _NOT_DATA) or value is None or place.depth > MAX_DEPTH or id(value) in self._seen:
+        if issubclass(kind, _NOT_DATA) or value is None or place.depth > MAX_DEPTH or id(value) in self._seen:
             return
         if time.perf_counter() > self._deadline:
             return
         self._seen.add(id(value))
-        visit = self._visitor(value)
+        visit = self._visitor(kind)
         if visit is not None:
             visit(value, place, inside)
 
-    def _visitor(self, value: Any) -> Callable[[Any, _Place, Held | None], None] | None:
-        if isinstance(value, list | tuple | deque | set | frozenset):
+    def _visitor(self, kind: type[Any]) -> Callable[[Any, _Place, Held | None], None] | None:
+        if issubclass(kind, _COLLECTIONS):
             return self._visit_elements
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             return self._visit_entries
-        return self._visit_attributes if hasattr(value, "__dict__") else None
+        return self._visit_attributes if kind.__dictoffset__ else None
 
     def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
-        if not _may_hold_tensors(value):
+        elements = _elements_of(value)
+        if not _may_hold_tensors(elements):
             return
         holder = inside or self._holder(place, value)
-        for element in list(value):
+        for element in elements:
             self._visit(element, _deeper(place), holder)
 
     def _visit_entries(self, value: dict[Any, Any], place: _Place, inside: Held | None) -> None:
         holder = inside or self._holder(place, value)
-        for key, element in list(value.items()):
-            named = _deeper(place, path=f"{place.path}[{key!r}]") if isinstance(key, str) else _deeper(place)
-            is_leaf = isinstance(element, torch.Tensor) or not isinstance(key, str)
+        for key, element in list(dict.items(value)):
+            named = _deeper(place, path=f"{place.path}[{key!r}]") if type(key) is str else _deeper(place)
+            is_leaf = issubclass(type(element), torch.Tensor) or type(key) is not str
             self._visit(element, named, holder if is_leaf else inside)
 
     def _visit_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
         kind = type(value)
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None)
-        for name, element in list(vars(value).items()):
+        for name, element in list(dict.items(object.__getattribute__(value, "__dict__"))):
             attribute = _Place(
                 path=f"{kind.__qualname__}.{name}",
                 scope="attribute",
@@ -195,7 +204,7 @@ class Census:
                 file=place.file,
                 type=type(value).__name__,
             )
-        held.length += len(value) if isinstance(value, list | tuple | deque | set | dict) else 1
+        held.length += len(value) if issubclass(type(value), (*_COLLECTIONS, dict)) else 1
         return held
 
 
@@ -210,18 +219,33 @@ def _deeper(place: _Place, path: str | None = None) -> _Place:
     )
 
 
-def _may_hold_tensors(value: Any) -> bool:
+def _elements_of(value: Any) -> list[Any]:
+    """Its elements as they lie in memory: a subclass may have its own `__iter__`."""
+    kind = next(kind for kind in _COLLECTIONS if issubclass(type(value), kind))
+    return list(kind.__iter__(value))
+
+
+def _may_hold_tensors(elements: list[Any]) -> bool:
     """Whether the first or the last element can lead to a tensor: a long list of numbers is passed over."""
-    if isinstance(value, set | frozenset):
-        return any(not isinstance(element, _NOT_DATA) for element in value)
-    return bool(value) and not (isinstance(value[0], _NOT_DATA) and isinstance(value[-1], _NOT_DATA))
+    return bool(elements) and not (
+        issubclass(type(elements[0]), _NOT_DATA) and issubclass(type(elements[-1]), _NOT_DATA)
+    )
+
+
+def _may_read_locals(code: CodeType) -> bool:
+    """Not of a module, whose names are its globals; and not where the program may hold the snapshot itself.
+
+    Until Python 3.13 `locals()` returns the very dict that reading a frame's locals refreshes.
+    """
+    is_function = bool(code.co_flags & CO_OPTIMIZED)
+    return is_function and (sys.version_info >= (3, 13) or not _READS_LOCALS.intersection(code.co_names))
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
     values = frame.f_locals
     names = dict(values)
     if sys.version_info < (3, 13):
-        values.clear()  # until 3.13 the frame keeps this snapshot, and with it tensors that the program lets go
+        values.clear()  # the frame keeps this snapshot, and with it tensors that the program lets go
     return names
 
 

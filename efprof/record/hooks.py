@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -12,11 +13,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from efprof.record.loop import Loop, OpenStep
+from efprof.record.loop import Loop
+from efprof.record.open_step import OpenStep
 from efprof.record.shell import Shell
 from efprof.record.sites import Sites
 
 Undo = Callable[[], None]
+
+NUMBER = "_efprof_number"
+"""The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
 
 STEPS_TO_LEARN = 2
 """A loop shows all its outermost modules within a step; the second one confirms it."""
@@ -37,36 +42,48 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
     return undo
 
 
-def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
-    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch."""
-    began = shell.guarded("loop", loop.fetch_began)
-    ended = shell.guarded("loop", loop.fetch_ended)
+def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart."""
+    opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader)))
     started = shell.guarded("loop", loop.loader_started)
+    numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
+    began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
+    ended = shell.guarded("loop", loop.fetch_ended)
     exhausted = shell.guarded("loop", loop.data_ended)
+    failed = shell.guarded("loop", loop.fetch_failed)
     start, advance = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
     @functools.wraps(start)
     def iterate(self: Any) -> Any:
-        began(getattr(self, "_efprof_number", None))
+        opened(self)
         try:
             iterator = start(self)
         finally:
             started()
-        iterator.__dict__["_efprof_number"] = getattr(self, "_efprof_number", None)
+        numbered(self, iterator)
         return iterator
 
     @functools.wraps(advance)
     def fetch(self: Any) -> Any:
-        began(getattr(self, "_efprof_number", None))
+        began(self)
         try:
             batch = advance(self)
-        except BaseException:
+        except StopIteration:
             exhausted()
+            raise
+        except BaseException:
+            failed()
             raise
         ended(batch)
         return batch
 
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
+
+
+def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator: Any) -> None:
+    number = numbers.get(loader)
+    if number is not None and isinstance(iterator, _BaseDataLoaderIter):
+        iterator.__dict__[NUMBER] = number
 
 
 def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
@@ -93,11 +110,41 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
-    entered = shell.guarded("loop", loop.optimizer_entered)
-    left = shell.guarded("loop", loop.optimizer_left)
+    num_nested = 0
+
+    def enter(optimizer: torch.optim.Optimizer) -> None:
+        nonlocal num_nested
+        if loop.stage == "optimizer" and loop.is_ours and _num_running_steps() > 1:
+            num_nested += 1
+            return
+        num_nested = 0
+        loop.optimizer_entered(optimizer)
+
+    def leave(optimizer: torch.optim.Optimizer) -> None:
+        nonlocal num_nested
+        if num_nested and loop.is_ours:
+            num_nested -= 1
+            return
+        loop.optimizer_left(optimizer)
+
+    entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
     before = register_optimizer_step_pre_hook(lambda optimizer, *_: entered(optimizer))
     after = register_optimizer_step_post_hook(lambda optimizer, *_: left(optimizer))
     return [before.remove, after.remove]
+
+
+def _num_running_steps() -> int:
+    """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
+    frame: FrameType | None = sys._getframe()
+    count = 0
+    while frame is not None:
+        count += frame.f_code is _STEP_CODE
+        frame = frame.f_back
+    return count
+
+
+_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+"""The function that torch puts around every optimizer's `step`, and that calls the hooks."""
 
 
 class ForwardWatch:
@@ -112,6 +159,8 @@ class ForwardWatch:
     def __init__(self, loop: Loop, shell: Shell) -> None:
         self._began = shell.guarded("loop", loop.forward_began)
         self._ended = shell.guarded("loop", loop.forward_ended)
+        self._before = shell.guarded("loop", self._before_any)
+        self._after = shell.guarded("loop", self._after_any)
         self._loop = loop
         self._learning: list[Undo] = []
         self._depth = 0
@@ -130,8 +179,8 @@ class ForwardWatch:
 
     def _learn(self) -> None:
         if not self._learning:
-            before = register_module_forward_pre_hook(self._before_any)
-            after = register_module_forward_hook(self._after_any, always_call=True)
+            before = register_module_forward_pre_hook(self._before)
+            after = register_module_forward_hook(self._after, always_call=True)
             self._learning = [before.remove, after.remove]
         self._left_to_learn = STEPS_TO_LEARN
 
@@ -166,18 +215,21 @@ class ForwardWatch:
     def _watch_outermost(self) -> None:
         for kind, undo in self._outermost.items():
             if undo is None:
-                self._outermost[kind] = replace(kind, "__call__", self._watched(kind.__call__))
+                self._outermost[kind] = replace(kind, "__call__", self._watched(kind))
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
         began, ended, learning = self._began, self._ended, self
+        own = vars(kind).get("__call__")
 
-        @functools.wraps(original)
+        @functools.wraps(kind.__call__)
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # Looked up at each call: torch.fx and others replace Module.__call__ for a while.
+            original: Any = functools.partial(own, module) if own else super(kind, module).__call__  # type: ignore[misc]
             if learning._learning:  # the hooks for all modules see this call already
-                return original(module, *args, **kwargs)
+                return original(*args, **kwargs)
             began()
             try:
-                return original(module, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 ended()
 

@@ -8,76 +8,58 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StepRecord
-from efprof.record.memory import MemoryReader, resident_bytes
+from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan
+from efprof.record.memory import Memory, ReadingPlan, ResidentSet
+from efprof.record.open_step import OpenStep, num_samples, record_of
 
 Listener = Callable[..., None]
-
-
-@dataclass(kw_only=True, slots=True)
-class OpenStep:
-    """The step that is being recorded; times are `time.perf_counter_ns`."""
-
-    number: int
-    start_ns: int
-    epoch_ns: int
-    cpu_ns: int
-    recorder_ns: int = 0
-    spans: list[StageSpan] = field(default_factory=list)
-    memory: list[BoundaryMemory] = field(default_factory=list)
-    reads: dict[tuple[str, str], ScalarReads] = field(default_factory=dict)
-    stepped: list[int] = field(default_factory=list)
-    num_backwards: int = 0
-    num_fetches: int = 0
-    samples: int = 0
-    has_forward: bool = False
-    has_evaluation: bool = False
-    loader: int | None = None
-    sequence: int | None = None
-    backward_site: str | None = None
-    window: str | None = None
-    late: "Callable[[], bool] | None" = None
-    """Fills in numbers that the device still owes the record; returns whether they have arrived."""
 
 
 class Loop:
     """The state machine behind the hooks.
 
-    Collectors subscribe by appending to `step_began(step)`, `step_ended(step, record)`,
-    `backward_began(step, tensors)` and `optimizer_began(step, optimizer)`; `write(step, record)` comes last. Calls
-    from other threads than the one that imported torch, and from forked children, are ignored.
+    Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
+    `backward_began(step, tensors)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`; `write(step,
+    record)` comes last. Calls from other threads than the one that imported torch, and from forked children, are
+    ignored.
     """
 
-    def __init__(self, read_memory: MemoryReader, write: Listener) -> None:
+    def __init__(self, memory: Memory, write: Listener) -> None:
         self.step_began: list[Listener] = []
+        self.fetched: list[Listener] = []
+        self.step_dropped: list[Listener] = []
         self.step_ended: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.optimizer_began: list[Listener] = []
         self.is_on = True
         self.step: OpenStep | None = None
         self.stage: str | None = None
-        self.failed_stage: str | None = None
-        self._read_memory = read_memory
+        self.num_steps = 0
+        self._memory = memory
+        self._plan = ReadingPlan()
+        self._resident = ResidentSet()
         self._thread = threading.get_ident()
         self._stage_start_ns = 0
         self._depth = 0
-        self.num_steps = 0
+        self._failed: tuple[str, int] | None = None
         self._has_loader = False
-        self._carried_ns = 0
         self._is_disturbed = False
         self._write = write
 
-    # The entry points. Each takes the time it was entered at, so that the recorder's own time can be told.
+    # The entry points. Each notes the time it was entered at, so that the recorder's own time can be told.
 
     def fetch_began(self, loader: int | None) -> None:
         """A batch is asked for."""
         entered = self._enter()
-        if entered is None or self.stage is not None:
+        if entered is None:
+            return
+        if self.stage == "optimizer":
+            self._close_stage(entered)  # the optimizer raised, and the program went on
+        if self.stage is not None:
             return
         step = self._between_steps(entered) or self._begin(entered)
         self._has_loader = True
@@ -91,8 +73,14 @@ class Loop:
             return
         self._close_stage(entered)
         self.step.num_fetches += 1
-        self.step.samples += _num_samples(batch)
+        self.step.samples += num_samples(batch)
+        for listener in self.fetched:
+            listener(self.step)
         self._leave(entered)
+
+    def fetch_failed(self) -> None:
+        """Asking for a batch, or starting a loader, raised something else than StopIteration."""
+        self.loader_started()
 
     def loader_started(self) -> None:
         """A loader's iterator was made: its workers run, no batch has come yet."""
@@ -107,8 +95,11 @@ class Loop:
         if entered is None or self.stage != "data" or self.step is None:
             return
         self._close_stage(entered)
-        if not self.step.num_backwards:
+        step = self.step
+        if not step.num_backwards:
             self.step = None
+            if step.num_fetches and not step.has_evaluation:
+                self._has_loader = False  # read to its end without training: `batches = list(loader)`
 
     def forward_began(self) -> None:
         """A module was called; only the outermost call counts."""
@@ -119,11 +110,10 @@ class Loop:
         if self._depth > 1 or self.stage is not None:
             return
         if not torch.is_grad_enabled():
-            self._note_evaluation()
+            if self.step is not None:
+                self.step.has_evaluation = True
             return
-        step = self.step
-        if step is None or (step.stepped and not self._has_loader):
-            step = self._finish_and_begin(entered)
+        step = self._step_to_train(entered)
         if not step.has_forward:
             step.has_forward = True
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -150,7 +140,7 @@ class Loop:
         entered = self._enter()
         if entered is None or self.stage is not None:
             return
-        step = self.step or self._begin(entered)
+        step = self._step_to_train(entered)
         step.num_backwards += 1
         step.backward_site = site or step.backward_site
         self._note_memory("pre_backward", entered)
@@ -165,7 +155,11 @@ class Loop:
     def optimizer_entered(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer.step` was called."""
         entered = self._enter()
-        if entered is None or self.stage is not None:
+        if entered is None:
+            return
+        if self.stage == "optimizer":
+            self._close_stage(entered)  # the last call raised, and the program went on
+        if self.stage is not None:
             return
         step = self.step or self._begin(entered)
         if id(optimizer) in step.stepped:
@@ -200,16 +194,27 @@ class Loop:
         """Something costly is done between two steps: the time until the next one begins belongs to none."""
         self._is_disturbed = True
 
+    def stage_of(self, error: BaseException) -> str | None:
+        """The stage that `error` ended, `other` for the user's code between the stages, None outside a step."""
+        link: BaseException | None = error
+        while link is not None and self._failed is not None:
+            if id(link) == self._failed[1]:
+                return self._failed[0]
+            link = link.__context__
+        return None if self.step is None else self.stage or "other"
+
     def finish(self) -> None:
         """The program ends: close the step if it is whole, drop it otherwise."""
         if self.step is not None and self.step.stepped and self.stage is None:
             self._finish(self.step, time.perf_counter_ns())
         self.is_on = False
+        for listeners in (self.step_began, self.fetched, self.step_dropped, self.backward_began, self.optimizer_began):
+            listeners.clear()  # the end may come within an entry point, which goes on
 
     # What follows is called by the entry points, in this order.
 
     def _enter(self) -> int | None:
-        return time.perf_counter_ns() if self.is_ours else None
+        return time.perf_counter_ns() if self.is_on and threading.get_ident() == self._thread else None
 
     def _between_steps(self, entered: int) -> OpenStep | None:
         """The open step to go on with, or None where a new one has to begin."""
@@ -220,7 +225,15 @@ class Loop:
             self._finish(step, entered)
             return None
         if step.has_evaluation and not step.num_backwards:
+            for listener in self.step_dropped:
+                listener(step)
             return None  # what was fetched so far fed an evaluation: it belongs to no step
+        return step
+
+    def _step_to_train(self, entered: int) -> OpenStep:
+        step = self.step
+        if step is None or (step.stepped and not self._has_loader):
+            return self._finish_and_begin(entered)
         return step
 
     def _finish_and_begin(self, entered: int) -> OpenStep:
@@ -230,28 +243,29 @@ class Loop:
 
     def _begin(self, entered: int) -> OpenStep:
         step = OpenStep(number=self.num_steps, start_ns=entered, epoch_ns=time.time_ns(), cpu_ns=time.process_time_ns())
+        step.reads_boundaries = self._plan.is_due(step.number)
         self.step = step
         for listener in self.step_began:
             listener(step)
-        step.recorder_ns, self._carried_ns = self._carried_ns, 0
+        step.reads_boundaries |= step.window is not None
         if self._is_disturbed:
-            self._is_disturbed, step.recorder_ns = False, 0
+            self._is_disturbed = False
             step.start_ns, step.epoch_ns = time.perf_counter_ns(), time.time_ns()
             step.cpu_ns = time.process_time_ns()
         return step
 
-    def _note_evaluation(self) -> None:
-        if self.step is not None:
-            self.step.has_evaluation = True
-
     def _note_memory(self, boundary: str, entered: int) -> None:
-        assert self.step is not None
-        allocated, reserved = self._read_memory()
-        at_us = (entered - self.step.start_ns) / 1000
-        self.step.memory.append(BoundaryMemory(boundary, at_us, allocated, reserved))
+        step = self.step
+        assert step is not None
+        if step.reads_boundaries or boundary == "post_optimizer_step":
+            before = time.perf_counter_ns()
+            allocated, reserved = self._memory.read()
+            step.reading_ns += time.perf_counter_ns() - before
+            at_us = max(0, entered - step.start_ns) / 1000
+            step.memory.append(BoundaryMemory(boundary, at_us, allocated, reserved))
 
     def _open_stage(self, stage: str, entered: int) -> None:
-        self.stage = stage
+        self.stage, self._failed = stage, None
         self._leave(entered)
         self._stage_start_ns = time.perf_counter_ns()
 
@@ -261,8 +275,9 @@ class Loop:
         start = self.step.start_ns
         span = StageSpan(self.stage, max(0, self._stage_start_ns - start) / 1000, (entered - start) / 1000)
         self.step.spans.append(span)
-        # Seen from the `finally` of a hook: the stage ended because it raised.
-        self.failed_stage = self.stage if sys.exception() is not None else None
+        # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
+        error = sys.exception()
+        self._failed = None if error is None else (self.stage, id(error))
         self.stage = None
 
     def _end_stage(self, stage: str, boundary: str) -> bool:
@@ -281,43 +296,9 @@ class Loop:
     def _finish(self, step: OpenStep, entered: int) -> None:
         self.step = None
         self.num_steps += 1
-        record = _record(step, entered)
+        record = record_of(step, entered, self._resident)
+        if step.reads_boundaries and step.window is None:
+            self._plan.note(step.number, step.reading_ns, entered - step.start_ns)
         for listener in self.step_ended:
             listener(step, record)
         self._write(step, record)
-        self._carried_ns = time.perf_counter_ns() - entered
-
-
-def _record(step: OpenStep, end_ns: int) -> StepRecord:
-    return StepRecord(
-        step=step.number,
-        started_ns=step.epoch_ns,
-        total_us=(end_ns - step.start_ns) / 1000,
-        spans=step.spans,
-        memory=step.memory,
-        cpu_us=(time.process_time_ns() - step.cpu_ns) / 1000,
-        rss_bytes=resident_bytes(),
-        micro_batches=step.num_backwards,
-        samples=step.samples,
-        recorder_us=step.recorder_ns / 1000,
-        reads=list(step.reads.values()),
-        backward_site=step.backward_site,
-        loader=step.loader,
-        sequence=step.sequence,
-        window=step.window,
-    )
-
-
-def _num_samples(batch: object) -> int:
-    """The first dimension of the first tensor found in a batch; 0 where there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, dict):
-        batch = tuple(batch.values())
-    elif hasattr(batch, "__dataclass_fields__"):
-        batch = tuple(getattr(batch, name) for name in batch.__dataclass_fields__)
-    if isinstance(batch, list | tuple):
-        for item in batch:
-            if isinstance(item, torch.Tensor):
-                return item.shape[0] if item.dim() else 1
-    return 0

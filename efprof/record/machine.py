@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from efprof.artifacts.run_file import Git, Host
+from efprof.record.redaction import without_secret_variables
 
 KEPT_VARIABLES = re.compile(
     r"(OMP|MKL|KMP|OPENBLAS|NCCL|GLOO|CUBLAS|CUDNN)_\w+|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)"
@@ -17,33 +18,14 @@ KEPT_VARIABLES = re.compile(
 )
 """Environment variables that change how training runs; no other is kept."""
 
-SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|auth")
-SECRET_VALUE = re.compile(r"^(hf_|sk-|ghp_|gho_|glpat-|xox[a-z]-|AKIA|eyJ)\S{12,}|://[^/\s:]+:[^@\s]+@")
-HIDDEN = "<hidden>"
+GIT_TIMEOUT_S = 10
+"""A status that takes longer walks a repository on a slow network drive; the run does without."""
 
 
 def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables worth keeping; one that looks like a secret is not, whatever its name."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if KEPT_VARIABLES.fullmatch(name) and not SECRET_NAME.search(name) and not SECRET_VALUE.search(value)
-    }
-
-
-def redacted(command: list[str]) -> list[str]:
-    """The command with the values of options that name a secret, and values that look like one, hidden."""
-    clean, hides_next = [], False
-    for word in command:
-        option, equals, value = word.partition("=")
-        if hides_next or SECRET_VALUE.search(word):
-            clean.append(f"{option}={HIDDEN}" if equals and option.startswith("-") else HIDDEN)
-        elif option.startswith("-") and equals and SECRET_NAME.search(option):
-            clean.append(f"{option}={HIDDEN}" if value else word)
-        else:
-            clean.append(word)
-        hides_next = word.startswith("--") and not equals and bool(SECRET_NAME.search(word))
-    return clean
+    kept = {name: value for name, value in sorted(environment.items()) if KEPT_VARIABLES.fullmatch(name)}
+    return without_secret_variables(kept)
 
 
 def describe_host() -> Host:
@@ -67,9 +49,12 @@ def read_git(folder: Path) -> Git | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -33,7 +33,10 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
 def read_options() -> Options | None:
     """The options of the recording this process belongs to; None where it is not being recorded."""
     text = os.environ.get(VARIABLE)
-    return msgspec.json.decode(text, type=Options) if text else None
+    try:
+        return msgspec.json.decode(text, type=Options) if text else None
+    except msgspec.DecodeError:  # not ours: an efprof of another version set it
+        return None
 
 
 def encode_options(options: Options) -> str:

@@ -9,20 +9,24 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import EVENTS_FILE, Event, OutOfMemory, StepInterrupted, TrainingRaised
 from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.record import collectors
 from efprof.record.hooks import ForwardWatch, Undo, watch_backward, watch_loaders, watch_optimizers
-from efprof.record.loop import Listener, Loop, OpenStep
-from efprof.record.memory import memory_reader
+from efprof.record.loop import Listener, Loop
+from efprof.record.memory import Memory
+from efprof.record.open_step import OpenStep
 from efprof.record.options import Options
+from efprof.record.redaction import without_secrets
 from efprof.record.shell import Shell
 from efprof.record.sites import Sites
-from efprof.record.writing import LineWriter
+from efprof.record.writing import LineWriter, RankFolder
 
 MAX_LATE_STEPS = 16
 """Steps whose numbers the device still owes; a queue this long means that it never answers."""
@@ -31,17 +35,17 @@ MAX_LATE_STEPS = 16
 class Session:
     """One recording process: what every collector needs, and the order of its end."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, folder: RankFolder, shell: Shell) -> None:
         self.options = options
         self.run_folder = options.run_folder
-        self.memory_source, read_memory = memory_reader()
-        self.read_memory = read_memory
-        self._rank_folder: Path | None = None
-        self._steps = LineWriter(self.rank_folder, STEPS_FILE)
-        self._events = LineWriter(self.rank_folder, EVENTS_FILE)
-        self.sites = Sites(options.root, LineWriter(self.rank_folder, SOURCES_FILE))
-        self.shell = Shell(self._events)
-        self.loop = Loop(read_memory, self.shell.guarded("steps", self._write_when_whole))
+        self.shell = shell
+        self.memory = Memory()
+        self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
+        self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
+        self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
+        self._folder = folder
+        self._steps = LineWriter(folder, STEPS_FILE)
+        self._events = LineWriter(folder, EVENTS_FILE)
         self._late: list[tuple[OpenStep, StepRecord]] = []
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
@@ -50,27 +54,20 @@ class Session:
     def start(self) -> None:
         """Hook into torch and start every collector in the folder."""
         loop, shell = self.loop, self.shell
-        self._undo += watch_loaders(loop, shell) + watch_backward(loop, shell, self.sites)
+        self._folder.when_broken = self.end
+        for essential in ("session", "loop", "steps"):
+            shell.when_stopped(essential, self.end)
+        atexit.register(self.end)
+        os.register_at_fork(after_in_child=self._forget)
+        self._undo += watch_loaders(loop, shell, self.loader_numbers) + watch_backward(loop, shell, self.sites)
         self._undo += [*watch_optimizers(loop, shell), ForwardWatch(loop, shell).remove]
         for module in pkgutil.iter_modules(collectors.__path__):
-            start = importlib.import_module(f"{collectors.__name__}.{module.name}").start
-            shell.guarded(module.name, start)(self)
-        self._watch_the_end()
+            shell.guarded(module.name, self._start_collector)(module.name)
 
+    @property
     def rank_folder(self) -> Path:
-        """This process's folder, made when something is first written: a child that never trains leaves none."""
-        if self._rank_folder is None:
-            number = int(os.environ.get("RANK", "0"))
-            while True:
-                folder = self.run_folder / f"rank{number}"
-                try:
-                    folder.mkdir()
-                except FileExistsError:  # a second training process of this run that torchrun did not number
-                    number += 1
-                    continue
-                self._rank_folder = folder
-                break
-        return self._rank_folder
+        """This process's folder in the run; raises OSError where it cannot be made."""
+        return self._folder.path
 
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
         """Have a collector's function called by the loop, guarded."""
@@ -95,17 +92,25 @@ class Session:
 
     def end(self) -> None:
         """Close what is open and take every hook out; safe to call twice."""
-        if self._is_ended or not self.loop.is_on:
+        if self._is_ended:
             return
         self._is_ended = True
+        self.shell.guarded("ending", self._note_last_error)()
         self.shell.guarded("loop", self.loop.finish)()
+        self.loop.is_on = False
         for function in self._at_end:
             function()
         self.shell.guarded("steps", self._write_late)(True)
         for undo in reversed(self._undo):
-            undo()
+            self.shell.guarded("hooks", undo)()
+
+    def _start_collector(self, name: str) -> None:
+        importlib.import_module(f"{collectors.__name__}.{name}").start(self)
 
     def _write_when_whole(self, step: OpenStep, record: StepRecord) -> None:
+        if step.late is None and not self._late:
+            self._steps.write(record)
+            return
         self._late.append((step, record))
         self._write_late(False)
 
@@ -117,50 +122,45 @@ class Session:
             self._steps.write(record)
             del self._late[0]
 
-    def _watch_the_end(self) -> None:
-        atexit.register(self.end)
-        os.register_at_fork(after_in_child=self._forget)
-        previous = sys.excepthook
-
-        def note_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if self.loop.is_on:
-                self.shell.guarded("ending", self._note_exception)(error, trace)
-            previous(kind, error, trace)
-
-        sys.excepthook = note_exception
-
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
         self.loop.is_on = False
+        self._is_ended = True
 
-    def _note_exception(self, error: BaseException, trace: TracebackType | None) -> None:
-        loop, now, number = self.loop, time.time_ns(), self.step_number
+    def _note_last_error(self) -> None:
+        """The error that ends the program; Python keeps it here, whatever `sys.excepthook` the program has set."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self._note_error(error)
+
+    def _note_error(self, error: BaseException) -> None:
+        loop, stage = self.loop, self.loop.stage_of(error)
+        now, number = time.time_ns(), self.step_number
         if loop.step is not None:
-            allocated, reserved = self.read_memory()
-            stage = loop.failed_stage or loop.stage or "other"
+            allocated, reserved = self.memory.read()
             self.note(
-                StepInterrupted(at_ns=now, step=number, stage=stage, allocated_bytes=allocated, reserved_bytes=reserved)
+                StepInterrupted(
+                    at_ns=now, step=number, stage=stage or "other", allocated_bytes=allocated, reserved_bytes=reserved
+                )
             )
-        frames = [frame for frame, _ in traceback.walk_tb(trace)]
-        lines = {id(frame): line for frame, line in traceback.walk_tb(trace)}
-        sites = [
-            f"{self.sites.file(frame.f_code.co_filename)}:{lines[id(frame)]}:{frame.f_code.co_qualname}"
-            for frame in frames
+        message = without_secrets(str(error))
+        sites = self._sites_of(error)
+        if _is_out_of_memory(error):
+            self.note(OutOfMemory(at_ns=now, step=number, message=message, site=sites[-1] if sites else None))
+        kind = type(error).__name__
+        self.note(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+
+    def _sites_of(self, error: BaseException) -> list[str]:
+        """The user's lines of its traceback, outermost first."""
+        return [
+            f"{self.sites.file(frame.f_code.co_filename)}:{line}:{frame.f_code.co_qualname}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
             if self.sites.is_user_code(frame.f_code)
         ]
-        if _is_out_of_memory(error):
-            self.note(OutOfMemory(at_ns=now, step=number, message=str(error), site=sites[-1] if sites else None))
-        self.note(
-            TrainingRaised(
-                at_ns=now, step=number, error=type(error).__name__, message=str(error), stage=loop.stage, sites=sites
-            )
-        )
 
 
-def _is_out_of_memory(error: Any) -> bool:
-    import torch
-
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    # torch's CPU allocator raises a plain RuntimeError with this text.
-    return isinstance(error, RuntimeError) and "not enough memory: you tried to allocate" in str(error)
+    # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
+    return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)

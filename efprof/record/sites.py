@@ -1,6 +1,7 @@
 """Where in the user's code something happened: `file:line:function`, and the texts of those files."""
 
 import importlib.metadata
+import itertools
 import os
 import site
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from efprof.artifacts.sources import SourceText
+from efprof.record.redaction import without_secrets
 from efprof.record.writing import LineWriter
 
 MAX_SOURCE_BYTES = 1024**2
@@ -20,25 +22,23 @@ class Sites:
     """Tells user code from libraries, names places in it, and keeps the text of each file it names."""
 
     def __init__(self, root: Path, sources: LineWriter) -> None:
-        self._root = f"{root}{os.sep}"
+        self._root = f"{os.path.realpath(root)}{os.sep}"
         self._sources = sources
-        self._own_package = _package_of_console_script()
-        self._is_user: dict[CodeType, bool] = {}
+        self._own_package = _package_that_runs()
+        self._is_user: dict[str, bool] = {}
         self._names: dict[str, str] = {}
         self._absolute: dict[str, str] = {}
 
     def is_user_code(self, code: CodeType) -> bool:
         """Whether this code was written by the user: not Python's own, not an installed library, not ours."""
-        known = self._is_user.get(code)
-        if known is None:
-            known = self._is_user[code] = self.is_user_file(code.co_filename)
-        return known
+        return self.is_user_file(code.co_filename)
 
     def is_user_file(self, path: str) -> bool:
-        """The same for the absolute path of a file."""
-        if self._own_package and path.startswith(self._own_package):
-            return True
-        return not path.startswith(("<", *_library_folders()))
+        """The same for the path of a file."""
+        known = self._is_user.get(path)
+        if known is None:
+            known = self._is_user[path] = self._is_written_by_user(path)
+        return known
 
     def of_caller(self, frame: FrameType | None) -> str | None:
         """The innermost user line at or above `frame`, None where there is none."""
@@ -54,8 +54,8 @@ class Sites:
         """The name of a file in reports: relative to the repository. The text of a user's file is kept."""
         name = self._names.get(path)
         if name is None:
-            name = path.removeprefix(self._root) if path.startswith(self._root) else path
-            self._names[path] = name
+            real = path if path.startswith("<") else os.path.realpath(path)
+            name = self._names[path] = real.removeprefix(self._root) if real.startswith(self._root) else path
             if self.is_user_file(path):
                 self._keep(path, name)
         return name
@@ -67,10 +67,18 @@ class Sites:
             path = self._absolute[shortened] = _find_on_path(shortened)
         return path
 
+    def _is_written_by_user(self, path: str) -> bool:
+        if path.startswith("<"):
+            return False
+        path = os.path.abspath(path)  # noqa: PTH100 - as it is spelled: a link into a library is the library's
+        if self._own_package and path.startswith(self._own_package):
+            return True
+        return not path.startswith(_library_folders())
+
     def _keep(self, path: str, name: str) -> None:
         file = Path(path)
         if file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES:
-            self._sources.write(SourceText(file=name, text=file.read_text(errors="replace")))
+            self._sources.write(SourceText(file=name, text=without_secrets(file.read_text(errors="replace"))))
 
 
 @cache
@@ -82,16 +90,28 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(f"{folder}{os.sep}" for folder in sorted(folders | real))
 
 
-def _package_of_console_script() -> str | None:
-    """The folder of the package whose console script is running: the user's code even when it is installed."""
-    script = Path(sys.argv[0]) if sys.argv else Path()
-    if script.suffix or script.parent.name not in ("bin", "Scripts"):
+def _package_that_runs() -> str | None:
+    """The folder of the package whose module or console script runs: the user's code even when it is installed."""
+    module = _module_that_runs()
+    package = sys.modules.get(module.split(".")[0]) if module else None
+    file = getattr(package, "__file__", None)
+    if package is None or not file or not hasattr(package, "__path__"):
         return None
-    for entry_point in importlib.metadata.entry_points(group="console_scripts", name=script.name):
-        package = sys.modules.get(entry_point.module.split(".")[0])
-        if package is not None and getattr(package, "__file__", None):
-            return f"{Path(str(package.__file__)).parent}{os.sep}"
-    return None
+    return f"{Path(file).parent}{os.sep}"
+
+
+def _module_that_runs() -> str | None:
+    words = iter(sys.orig_argv[1:])
+    for word in itertools.takewhile(lambda word: word.startswith("-"), words):
+        if word in ("-W", "-X"):
+            next(words, None)  # its value
+        elif word.endswith("m") and not word.startswith(("--", "-W", "-X")):
+            return next(words, None)
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    if script.parent.name not in ("bin", "Scripts"):
+        return None
+    entry_points = importlib.metadata.entry_points(group="console_scripts", name=script.stem)
+    return next((entry_point.module for entry_point in entry_points), None)
 
 
 def _find_on_path(shortened: str) -> str:

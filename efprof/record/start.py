@@ -1,7 +1,5 @@
 """Starts recording in a process that has just imported torch."""
 
-import sys
-
 from efprof.record.options import read_options
 
 
@@ -10,9 +8,16 @@ def start() -> None:
     options = read_options()
     if options is None:
         return
-    try:
+    from efprof.artifacts.events import EVENTS_FILE
+    from efprof.record.shell import Shell
+    from efprof.record.writing import LineWriter, RankFolder
+
+    folder = RankFolder(options.run_folder)
+    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
+
+    def begin() -> None:
         from efprof.record.session import Session
 
-        Session(options).start()
-    except Exception as error:  # the recorder's shell: training must go on
-        print(f"efprof: recording did not start, training goes on: {type(error).__name__}: {error}", file=sys.stderr)
+        Session(options, folder, shell).start()
+
+    shell.guarded("session", begin)()

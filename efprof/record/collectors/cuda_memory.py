@@ -11,7 +11,7 @@ import torch
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
-from efprof.record.loop import OpenStep
+from efprof.record.open_step import OpenStep
 from efprof.record.session import Session
 
 MAX_ENTRIES = 1_000_000
@@ -53,7 +53,7 @@ class CudaMemory:
         self._is_on = False
         self._session.loop.disturb()
         start = time.perf_counter()
-        path = self._session.rank_folder() / "memory-1.pickle"
+        path = self._session.rank_folder / "memory-1.pickle"
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(pickle.dumps(torch.cuda.memory._snapshot(), protocol=4))
         part.rename(path)
@@ -67,7 +67,7 @@ class CudaMemory:
 
 def start(session: Session) -> None:
     """Wait for CUDA to be initialised by the program itself."""
-    if not torch.cuda.is_available() or not session.options.windows:
+    if torch.version.cuda is None or not session.options.windows:
         return
     memory = CudaMemory(session)
     open_guarded: Any = session.shell.guarded("cuda_memory", memory.open)

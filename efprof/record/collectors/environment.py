@@ -7,7 +7,7 @@ import torch
 
 import efprof
 from efprof.artifacts.run_file import Device, read_run_file, write_run_file
-from efprof.record.loop import OpenStep
+from efprof.record.open_step import OpenStep
 from efprof.record.session import Session
 
 
@@ -17,7 +17,7 @@ def start(session: Session) -> None:
 
     def write_once(_: OpenStep) -> None:
         nonlocal is_written
-        if not is_written and session.rank_folder().name == "rank0":
+        if not is_written and session.rank_folder.name == "rank0":
             _write(session)
         is_written = True
 
@@ -27,7 +27,7 @@ def start(session: Session) -> None:
 def _write(session: Session) -> None:
     run = read_run_file(session.run_folder)
     run = msgspec.structs.replace(
-        run, versions=_versions(), devices=_devices(), settings=_settings(), memory_source=session.memory_source
+        run, versions=_versions(), devices=_devices(), settings=_settings(), memory_source=session.memory.choose()
     )
     write_run_file(session.run_folder, run)
 

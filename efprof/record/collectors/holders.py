@@ -1,7 +1,9 @@
 """When memory has grown for a while, counts twice who holds tensors, some steps apart, and keeps what grew."""
 
 import time
+from collections import deque
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -10,7 +12,7 @@ from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.writing import write_atomically
 from efprof.record.census import Census, Held
-from efprof.record.loop import OpenStep
+from efprof.record.open_step import OpenStep
 from efprof.record.session import Session
 
 FIRST_CHECK = 8
@@ -20,6 +22,9 @@ STEPS_APART = 4
 """Between the two counts: a holder that grows does so by at least one tensor in four steps."""
 
 MAX_CENSUSES = 3
+
+MAX_STEPS_BACK = 512
+"""A look goes back over half of the steps so far, and no further: a longer memory would itself grow."""
 
 MIN_GROWTH_BYTES = 4096
 """Per step; half of what the memory_growth audit alarms at (8 MiB in 1,000 steps)."""
@@ -33,7 +38,8 @@ class Holders:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._allocated: list[int] = []
+        self._allocated: deque[int] = deque(maxlen=MAX_STEPS_BACK)
+        self._num_seen = 0
         self._next_check = FIRST_CHECK
         self._before: tuple[int, dict[tuple[str, str], Held]] | None = None
         self._count = 0
@@ -42,17 +48,19 @@ class Holders:
         """Note the memory; count where it is time to."""
         if record.memory and record.window is None:
             self._allocated.append(record.memory[-1].allocated_bytes)
+            self._num_seen += 1
         if self._before is not None:
             if step.number >= self._before[0] + STEPS_APART:
                 self._compare(step.number)
-        elif len(self._allocated) >= self._next_check and self._count < MAX_CENSUSES:
+        elif self._num_seen >= self._next_check and self._count < MAX_CENSUSES:
             self._look(step.number)
 
     def _look(self, step: int) -> None:
-        recent = self._allocated[-(self._next_check // 2 + 1) :]
+        recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
         rises = [after - before for before, after in pairwise(recent)]
         is_growing = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
-        if is_growing and sum(rises) >= MIN_GROWTH_BYTES * len(rises):
+        # The median: what a window leaves behind, once, is no growth.
+        if is_growing and median(rises) >= MIN_GROWTH_BYTES:
             self._session.loop.disturb()
             self._before = (step, Census(self._session.sites).count())
         self._next_check = max(self._next_check + 4, int(self._next_check * 1.5))
@@ -78,7 +86,7 @@ class Holders:
         self._count += 1
         name = f"holders-{self._count}.json"
         census = HolderCensus(step_before=first, step_after=step, holders=grown)
-        write_atomically(self._session.rank_folder() / name, msgspec.json.format(msgspec.json.encode(census)))
+        write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(census)))
         self._session.note(CensusEvent(at_ns=time.time_ns(), step=step, file=name, seconds=time.perf_counter() - start))
 
 

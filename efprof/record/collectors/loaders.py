@@ -23,7 +23,7 @@ def start(session: Session) -> None:
         if not session.loop.is_ours:
             return
         site = session.sites.of_caller(caller)
-        loader._efprof_number = num_built
+        session.loader_numbers[loader] = num_built
         session.note(_event(session.step_number, num_built, loader, site))
         num_built += 1
 

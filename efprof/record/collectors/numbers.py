@@ -1,101 +1,121 @@
 """Reads each step's loss and gradients: on the CPU at once, on a device a step late and without waiting."""
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from efprof.artifacts.events import NonFiniteSeen
+from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.record.graph import find_suspects
 from efprof.record.hooks import replace
-from efprof.record.loop import OpenStep
+from efprof.record.open_step import OpenStep
 from efprof.record.session import Session
 
 _read = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
-NAMES = ("loss", "gradient_norm")
+
+@dataclass(slots=True)
+class _Open:
+    """The numbers of the open step so far, and what the device owes for them."""
+
+    loss: float | None = None
+    gradient_norm: float | None = None
+    num_gradients: int = 0
+    gradient_bytes: int = 0
+    num_nan: int | None = None
+    num_inf: int | None = None
+    device_losses: list[torch.Tensor] = field(default_factory=list)
+    device_norms: list[torch.Tensor] = field(default_factory=list)
 
 
 class Numbers:
-    """The numbers of the open step, and what the device owes for the last ones."""
+    """Adds up the open step's numbers, and fills them into its record."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._pending: dict[str, torch.Tensor] = {}
-        self._clip_norm: torch.Tensor | None = None
-        self._gradients: dict[str, int] = {}
-        self._bad: dict[str, int] = {}
         self._has_walked = False
+        self._open = _Open()
+        self._clip_norm: torch.Tensor | None = None
 
     def begin(self, _: OpenStep) -> None:
         """Forget the step before."""
-        self._pending, self._clip_norm, self._gradients, self._bad = {}, None, {}, {}
+        self._open = _Open()
+        self._clip_norm = None
 
     def note_loss(self, step: OpenStep, tensors: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
-        value = loss.detach().reshape(()).to(torch.float32)
-        total = self._pending.get("loss")
-        self._pending["loss"] = value if total is None else total + value
-        if loss.device.type == "cpu" and not self._has_walked and not math.isfinite(_read(value)):
+        if loss.device.type != "cpu":
+            self._open.device_losses.append(loss.detach().reshape(()).to(torch.float32))
+            return
+        value = float(_read(loss))
+        self._open.loss = value if self._open.loss is None else self._open.loss + value
+        if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
-            self._note_bad(step, "loss", _read(value), find_suspects(loss, step.sequence or 0))
+            self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
 
     def note_clip(self, norm: torch.Tensor) -> None:
         """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
-        self._clip_norm = norm.detach() if isinstance(norm, torch.Tensor) else None
+        self._clip_norm = norm.detach() if type(norm) is torch.Tensor else None
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Count the gradients an optimizer is about to apply, and take their norm."""
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
-        self._gradients = {
-            "num_gradients": self._gradients.get("num_gradients", 0) + len(gradients),
-            "gradient_bytes": self._gradients.get("gradient_bytes", 0)
-            + sum(g.numel() * g.element_size() for g in dense),
-        }
-        norm = self._clip_norm if self._clip_norm is not None else _norm(dense)
-        if norm is None:
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        self._open.num_gradients += len(gradients)
+        dense = [gradient for gradient in gradients if _is_plain(gradient)]
+        self._open.gradient_bytes += sum(gradient.nbytes for gradient in dense)
+        clip_norm, self._clip_norm = self._clip_norm, None
+        if not dense:
             return
-        self._pending["gradient_norm"] = norm
-        if norm.device.type == "cpu":
-            self._count_bad(step, dense, _read(norm))
+        if all(gradient.is_cpu for gradient in dense):
+            norm = _norm(dense) if clip_norm is None else _read(clip_norm)
+            self._open.gradient_norm = (
+                norm if self._open.gradient_norm is None else _root_of_squares((self._open.gradient_norm, norm))
+            )
+            self._count_bad(step, dense, norm)
+        else:
+            self._open.device_norms.append(_device_norm(dense) if clip_norm is None else clip_norm)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
-        for name, count in {**self._gradients, **self._bad}.items():
-            setattr(record, name, count)
-        pending = self._pending
-        if all(value.device.type == "cpu" for value in pending.values()):
-            for name, value in pending.items():
-                setattr(record, name, _spelled(_read(value)))
-        else:
-            step.late = _later(record, pending)
+        if self._open.num_gradients:
+            record.num_gradients, record.gradient_bytes = self._open.num_gradients, self._open.gradient_bytes
+            record.num_nan, record.num_inf = self._open.num_nan, self._open.num_inf
+        record.loss = _spelled(self._open.loss)
+        record.gradient_norm = _spelled(self._open.gradient_norm)
+        if self._open.device_losses or self._open.device_norms:
+            step.late = _later(record, self._open.device_losses, self._open.device_norms)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
-        self._bad = {"num_nan": 0, "num_inf": 0}
+        self._open.num_nan, self._open.num_inf = self._open.num_nan or 0, self._open.num_inf or 0
         if math.isfinite(norm):
             return
         with torch.no_grad():
-            self._bad["num_nan"] = sum(int(_read(torch.isnan(gradient).sum())) for gradient in gradients)
-            self._bad["num_inf"] = sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
+            self._open.num_nan += sum(int(_read(torch.isnan(gradient).sum())) for gradient in gradients)
+            self._open.num_inf += sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
         if not self._has_walked:
             self._has_walked = True
             self._note_bad(step, "gradient", norm, [])
 
-    def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[Any]) -> None:
+    def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
         self._session.note(
             NonFiniteSeen(
                 at_ns=time.time_ns(),
                 step=step.number,
                 what=what,
-                value=str(_spelled(value)),
+                value=str(value),
                 site=step.backward_site,
                 suspects=suspects,
             )
@@ -112,13 +132,13 @@ def start(session: Session) -> None:
     note_clip = session.shell.guarded("numbers", numbers.note_clip)
     original = torch.nn.utils.clip_grad_norm_
 
+    @functools.wraps(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> torch.Tensor:
         norm = original(*args, **kwargs)
         if loop.is_ours:
             note_clip(norm)
         return norm
 
-    clip_grad_norm_.__wrapped__ = original  # type: ignore[attr-defined]
     session.undo_at_end(
         [
             replace(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_),
@@ -127,34 +147,61 @@ def start(session: Session) -> None:
     )
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor | None:
-    """The global L2 norm; in float32, since the norm of half-precision gradients overflows half precision."""
-    if not gradients or any(gradient.device != gradients[0].device for gradient in gradients):
-        return None
+def _is_plain(gradient: torch.Tensor) -> bool:
+    """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
+    return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
+
+
+def _norm(gradients: list[torch.Tensor]) -> float:
+    """The global L2 norm of gradients on the CPU."""
     with torch.no_grad():
-        norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+        return _root_of_squares(_read(norm) for norm in _norms(gradients))
+
+
+def _device_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The same as a scalar on the device, so that nobody waits for it."""
+    with torch.no_grad():
+        device = gradients[0].device
+        norms = [norm.to(device, torch.float32) for norm in _norms(gradients) if norm.device == device]
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
 
 
-def _later(record: StepRecord, pending: dict[str, torch.Tensor]) -> Callable[[], bool]:
-    """Start copying to pinned memory; the result reads it once the copies' event has passed."""
-    copies = {name: torch.empty((), dtype=torch.float32, pin_memory=True) for name in pending}
-    for name, value in pending.items():
-        copies[name].copy_(value, non_blocking=True)
+def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Each gradient's own; in float32 where one is of half precision, whose norm would overflow it."""
+    dtypes = {gradient.dtype for gradient in gradients}
+    if torch.float64 in dtypes:
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return torch._foreach_norm(gradients, 2, dtype=None if dtypes == {torch.float32} else torch.float32)
+
+
+def _root_of_squares(values: Iterable[float]) -> float:
+    """NaN where one of them is NaN, which `math.hypot` would hide behind an Inf."""
+    return math.sqrt(sum(value * value for value in values))
+
+
+def _later(record: StepRecord, losses: list[torch.Tensor], norms: list[torch.Tensor]) -> Callable[[], bool]:
+    """Start copying to pinned memory; the result fills the record once the copies' event has passed."""
+    copies = [
+        torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+        for value in (*losses, *norms)
+    ]
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
 
     def arrived() -> bool:
         if not event.query():  # type: ignore[no-untyped-call]
             return False
-        for name, copy in copies.items():
-            setattr(record, name, _spelled(_read(copy)))
+        values = [float(_read(copy)) for copy in copies]
+        if losses:
+            record.loss = _spelled(sum(values[: len(losses)]))
+        if norms:
+            record.gradient_norm = _spelled(_root_of_squares(values[len(losses) :]))
         return True
 
     return arrived
 
 
-def _spelled(value: float) -> float | str:
+def _spelled(value: float | None) -> float | str | None:
     """JSON has no NaN and no Inf: they are spelled out."""
-    return value if math.isfinite(value) else str(value)
+    return value if value is None or math.isfinite(value) else str(value)

@@ -1,0 +1,137 @@
+"""The layer table of the README's architecture: who may import whom, lazily or not."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+EVERYTHING = frozenset(
+    {
+        "model",
+        "units",
+        "artifacts",
+        "record",
+        "facts",
+        "audits",
+        "fixes",
+        "runner",
+        "report",
+        "compare",
+        "commands",
+        "cli",
+    }
+)
+ALLOWED: dict[str, frozenset[str]] = {
+    "": frozenset(),
+    "cli": frozenset({"commands", "model"}),
+    "commands": EVERYTHING - {"cli"},
+    "compare": frozenset({"model", "units"}),
+    "report": frozenset({"model", "units"}),
+    "runner": frozenset({"model"}),
+    "audits": frozenset({"facts", "fixes", "model", "units"}),
+    "facts": frozenset({"artifacts", "model", "units"}),
+    "artifacts": frozenset({"model", "units"}),
+    "fixes": frozenset({"model", "units"}),
+    "record": frozenset({"artifacts", "model", "units"}),
+    "model": frozenset(),
+    "units": frozenset(),
+}
+ONLY_IN_RECORD = frozenset({"torch", "memray", "psutil", "pynvml"})
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    """The first name below the package: a folder, or a file at its top; the package's `__init__` has none."""
+    first = path.relative_to(ROOT).parts[1].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that is imported anywhere in the file, by its full name."""
+    package = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = list(package[: len(package) - node.level]) if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def named_in_text(path: Path, package: str) -> bool:
+    """Whether the file hands a module's name to the import system as a string."""
+    return any(
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (node.value == package or node.value.startswith(f"{package}."))
+        and " " not in node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_a_layer_imports_only_what_the_table_allows(layer: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources("efprof")
+        if layer_of(path) == layer
+        for name in imports(path)
+        if name.startswith("efprof.") and not _is_allowed(name, layer)
+    ]
+    assert wrong == []
+
+
+def _is_allowed(name: str, layer: str) -> bool:
+    target = name.split(".")[1]
+    return target == layer or target in ALLOWED[layer] or target not in EVERYTHING
+
+
+def test_every_layer_is_in_the_table() -> None:
+    assert {layer_of(path) for path in sources("efprof")} <= set(ALLOWED)
+
+
+def test_only_the_recorder_imports_torch() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources("efprof")
+        if layer_of(path) != "record"
+        for name in imports(path)
+        if name.split(".")[0] in ONLY_IN_RECORD
+    ]
+    assert wrong == []
+
+
+def test_efprof_never_imports_energy_flow() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources("efprof")
+        if named_in_text(path, "energy_flow") or any(name.split(".")[0] == "energy_flow" for name in imports(path))
+    ]
+    assert wrong == []
+
+
+def test_energy_flow_knows_of_efprof_only_in_one_audit_that_imports_the_model() -> None:
+    found = {
+        path: {name for name in imports(path) if name.split(".")[0] == "efprof"} for path in sources("energy_flow")
+    }
+    users = {path: names for path, names in found.items() if names}
+    assert len(users) <= 1, "one audit at most"
+    assert all(name.startswith("efprof.model") for names in users.values() for name in names)
+
+
+def test_exceptions_are_caught_wholesale_in_two_places_only() -> None:
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sources("efprof")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+        and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
+    ]
+    assert sorted(found) == ["efprof/record/shell.py", "efprof/runner.py"]

@@ -1,0 +1,60 @@
+"""The whole analysis over real recordings: the casebook's cases, as `make fixtures` recorded them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efprof.commands.report import analyse, render
+from efprof.model import Report
+
+RUNS = Path(__file__).parent / "runs"
+AUDITS = (
+    "backward_peak",
+    "blocking_scalar_read",
+    "input_stall",
+    "memory_growth",
+    "nonfinite_loss",
+    "step_slowdown",
+)
+MARK = "# fault"
+
+
+def findings_of(report: Report) -> list[tuple[str, str]]:
+    """(audit id, text of the blamed line) of every finding."""
+    return [(result.audit_id, finding.blame.text) for result in report.audits for finding in result.findings]
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_a_sick_run_has_its_fault_found_on_the_marked_line_and_nothing_else(audit: str) -> None:
+    ((found, text),) = findings_of(analyse(RUNS / f"{audit}-sick"))
+    assert found == audit
+    assert text.endswith(MARK)
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_its_healthy_twin_has_no_finding_and_no_broken_audit(audit: str) -> None:
+    report = analyse(RUNS / f"{audit}-healthy")
+    assert findings_of(report) == []
+    assert [result.audit_id for result in report.audits if result.status == "errored"] == []
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "html"])
+def test_the_same_run_gives_the_same_report_byte_for_byte(form) -> None:
+    run = RUNS / "memory_growth-sick"
+    assert render(analyse(run), form) == render(analyse(run), form)
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_the_json_form_names_line_fix_and_gain(audit: str) -> None:
+    report = json.loads(render(analyse(RUNS / f"{audit}-sick"), "json"))
+    (finding,) = [finding for result in report["audits"] for finding in result["findings"]]
+    assert finding["blame"]["line"] > 0
+    assert finding["fix"]["summary"]
+    assert finding["gain"]["basis"] in ("measured bound", "replay", "model")
+    assert {"key", "severity", "message", "blame", "fix", "gain", "evidence"} <= finding.keys()
+    assert {"schema_version", "run", "metrics", "overhead", "audits"} <= report.keys()
+
+
+def test_fixtures_stay_small_enough_for_a_repository() -> None:
+    assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 8 * 1024**2
