@@ -40,7 +40,8 @@ class StepRecord(msgspec.Struct, kw_only=True):
 
     `started_ns` is on the epoch's clock, as are a profiler window's events; `loss` is the sum of the scalars
     that backward was called on in the step, NaN and Inf spelled as strings; `sequence` is autograd's sequence
-    number at the start of the forward pass; `window` names the costly collector that was on; `recorder_us` is
+    number at the start of the forward pass; `is_skipped` says that gradients were not finite and the optimizer was
+    held back; `window` names the costly collector that was on; `recorder_us` is
     the recorder's own time within `total_us`.
     """
 
@@ -61,6 +62,7 @@ class StepRecord(msgspec.Struct, kw_only=True):
     num_nan: int | None = None
     num_inf: int | None = None
     scaler_scale: float | None = None
+    is_skipped: bool = False
     learning_rate: float | None = None
     reads: list[ScalarReads] = []
     backward_site: str | None = None

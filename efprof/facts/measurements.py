@@ -224,6 +224,8 @@ def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
 
 
 def _num_skipped(every: Sequence[StepTime]) -> int:
-    """How often the gradient scaler lowered its scale: it does so exactly when it skips an optimizer step."""
+    """Steps whose optimizer was held back; a scaler that skips on the device shows it by lowering its scale."""
     scales = [time.record.scaler_scale for time in every if time.record.scaler_scale is not None]
-    return sum(later < earlier for earlier, later in pairwise(scales))
+    return max(
+        sum(time.record.is_skipped for time in every), sum(later < earlier for earlier, later in pairwise(scales))
+    )

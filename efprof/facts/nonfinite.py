@@ -99,10 +99,14 @@ def _badness(record: StepRecord) -> tuple[str, str] | None:
     return None
 
 
+def _is_skippable(record: StepRecord) -> bool:
+    return record.is_skipped or record.scaler_scale is not None
+
+
 def _is_scale_search(records: Sequence[StepRecord], bad: Sequence[StepRecord]) -> bool:
     """Whether only gradients overflowed, under a gradient scaler that skips such steps, and not too often."""
     return (
-        all(record.scaler_scale is not None and math.isfinite(float(record.loss or 0)) for record in bad)
+        all(_is_skippable(record) and math.isfinite(float(record.loss or 0)) for record in bad)
         and bool(bad)
         and len(bad) < LEAST_SHARE_SKIPPED * len(records)
     )

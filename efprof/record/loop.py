@@ -39,6 +39,8 @@ class Loop:
         self.step: OpenStep | None = None
         self.stage: str | None = None
         self.num_steps = 0
+        self.unscaled_loss: tuple[int, torch.Tensor] | None = None
+        """The `id` of the tensor that a gradient scaler made last, and what it made it from."""
         self._memory = memory
         self._plan = ReadingPlan()
         self._resident = ResidentSet()
@@ -174,6 +176,19 @@ class Loop:
         """`optimizer.step` returned."""
         if self._end_stage("optimizer", "post_optimizer_step") and self.step is not None:
             self.step.stepped.append(id(optimizer))
+
+    def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """A gradient scaler was to step this optimizer; nothing happens here if it did."""
+        entered = self._enter()
+        step = self.step
+        if entered is None or self.stage is not None or step is None or id(optimizer) in step.stepped:
+            return
+        for listener in self.optimizer_began:
+            listener(step, optimizer)
+        self._note_memory("post_optimizer_step", entered)
+        step.stepped.append(id(optimizer))
+        step.is_skipped = True
+        self._leave(entered)
 
     def note_read(self, site: str, call: str, spent_ns: int) -> None:
         """A tensor's value was copied to Python at this line."""

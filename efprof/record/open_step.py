@@ -35,6 +35,9 @@ class OpenStep:
     sequence: int | None = None
     backward_site: str | None = None
     window: str | None = None
+    is_skipped: bool = False
+    scale: torch.Tensor | None = None
+    """The gradient scaler's, after its update."""
     late: Callable[[], bool] | None = None
     """Fills in numbers that the device still owes the record; returns whether they have arrived."""
 
@@ -53,6 +56,7 @@ def record_of(step: OpenStep, end_ns: int, resident: ResidentSet) -> StepRecord:
         samples=step.samples,
         recorder_us=step.recorder_ns / 1000,
         reads=list(step.reads.values()),
+        is_skipped=step.is_skipped,
         backward_site=step.backward_site,
         loader=step.loader,
         sequence=step.sequence,

@@ -1,7 +1,8 @@
 """Records every case sick and healthy, reports, and scores the audits: `make casebook`.
 
 For each case the expected audit must fire on the line marked `# fault`, nothing else may, and the healthy twin must
-stay silent. The gain that was predicted is shown beside the one that was measured: sick run less healthy run.
+stay silent. The gain that was predicted is shown beside the one that was measured: sick run less healthy run, the
+median of the pairs where there are several.
 """
 
 import ast
@@ -37,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """How one case came out."""
+    """How one case came out in one pair of runs, recorded one after the other."""
 
     case: Case
     sick: Report
@@ -56,17 +57,19 @@ class Score:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--runs", type=click.Path(path_type=Path), default=Path(".efprof-casebook"), help="Where to record.")
+@click.option("--repeat", default=1, show_default=True, help="Pairs of runs of each case.")
 @click.option("--json", "is_json", is_flag=True, help="Print the scores as JSON.")
-def main(names: tuple[str, ...], runs: Path, is_json: bool) -> None:
+def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None:
     """Run the casebook, or the cases NAMES of it."""
     shutil.rmtree(runs, ignore_errors=True)
     scores = []
-    for case in find_cases():
-        if names and case.name not in names:
-            continue
-        scores.append(score(case, record(case, runs, []), record(case, runs, ["--healthy"])))
-        if not is_json:
-            click.echo(_progress(scores[-1]), err=True)
+    cases = [case for case in find_cases() if not names or case.name in names]
+    for pair in range(repeat):
+        for case in cases:
+            home = runs / str(pair)
+            scores.append(score(case, record(case, home, []), record(case, home, ["--healthy"])))
+            if not is_json:
+                click.echo(_progress(scores[-1]), err=True)
     click.echo(json.dumps([_plain(entry) for entry in scores], indent=1) if is_json else "\n".join(table(scores)))
     sys.exit(0 if all(entry.is_right for entry in scores) else 1)
 
@@ -114,7 +117,8 @@ def table(scores: list[Score]) -> list[str]:
         "| case | found | on the line | other findings | healthy twin | predicted gain | measured gain |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows += [_row(entry) for entry in scores]
+    names = dict.fromkeys(entry.case.name for entry in scores)
+    rows += [_row([entry for entry in scores if entry.case.name == name]) for name in names]
     wanted = sum(len(entry.case.faults) for entry in scores)
     found, on_line = sum(entry.found for entry in scores), sum(entry.on_line for entry in scores)
     raised = found + sum(len(entry.extra) + len(entry.false_alarms) for entry in scores)
@@ -156,36 +160,38 @@ def _progress(entry: Score) -> str:
     return "; ".join([f"{entry.case.name}: {verdict}", *details, *errors])
 
 
-def _row(entry: Score) -> str:
-    wanted = len(entry.case.faults)
+def _row(entries: list[Score]) -> str:
+    wanted = sum(len(entry.case.faults) for entry in entries)
     cells = [
-        entry.case.name,
-        f"{entry.found}/{wanted}",
-        f"{entry.on_line}/{wanted}",
-        "; ".join(entry.extra) or "none",
-        "; ".join(entry.false_alarms) or "silent",
-        _predicted(entry),
-        _measured(entry),
+        entries[0].case.name,
+        f"{sum(entry.found for entry in entries)}/{wanted}",
+        f"{sum(entry.on_line for entry in entries)}/{wanted}",
+        "; ".join(text for entry in entries for text in entry.extra) or "none",
+        "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
+        _said([_predicted(entry) for entry in entries]),
+        _said([_measured(entry) for entry in entries]),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _predicted(entry: Score) -> str:
-    parts = []
-    for audit, finding in _findings(entry.sick):
-        if audit not in dict(entry.case.faults):
-            continue
-        if finding.gain.step_ms is not None:
-            parts.append(f"{format_ms(finding.gain.step_ms)}/step")
-        if finding.gain.peak_bytes is not None:
-            parts.append(f"{format_bytes(finding.gain.peak_bytes)} of peak")
-    return ", ".join(parts) or "none claimed"
+def _predicted(entry: Score) -> tuple[float, float]:
+    """Milliseconds per step and bytes of peak that the fixes of the expected findings promise together."""
+    gains = [finding.gain for audit, finding in _findings(entry.sick) if audit in dict(entry.case.faults)]
+    return sum(gain.step_ms or 0.0 for gain in gains), float(sum(gain.peak_bytes or 0 for gain in gains))
 
 
-def _measured(entry: Score) -> str:
-    step = _median(entry.sick, "step_ms") - _median(entry.healthy, "step_ms")
-    peak = _peak(entry.sick) - _peak(entry.healthy)
-    return f"{format_ms(step)}/step, {format_bytes(peak)} of peak"
+def _measured(entry: Score) -> tuple[float, float]:
+    step_ms = _median(entry.sick, "step_ms") - _median(entry.healthy, "step_ms")
+    return step_ms, _peak(entry.sick) - _peak(entry.healthy)
+
+
+def _said(gains: list[tuple[float, float]]) -> str:
+    """The medians over the pairs of runs."""
+    step_ms, peak_bytes = (statistics.median(column) for column in zip(*gains, strict=True))
+    if not step_ms and not peak_bytes:
+        return "none claimed"
+    parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
+    return ", ".join([*parts, *([f"{format_bytes(peak_bytes)} of peak"] if peak_bytes else [])])
 
 
 def _samples(report: Report, name: str) -> tuple[float, ...]:

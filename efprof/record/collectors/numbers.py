@@ -29,6 +29,8 @@ class _Open:
     gradient_bytes: int = 0
     num_nan: int | None = None
     num_inf: int | None = None
+    learning_rate: float | None = None
+    is_guarded: bool = False
     device_losses: list[torch.Tensor] = field(default_factory=list)
     device_norms: list[torch.Tensor] = field(default_factory=list)
 
@@ -52,10 +54,11 @@ class Numbers:
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
-        if loss.device.type != "cpu":
-            self._open.device_losses.append(loss.detach().reshape(()).to(torch.float32))
+        shown = _unscaled(self._session.loop.unscaled_loss, loss)
+        if shown.device.type != "cpu":
+            self._open.device_losses.append(shown.detach().reshape(()).to(torch.float32))
             return
-        value = float(_read(loss))
+        value = float(_read(shown))
         self._open.loss = value if self._open.loss is None else self._open.loss + value
         if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
@@ -74,6 +77,10 @@ class Numbers:
             if parameter.grad is not None
         ]
         self._open.num_gradients += len(gradients)
+        # An optimizer that was given this flag skips a bad step by itself, on the device.
+        self._open.is_guarded |= getattr(optimizer, "found_inf", None) is not None
+        if self._open.learning_rate is None:
+            self._open.learning_rate = _learning_rate(optimizer)
         dense = [gradient for gradient in gradients if _is_plain(gradient)]
         self._open.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         clip_norm, self._clip_norm = self._clip_norm, None
@@ -93,10 +100,14 @@ class Numbers:
         if self._open.num_gradients:
             record.num_gradients, record.gradient_bytes = self._open.num_gradients, self._open.gradient_bytes
             record.num_nan, record.num_inf = self._open.num_nan, self._open.num_inf
+        record.learning_rate = self._open.learning_rate
         record.loss = _spelled(self._open.loss)
-        record.gradient_norm = _spelled(self._open.gradient_norm)
-        if self._open.device_losses or self._open.device_norms:
-            step.late = _later(record, self._open.device_losses, self._open.device_norms)
+        _fill_norm(record, self._open.gradient_norm, self._open.is_guarded)
+        is_on_device = step.scale is not None and step.scale.device.type != "cpu"
+        if step.scale is not None and not is_on_device:
+            record.scaler_scale = float(_read(step.scale))
+        if self._open.device_losses or self._open.device_norms or is_on_device:
+            step.late = _later(record, self._open, step.scale if is_on_device else None)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         self._open.num_nan, self._open.num_inf = self._open.num_nan or 0, self._open.num_inf or 0
@@ -180,11 +191,28 @@ def _root_of_squares(values: Iterable[float]) -> float:
     return math.sqrt(sum(value * value for value in values))
 
 
-def _later(record: StepRecord, losses: list[torch.Tensor], norms: list[torch.Tensor]) -> Callable[[], bool]:
+def _unscaled(scaled: tuple[int, torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
+    """The loss as the program made it, where a gradient scaler has multiplied it since."""
+    return scaled[1] if scaled is not None and scaled[0] == id(loss) else loss
+
+
+def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """The first group's; a tensor is left alone, since it may lie on a device."""
+    rate = optimizer.param_groups[0].get("lr")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def _fill_norm(record: StepRecord, norm: float | None, is_guarded: bool) -> None:
+    record.gradient_norm = _spelled(norm)
+    record.is_skipped |= is_guarded and norm is not None and not math.isfinite(norm)
+
+
+def _later(record: StepRecord, owed: _Open, scale: torch.Tensor | None) -> Callable[[], bool]:
     """Start copying to pinned memory; the result fills the record once the copies' event has passed."""
+    num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
     copies = [
         torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-        for value in (*losses, *norms)
+        for value in (*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale]))
     ]
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
@@ -193,10 +221,12 @@ def _later(record: StepRecord, losses: list[torch.Tensor], norms: list[torch.Ten
         if not event.query():  # type: ignore[no-untyped-call]
             return False
         values = [float(_read(copy)) for copy in copies]
-        if losses:
-            record.loss = _spelled(sum(values[: len(losses)]))
-        if norms:
-            record.gradient_norm = _spelled(_root_of_squares(values[len(losses) :]))
+        if num_losses:
+            record.loss = _spelled(sum(values[:num_losses]))
+        if num_norms:
+            _fill_norm(record, _root_of_squares(values[num_losses : num_losses + num_norms]), owed.is_guarded)
+        if scale is not None:
+            record.scaler_scale = values[-1]
         return True
 
     return arrived
