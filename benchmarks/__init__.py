@@ -1,0 +1,1 @@
+"""Measurements that print ratios, made side by side in one run; nothing asserts them."""
