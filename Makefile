@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 INSTALLED := $(VENV)/installed
+GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook fixtures clean
+.PHONY: help install demo test format check types tests casebook bench-overhead gpu fixtures clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make .venv and install both packages into it
 
@@ -42,6 +43,12 @@ format: $(INSTALLED) ## Format the code and mend what the linter can
 
 casebook: $(INSTALLED) ## Record every planted fault and its healthy twin, and score the audits
 	$(BIN)/python -m tests.casebook
+
+bench-overhead: $(INSTALLED) ## Measure what recording costs, bare and recorded by turns
+	$(BIN)/python -m benchmarks.overhead
+
+gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
+	$(GPU_PYTHON) -m pytest -m gpu -rs
 
 fixtures: $(INSTALLED) ## Record the small runs in tests/runs/ anew
 	$(BIN)/python -m tests.record_fixtures

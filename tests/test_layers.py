@@ -26,6 +26,7 @@ EVERYTHING = frozenset(
 )
 ALLOWED: dict[str, frozenset[str]] = {
     "": frozenset(),
+    "__main__": frozenset({"cli"}),
     "cli": frozenset({"commands", "model"}),
     "commands": EVERYTHING - {"cli"},
     "compare": frozenset({"model", "units"}),

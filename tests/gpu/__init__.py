@@ -1,0 +1,5 @@
+"""What only a CUDA device can show; `make gpu` runs it all. None of it has been run on one yet.
+
+On a machine whose Python has its own torch, install efprof into that first, without touching its packages:
+`python3 -m pip install --no-deps --no-build-isolation -e .`; then `make gpu GPU_PYTHON=python3`.
+"""
