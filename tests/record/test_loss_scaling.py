@@ -55,11 +55,13 @@ def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:
     assert [step.learning_rate for step in recorded.steps] == [0.125, 0.125]
 
 
-def test_without_a_scaler_there_is_no_scale(tmp_path: Path) -> None:
+def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
     def train() -> None:
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
-        weight.sum().backward()
-        optimizer.step()
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
-    assert record_here(tmp_path, train).steps[0].scaler_scale is None
+    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, None, False)]

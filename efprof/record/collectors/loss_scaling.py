@@ -56,6 +56,6 @@ class _ScalerWatch:
 
     def note_scale(self, scaler: Any) -> None:
         """Keep the scale as the tensor it is: reading it would wait for the device."""
-        step, scale = self._loop.step, scaler._scale
+        step, scale = self._loop.step, getattr(scaler, "_scale", None)  # one that is not enabled has none
         if step is not None and self._loop.is_ours and isinstance(scale, torch.Tensor):
             step.scale = scale.detach().clone()
