@@ -4,6 +4,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
+import traceback
 
 import click
 
@@ -37,7 +38,8 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError:
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            there_are = ", ".join(self.list_commands(ctx))
+            hint = f" Did you mean '{near[0]}'?" if near else f" There are {there_are}."
             raise click.UsageError(f"There is no command '{args[0]}'.{hint}", ctx) from None
 
 
@@ -54,7 +56,7 @@ def main() -> None:
     try:
         status = group.main(standalone_mode=False)
     except EfprofError as error:
-        _say_or_raise(error)
+        _say(error)
         status = error.exit_code
     except click.ClickException as error:
         error.show()
@@ -64,9 +66,9 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _say_or_raise(error: EfprofError) -> None:
+def _say(error: EfprofError) -> None:
     if "--debug" in sys.argv[1 : _end_of_our_arguments()]:
-        raise error
+        traceback.print_exception(error)
     click.echo(f"efprof: {error}", err=True)
 
 

@@ -1,5 +1,7 @@
 """The only place that formats bytes, times and shares for people."""
 
+import math
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -32,13 +34,31 @@ def format_share(share: float) -> str:
     return f"{percent:.{1 if abs(percent) < 10 else 0}f} %"
 
 
+def format_about(count: float) -> str:
+    """A predicted count, with the two digits of it that may hold: `~51,000`."""
+    return f"~{float(f'{count:.2g}'):,.0f}"
+
+
 def format_change(effect: float) -> str:
-    """A relative change with its sign: `+3.1 %`."""
-    return f"{effect * 100:+.1f} %"
+    """A relative change with its sign: `+3.1 %`; what more than doubles as a factor: `27.1x`."""
+    return format_factor(effect) if effect > 1 else format_signed_percent(effect)
+
+
+def format_factor(effect: float) -> str:
+    """A relative change as a factor: `27.1x`."""
+    return f"{effect + 1:,.{0 if effect >= 99 else 1}f}x"
+
+
+def format_signed_percent(effect: float) -> str:
+    """A relative change as a percentage with its sign: `+3.1 %`."""
+    percent = round(effect * 100, 1)
+    return f"{percent:+.1f} %" if percent else "0.0 %"
 
 
 def format_value(value: float, unit: str) -> str:
-    """A value in one of the base units that evidence and metrics use."""
+    """A value in one of the base units that evidence and metrics use; nan and inf, which have no unit, by name."""
+    if not math.isfinite(value):
+        return str(float(value))
     match unit:
         case "bytes":
             return format_bytes(value)

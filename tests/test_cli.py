@@ -16,8 +16,8 @@ def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["record", "--"], "there is no command: write it after two dashes"),
-        (["record"], "there is no command: write it after two dashes"),
+        (["record", "--"], "There is no command: write it after two dashes"),
+        (["record"], "There is no command: write it after two dashes"),
         (["record", "--nane", "x", "--", "true"], "--name"),
         (["record", "--window", "none", "--", "true"], "--windows"),
         (["recrod"], "Did you mean 'record'?"),
@@ -39,6 +39,12 @@ def test_wrong_usage_is_answered_with_what_to_do_and_exit_2(arguments: list[str]
 def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
     done = run("--debug", "record", "--", "no-such-program", folder=tmp_path)
     assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("efprof: the program 'no-such-program'")
+    assert done.returncode == 2, "1 would say that a gate failed"
+
+
+def test_a_command_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
+    assert "There are compare, record, report." in run("xyzzy", folder=tmp_path).stderr
 
 
 def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def read_allocations(path: Path) -> AllocationWindow:
         table = parquet.read_table(path, columns=list(ALLOCATION_COLUMNS))
     except (OSError, KeyError, pyarrow.ArrowException) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnreadableInput(f"{path} is not a whole allocation window ({first}); record the run again.") from None
+        why = first.removeprefix(f"Could not open Parquet input source '{path}': ").partition(".")[0]
+        raise UnreadableInput(f"{path} is not a whole allocation window ({why}); record the run again.") from None
     split: dict[str, tuple[str, ...]] = {"": ()}
     columns = [table.column(name).to_pylist() for name in ALLOCATION_COLUMNS]
     events = [

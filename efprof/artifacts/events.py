@@ -8,6 +8,9 @@ from efprof.artifacts.lines import read_lines
 
 EVENTS_FILE = "events.jsonl"
 
+WHOLE_RECORDING = "recording"
+"""What stops where the disk refuses; a collector's name otherwise."""
+
 
 class _Event(msgspec.Struct, kw_only=True, tag_field="kind"):
     at_ns: int
@@ -91,7 +94,7 @@ class StepInterrupted(_Event, tag="step_interrupted"):
 
 
 class CollectorStopped(_Event, tag="collector_stopped"):
-    """A collector met an error and was turned off; training went on."""
+    """A collector met an error and was turned off; training went on. `WHOLE_RECORDING` where it was all of them."""
 
     collector: str
     reason: str

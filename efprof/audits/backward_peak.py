@@ -56,9 +56,9 @@ def backward_peak(run: Run) -> Examination:
     jump = run.get(BackwardJump)
     num_steps = len({stretch.step for stretch in jump.window.stretches})
     looked_at = f"{len(jump.window.events):,} allocations and releases of {num_steps} steps"
-    if not jump.is_in_backward or not jump.temporaries or not _is_fault(jump, jump.temporaries[0]):
-        return Examination(looked_at=looked_at)
-    return Examination(looked_at=looked_at, findings=(_finding(run, jump, jump.temporaries[0]),))
+    suspects = [*jump.temporaries[:1], *([jump.joined] if jump.joined else [])] if jump.is_in_backward else []
+    guilty = next((made for made in suspects if _is_fault(jump, made)), None)
+    return Examination(looked_at=looked_at, findings=() if guilty is None else (_finding(run, jump, guilty),))
 
 
 def _is_fault(jump: BackwardJump, made: Temporaries) -> bool:
@@ -81,7 +81,7 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         category="memory",
         headline="One line's gradient makes the peak of memory",
         message=_message(jump, made) + largest_jump(rows, jump.window),
-        fix=split_operation(num_chunks),
+        fix=split_operation(num_chunks, made.operation),
         gain=gain,
         evidence=(
             live_series(jump),

@@ -18,7 +18,8 @@ LEAST_SHARE_OF_STEPS = 0.5
 READS_ON_GPU = 1.0
 """On a GPU every read empties the queue: one per step is enough to stall it."""
 READS_ON_CPU = 4.0
-"""On the CPU a read waits for nothing. Four per step come from an inner loop, which is what stalls a GPU most."""
+"""On the CPU a read waits for nothing. Four per backward pass come from an inner loop, which stalls a GPU most; one for
+each accumulated micro-batch is ordinary logging."""
 LEAST_COST, LEAST_COST_MS = 0.01, 0.05
 """On the CPU: 1 % of the step is worth an edit; below 50 us, 1 % is the measuring itself."""
 AFTER_COST = 0.001
@@ -63,7 +64,7 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
     if is_gpu:
         return line.mean_count >= READS_ON_GPU
     costs = line.typical_ms >= max(LEAST_COST * step_ms, LEAST_COST_MS)
-    return line.mean_count >= READS_ON_CPU or costs
+    return line.count_per_micro_batch >= READS_ON_CPU or costs
 
 
 def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:

@@ -8,11 +8,12 @@ from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import KeepingStatement, keep_fewer, keep_without_graph
 from efprof.model import Examination, Finding, Fix, Gain, Severity
-from efprof.units import format_bytes
+from efprof.units import format_about, format_bytes
 
-SOON_STEPS = 100_000
-"""A run that memory ends before this step will meet its end: most trainings are longer than that."""
+SOON_STEPS = 10_000
+"""Nearly every training takes more steps than that: it will meet its end."""
 LATE_STEPS = 1_000_000
+"""Hardly any takes as many."""
 
 
 def memory_growth(run: Run) -> Examination:
@@ -37,9 +38,11 @@ def memory_growth(run: Run) -> Examination:
     """
     growth = run.get(MemoryGrowth)
     looked_at = f"memory retained after each of {len(growth.steps)} steps"
-    if not growth.is_growing:
+    if not growth.is_growing and not growth.is_growing_slowly:
         return Examination(looked_at=looked_at)
     suspects = run.get(GrowthSuspects).suspects
+    if not growth.is_growing:
+        suspects = tuple(one for one in suspects if one.keeps_graphs)
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in suspects))
 
 
@@ -50,7 +53,7 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
         blame=suspect.blame,
         category="memory",
         headline=_headline(suspect),
-        message=f"Memory grows {format_bytes(slope)} per step{why_it_grows(suspect)} and {_end(limits, growth)}.",
+        message=f"Memory grows {format_bytes(slope)} per step{why_it_grows(suspect)}{_end(limits, growth)}.",
         fix=_fix(sources, limits, suspect, slope),
         gain=_gain(growth, suspect.share),
         evidence=(
@@ -68,14 +71,16 @@ def _headline(suspect: GrowthSuspect) -> str:
     if suspect.holder is None:
         return "Memory is left behind by every step"
     what = "tensors with their graphs" if suspect.holder.keeps_graphs else "tensors"
-    return f"{suspect.holder.holder.name} keeps {what}"
+    return f"`{suspect.holder.holder.name}` keeps {what}"
 
 
 def _end(limits: RunLimits, growth: MemoryGrowth) -> str:
     if limits.ran_out:
-        return f"ended this run at step {limits.last_step:,}"
-    end = limits.end_step(growth.trend.slope)
-    return f"will end this run at step ~{end:,} ({format_bytes(limits.total_bytes)} of {limits.name})"
+        return f" and ended this run at step {limits.last_step:,}"
+    end, total = limits.end_step(growth.trend.slope), f"{format_bytes(limits.total_bytes)} of {limits.name}"
+    if end < SOON_STEPS:
+        return f" and will end this run at step {format_about(end)} ({total})"
+    return f"; at this rate the {total} would last until step {format_about(end)}"
 
 
 def _severity(limits: RunLimits, growth: MemoryGrowth) -> Severity:

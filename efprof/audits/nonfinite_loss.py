@@ -1,11 +1,11 @@
 """A loss or gradient that turned to NaN or Inf."""
 
 from efprof.facts.nonfinite import NonFinite
-from efprof.facts.nonfinite_cause import NonFiniteCause
+from efprof.facts.nonfinite_cause import NonFiniteCause, is_guess
 from efprof.facts.nonfinite_evidence import how_nonfinite_is_known, loss_numbers, loss_series, suspect_table
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.clamp import keep_operand_finite
+from efprof.fixes.clamp import keep_data_finite, keep_operand_finite
 from efprof.fixes.clip_gradients import clip_gradients
 from efprof.model import Examination, Finding, Fix, Gain
 
@@ -69,6 +69,8 @@ def _finding(run: Run, found: NonFinite, first_step: int) -> Finding:
 def _headline(found: NonFinite, cause: NonFiniteCause) -> str:
     if cause.mechanism == "operation":
         return f"{cause.operation_name} of a bad operand makes the {found.what} {found.value}"
+    if cause.mechanism == "data":
+        return f"Bad data makes the {found.what} {found.value}"
     return "Gradients explode" if cause.mechanism == "explosion" else f"The {found.what} turns to {found.value}"
 
 
@@ -79,6 +81,10 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
         return ""
     one = cause.operation
     where = "this line" if not cause.why_no_line else f"a line not known ({cause.why_no_line})"
+    if cause.mechanism == "data":
+        return f" because the step's data holds NaN or Inf before any layer ({one.num_bad:,} of {one.num_elements:,})"
+    if is_guess(one):
+        return f", most likely because {cause.operation_name} on {where} met {one.operand}, where its slope is infinite"
     counts = f"{one.num_bad:,} of {one.num_elements:,}"
     return f" because {cause.operation_name} on {where} meets {one.operand} ({counts})"
 
@@ -86,6 +92,8 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
 def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
     blame = cause.blame
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    if cause.mechanism == "data":
+        return keep_data_finite(found.first_step or 0)
     if cause.operation is not None:
         line = None if cause.why_no_line else blame.line
         return keep_operand_finite(

@@ -15,7 +15,9 @@ from efprof.units import format_ms, format_value
 LEAST_RATIO = 1.25
 """Thirds of one run differ by up to 15 % on a shared machine without any cause in the program."""
 LEAST_CERTAIN_RATIO = 1.1
-"""The lower end of the interval must clear a tenth: less may be caches that fill and clocks that fall."""
+"""The interval's lower end must clear a tenth: less may be caches that fill and clocks that fall."""
+LEAST_EXPLAINED_RATIO, LEAST_CERTAIN_EXPLAINED = 1.1, 1.03
+"""The same where a line is seen to go through a container that gets longer: that is no machine's doing, and goes on."""
 HIGH_RATIO = 1.5
 
 
@@ -44,15 +46,19 @@ def step_slowdown(run: Run) -> Examination:
         f"steps {slowdown.early.first_step} to {slowdown.early.last_step} against {slowdown.late.first_step} to "
         f"{slowdown.late.last_step}, which take {format_value(slowdown.ratio, 'ratio')} as long"
     )
-    if slowdown.ratio < LEAST_RATIO:
+    if slowdown.ratio < LEAST_EXPLAINED_RATIO:
         return Examination(looked_at=looked_at)
-    if slowdown.ratio_interval[0] <= LEAST_CERTAIN_RATIO:
+    lines = run.get(SlowdownLines)
+    is_explained = lines.line is not None and lines.line.explains(slowdown)
+    if not is_explained and slowdown.ratio < LEAST_RATIO:
+        return Examination(looked_at=looked_at)
+    if slowdown.ratio_interval[0] <= (LEAST_CERTAIN_EXPLAINED if is_explained else LEAST_CERTAIN_RATIO):
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
     if slowdown.is_idle and not run.run_file.devices:
         raise ThinEvidence(f"Unclear: {looked_at}, but the process did no more work: its machine was busy.")
-    lines = run.get(SlowdownLines)
-    if lines.line is None and slowdown.is_uniform:
-        raise ThinEvidence(f"Unclear: {looked_at}, but all stages grew alike, as on a machine that became busier.")
+    if lines.line is None and (slowdown.is_uniform or lines.is_compared):
+        why = "all stages grew alike, as on a machine that became busier" if slowdown.is_uniform else lines.reason
+        raise ThinEvidence(f"Unclear: {looked_at}, but {why}.")
     return Examination(looked_at=looked_at, findings=(_finding(run, slowdown, lines),))
 
 
@@ -87,11 +93,9 @@ def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
 
 def _message(slowdown: Slowdown, lines: SlowdownLines) -> str:
     early, late = slowdown.early, slowdown.late
-    took = (
-        f"A step takes {format_ms(early.typical_ms)} in steps {early.first_step} to {early.last_step} and "
-        f"{format_ms(late.typical_ms)} in steps {late.first_step} to {late.last_step}; the {slowdown.stage} "
-        "stage grew most"
-    )
+    took = f"A step takes {format_ms(early.typical_ms)} in steps {early.first_step} to {early.last_step} and "
+    took += f"{format_ms(late.typical_ms)} in steps {late.first_step} to {late.last_step}; the {slowdown.stage} "
+    took += "stage grew most"
     if lines.line is None:
         return f"{took}; which line makes it grow is not known: {lines.reason.removesuffix('.')}."
     if lines.line.container is None:
@@ -104,10 +108,10 @@ def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
     rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
     if line is None:
         return Fix(summary=f"Find what the {slowdown.stage} stage does more of: {rate}.", applicability="manual")
-    took = (
-        f"it took {format_ms(line.early_ms)} per step in steps {line.early.first_step} to {line.early.last_step} and "
+    took = f"it took {format_ms(line.early_ms)} per step in steps {line.early.first_step} to {line.early.last_step} "
+    took += (
+        f"and {format_ms(line.late_ms)} in steps {line.late.first_step} to {line.late.last_step}, under the profiler"
     )
-    took += f"{format_ms(line.late_ms)} in steps {line.late.first_step} to {line.late.last_step}, under the profiler"
     if line.container is None:
         return Fix(summary=f"Bound the work of this line: {took}; {rate}.", applicability="manual")
     length = line.container.early_length

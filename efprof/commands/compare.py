@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from efprof.commands.report import FORMAT_OF_SUFFIX, FORMATS, REPORTS_FOLDER, Format, write_out
-from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from efprof.model import Comparison, Report
@@ -59,7 +58,9 @@ def compare(
     is_json: bool,
     out: Path | None,
 ) -> int:
-    """Say what changed from run BASE to run HEAD: each a run folder, an id, a branch, a commit or 'latest'.
+    """Say what got better or worse from one run to another.
+
+    BASE and HEAD are each a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest'.
 
     Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
     3 unclear (with --strict), 4 not comparable.
@@ -124,10 +125,4 @@ def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
 def _place_for(comparison: "Comparison") -> Path:
     """`reports/<base id>-to-<head id>.html`, of harmless characters only."""
     name = re.sub(r"[^\w.+-]", "_", f"{comparison.base.run_id}-to-{comparison.head.run_id}").lstrip(".")
-    try:
-        REPORTS_FOLDER.mkdir(exist_ok=True)
-    except OSError as error:
-        raise EfprofError(
-            f"The folder {REPORTS_FOLDER.resolve()} cannot be made ({error.strerror}): say with --out where to write."
-        ) from error
     return REPORTS_FOLDER / f"{name}.html"

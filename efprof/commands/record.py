@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def record(name: str | None, windows: str, command: tuple[str, ...]) -> int:
-    """Run COMMAND, any PyTorch training, unchanged, and record what it does.
+    """Run a training command unchanged and record it.
 
-    Write the command after two dashes: efprof record -- python train.py --epochs 1
+    COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
+    efprof record -- python train.py --epochs 1
     """
     if not command:
         raise click.UsageError(
-            "there is no command: write it after two dashes, as in 'efprof record -- python train.py'."
+            "There is no command: write it after two dashes, as in 'efprof record -- python train.py'."
         )
     from efprof.artifacts.runs import runs_folder
     from efprof.record.launch import launch

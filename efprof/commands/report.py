@@ -29,7 +29,11 @@ REPORTS_FOLDER: Final = Path("reports")
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(run: str | None, form: Format | None, is_json: bool, out: Path | None) -> None:
-    """Say what is wrong with RUN: a run folder, its id, a branch or a commit; default: the newest run."""
+    """Say what is wrong with a recorded run, and what to change.
+
+    RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
+    default.
+    """
     if is_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
     chosen = "json" if is_json else form or _format_of(out)
@@ -80,10 +84,11 @@ def render(report: "Report", form: Format) -> str:
 
 
 def write_out(path: Path, text: str) -> None:
-    """Write the file in one step; raises EfprofError where it cannot be written."""
+    """Write the file in one step, its folder too; raises EfprofError where it cannot be written."""
     from efprof.artifacts.writing import write_atomically
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode(errors="replace"))
     except OSError as error:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
@@ -108,10 +113,4 @@ def _write_page(report: "Report", out: Path | None) -> None:
 def _place_for(report: "Report") -> Path:
     """`reports/<run id>.html`; the id comes from a file, so only harmless characters of it are taken."""
     name = re.sub(r"[^\w.+-]", "_", report.run.run_id).lstrip(".") or "run"
-    try:
-        REPORTS_FOLDER.mkdir(exist_ok=True)
-    except OSError as error:
-        raise EfprofError(
-            f"The folder {REPORTS_FOLDER.resolve()} cannot be made ({error.strerror}): say with --out where to write."
-        ) from error
     return REPORTS_FOLDER / f"{name}.html"

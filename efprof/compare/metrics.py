@@ -1,6 +1,7 @@
 """The metrics of two runs side by side, paired by their names."""
 
 import math
+from dataclasses import replace
 from itertools import chain
 
 from efprof.compare.statistics import interquartile_range
@@ -11,11 +12,16 @@ FAILED_ENDINGS = ("raised", "out_of_memory", "killed")
 """How a run ends that did not get through; a person's Ctrl-C says nothing of the code."""
 
 
+ENOUGH_STEPS = 0.8
+"""A run with less than this share of the other's steps may not have come to its highest one."""
+
+
 def compare_metrics(base: Report, head: Report) -> tuple[MetricChange, ...]:
     """Every metric that either run has, in the order of the base; the gate looks at some in two ways."""
     of_base, of_head = _by_name(base), _by_name(head)
     names = dict.fromkeys([*of_base, *of_head])
-    return tuple(chain.from_iterable(_changes(of_base.get(name), of_head.get(name)) for name in names))
+    changes = chain.from_iterable(_changes(of_base.get(name), of_head.get(name)) for name in names)
+    return tuple(_doubted(change, base.run.num_steps, head.run.num_steps) for change in changes)
 
 
 def has_failed(report: Report) -> bool:
@@ -75,6 +81,17 @@ def _change(
         is_over_budget=is_over,
         reason=judgement.reason,
     )
+
+
+def _doubted(change: MetricChange, base_steps: int, head_steps: int) -> MetricChange:
+    """The highest of fewer steps is lower without any merit: then no run is better, or worse, for having had more."""
+    shorter = min(base_steps, head_steps)
+    if change.unit != "bytes" or shorter >= ENOUGH_STEPS * max(base_steps, head_steps):
+        return change
+    if change.verdict != ("better" if shorter == head_steps else "worse"):
+        return change
+    reason = f"Base has {base_steps:,} steps and head {head_steps:,}: the highest of fewer steps is no saving."
+    return replace(change, verdict="unclear", is_over_budget=False, reason=reason)
 
 
 def _side(metric: Metric | None, statistic: Statistic) -> Side | None:

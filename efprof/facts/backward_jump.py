@@ -14,12 +14,22 @@ MOST_CHUNKS = 16
 CHUNK_REMAINDER = 0.1
 """Share of the rest of the peak to which an operation's own part is cut, by the same reason."""
 
+MOST_CROSSING = 0.125
+"""The largest tensor that enters or leaves a group of lines over the largest they make: ordinary layers' inputs are as
+large as what they make of them; a matrix of all pairs is many times larger than what it is made from and for."""
+
 
 class _Origin(NamedTuple):
     """The user's line and the modules within it that an event belongs to."""
 
     site: str
     modules: tuple[str, ...]
+
+    @property
+    def place(self) -> tuple[str, str, tuple[str, ...]]:
+        """The function it lies in, within the same modules."""
+        file, _, function = self.site.split(":", 2)
+        return file, function, self.modules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +68,9 @@ class BackwardJump:
     """The peak of the fullest window; the rest is empty where it does not lie in backward.
 
     `needed_bytes` were allocated in backward and outlive it: the gradients of parameters. The jump is the rest of
-    the rise from `start_bytes`; `temporaries` are what made it, most bytes first.
+    the rise from `start_bytes`; `temporaries` are what made it, most bytes first;
+    `joined` is what all lines of one function made that hand tensors to each other and none as large to anybody else,
+    such as scores, softmax and weighted sum of an attention; its site is the line that reached the peak.
     """
 
     window: LiveWindow
@@ -68,6 +80,7 @@ class BackwardJump:
     needed_bytes: int = 0
     temporary_bytes: int = 0
     temporaries: tuple[Temporaries, ...] = ()
+    joined: Temporaries | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -79,6 +92,7 @@ class BackwardJump:
         made = [block for block in window.alive_after(window.peak_index) if block >= stretch.first]
         needed = [block for block in made if window.released_at[block] >= stretch.end]
         temporary = sorted(set(made) - set(needed))
+        temporaries, joined = _temporaries(window, stretch, temporary, run.get(Sources))
         return cls(
             window=window,
             stretch=stretch,
@@ -86,7 +100,8 @@ class BackwardJump:
             start_bytes=int(window.live_bytes[stretch.first - 1]) if stretch.first else 0,
             needed_bytes=_bytes_of(window, needed),
             temporary_bytes=_bytes_of(window, temporary),
-            temporaries=_temporaries(window, stretch, temporary, run.get(Sources)),
+            temporaries=temporaries,
+            joined=joined,
         )
 
     @property
@@ -117,7 +132,7 @@ class BackwardJump:
 
 def _temporaries(
     window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources
-) -> tuple[Temporaries, ...]:
+) -> tuple[tuple[Temporaries, ...], Temporaries | None]:
     origins = [_origin(event, sources) for event in window.events]
     by_origin = _blocks_by_origin(window, origins)
     found: dict[_Origin, list[int]] = {}
@@ -125,8 +140,47 @@ def _temporaries(
         origin = origins[block]
         if origin is not None:
             found.setdefault(origin, []).append(block)
-    made = [_made(window, stretch, blocks, by_origin, origins) for blocks in found.values()]
-    return tuple(sorted(made, key=lambda one: (-one.num_bytes, one.site, one.module)))
+    made = [
+        _made(window, stretch, blocks, by_origin, origins, origin, frozenset({origin}))
+        for origin, blocks in found.items()
+    ]
+    ordered = tuple(sorted(made, key=lambda one: (-one.num_bytes, one.site, one.module)))
+    return ordered, _joined(window, stretch, found, by_origin, origins)
+
+
+def _joined(
+    window: LiveWindow,
+    stretch: StageStretch,
+    at_peak: dict[_Origin, list[int]],
+    by_origin: dict[_Origin, list[int]],
+    origins: list[_Origin | None],
+) -> Temporaries | None:
+    """The lines of the function that reached the peak; None where a large tensor enters or leaves them."""
+    reached = origins[window.peak_index]
+    if reached is None:
+        return None
+    group = frozenset(origin for origin in by_origin if origin.place == reached.place)
+    blocks = [block for origin, blocks in at_peak.items() if origin in group for block in blocks]
+    leaving = [
+        window.events[block].num_bytes
+        for origin in group
+        for block in by_origin[origin]
+        if stretch.first <= block < stretch.end and origins[window.released_at[block]] not in group
+    ]
+    crossing = max([*leaving, *_entering(window, group, by_origin)], default=0)
+    if not blocks or crossing > MOST_CROSSING * max(window.events[block].num_bytes for block in blocks):
+        return None
+    return _made(window, stretch, blocks, by_origin, origins, reached, group)
+
+
+def _entering(window: LiveWindow, group: frozenset[_Origin], by_origin: dict[_Origin, list[int]]) -> list[int]:
+    """The sizes of what other forward lines had made, and was alive, when the group began."""
+    forward = [block for origin in group for block in by_origin[origin] if not window.events[block].is_backward]
+    if not forward:
+        return []
+    own = {block for origin in group for block in by_origin[origin]}
+    alive = [block for block in window.alive_after(min(forward) - 1) if block not in own] if min(forward) else []
+    return [window.events[block].num_bytes for block in alive if not window.events[block].is_backward]
 
 
 def _made(
@@ -135,39 +189,41 @@ def _made(
     at_peak: list[int],
     by_origin: dict[_Origin, list[int]],
     origins: list[_Origin | None],
+    blamed: _Origin,
+    group: frozenset[_Origin],
 ) -> Temporaries:
-    origin = origins[at_peak[0]]
-    assert origin is not None
+    """What the lines of `group` made, known by the line `blamed` of them."""
     events, released_at = window.events, window.released_at
-    largest = max(at_peak, key=lambda block: events[block].num_bytes)
+    largest = max((block for block in at_peak if origins[block] == blamed), key=lambda block: events[block].num_bytes)
     incoming = [
         block
         for block in range(stretch.first, stretch.end)
         if events[block].num_bytes > 0 and released_at[block] < stretch.end
-        if origins[block] != origin and origins[released_at[block]] == origin
+        if origins[block] not in group and origins[released_at[block]] in group
     ]
+    own = [block for origin in group for block in by_origin[origin]]
     return Temporaries(
-        site=origin.site,
-        module=origin.modules[-1] if origin.modules else "",
+        site=blamed.site,
+        module=blamed.modules[-1] if blamed.modules else "",
         operation=events[largest].operation,
         num_bytes=_bytes_of(window, at_peak),
-        inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] == origin]),
+        inner_bytes=_bytes_of(window, [block for block in at_peak if origins[released_at[block]] in group]),
         incoming_bytes=_bytes_of(window, incoming),
-        blocks=tuple(block for block in by_origin[origin] if events[block].is_backward),
-        forward_blocks=tuple(block for block in by_origin[origin] if not events[block].is_backward),
-        operand_blocks=_operands(window, origin, by_origin, events[largest].num_bytes),
+        blocks=tuple(sorted(block for block in own if events[block].is_backward)),
+        forward_blocks=tuple(sorted(block for block in own if not events[block].is_backward)),
+        operand_blocks=_operands(window, group, by_origin, events[largest].num_bytes),
     )
 
 
 def _operands(
-    window: LiveWindow, origin: _Origin, by_origin: dict[_Origin, list[int]], num_bytes: int
+    window: LiveWindow, group: frozenset[_Origin], by_origin: dict[_Origin, list[int]], num_bytes: int
 ) -> tuple[int, ...]:
     """A gradient has its tensor's size: by that the tensors are known that the operation was called on."""
     return tuple(
         block
         for other, blocks in by_origin.items()
         for block in blocks
-        if other != origin and window.events[block].num_bytes == num_bytes and not window.events[block].is_backward
+        if other not in group and window.events[block].num_bytes == num_bytes and not window.events[block].is_backward
     )
 
 

@@ -45,16 +45,12 @@ class GrowingStatement:
     @property
     def keeps_detached(self) -> bool:
         """Whether what it keeps was cut off from its graph."""
-        match self.value:
-            case ast.Call(func=ast.Attribute(attr="detach" | "detach_")) | ast.Attribute(attr="data"):
-                return True
-            case ast.Call(func=ast.Attribute(value=inner, attr="cpu" | "clone" | "mean" | "sum")):
-                return (
-                    isinstance(inner, ast.Call)
-                    and isinstance(inner.func, ast.Attribute)
-                    and inner.func.attr == "detach"
-                )
-        return False
+        return is_detached(self.value)
+
+    @property
+    def keeps_safe_parts(self) -> bool:
+        """Whether something of what it keeps is plainly no tensor with its graph."""
+        return any(is_number(part) or is_detached(part) for part in _parts(self.value))
 
 
 def growing_statements(tree: ast.AST, file: str, name: str) -> Iterator[GrowingStatement]:
@@ -76,6 +72,16 @@ def growing_statements(tree: ast.AST, file: str, name: str) -> Iterator[GrowingS
         )
 
 
+def is_detached(value: ast.expr) -> bool:
+    """Whether an expression ends in methods of a tensor that was cut off: `x.detach().mean()`, `x.data`."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="detach" | "detach_")) | ast.Attribute(attr="data"):
+            return True
+        case ast.Call(func=ast.Attribute(value=inner)) | ast.Subscript(value=inner):
+            return is_detached(inner)
+    return False
+
+
 def is_number(value: ast.expr) -> bool:
     """Whether an expression is plainly a number or a text, by its form."""
     match value:
@@ -94,6 +100,13 @@ def is_number(value: ast.expr) -> bool:
         case ast.Dict(values=parts):
             return all(is_number(part) for part in parts)
     return False
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+    return [value]
 
 
 _Found = tuple[str, ast.expr, ast.expr, ast.expr | None]

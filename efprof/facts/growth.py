@@ -22,6 +22,9 @@ LEAST_STEPS = 20
 MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
 LEAST_SLOPE = 8 * MIB / 1000
 """Bytes per step: less costs under 1 GiB in 100,000 steps (statistics.md section 1.8)."""
+LEAST_SLOPE_OF_GRAPHS = 512.0
+"""The same where a variable is seen to keep more autograd graphs with every step, which no sound program does: a node
+and its tensor take a kilobyte (facts/holder_lines.py), and what a logger keeps of numbers is a tenth of that."""
 LEAST_SLOPE_OF_RETAINED = 0.002 / 1000
 LEAST_RISING, LEAST_HALF = 0.7, 0.6
 """Shares of the blocks that rise, and of the slope that each half shows: a cache that fills up grows in its first
@@ -73,6 +76,8 @@ class MemoryGrowth:
     num_blocks: int
     trend: Trend
     is_growing: bool
+    is_growing_slowly: bool = False
+    """Too slow to matter, unless what is kept are graphs."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -91,13 +96,20 @@ class MemoryGrowth:
             blocks = block_minima(points)
             trend = theil_sen(blocks)
             slope = max(0.0, trend.slope)
+
+        def is_above(least_slope: float) -> bool:
+            if len(steps) >= LONG_RUN:
+                return is_leak(blocks, trend, least_slope=least_slope)
+            return is_plain_leak(points, blocks, trend, least_slope=least_slope)
+
         return cls(
             steps=steps,
             retained_bytes=tuple(retained),
             first_steady=first_steady,
             num_blocks=len(blocks),
             trend=trend,
-            is_growing=is_leak(blocks, trend) if len(steps) >= LONG_RUN else is_plain_leak(points, blocks, trend),
+            is_growing=is_above(LEAST_SLOPE),
+            is_growing_slowly=is_above(LEAST_SLOPE_OF_GRAPHS) and not is_above(LEAST_SLOPE),
         )
 
     @property
@@ -160,11 +172,16 @@ def theil_sen(points: Sequence[Point]) -> Trend:
 
 
 def is_leak(
-    blocks: Sequence[Point], trend: Trend, *, least_rising: float = LEAST_RISING, least_half: float = LEAST_HALF
+    blocks: Sequence[Point],
+    trend: Trend,
+    *,
+    least_rising: float = LEAST_RISING,
+    least_half: float = LEAST_HALF,
+    least_slope: float = LEAST_SLOPE,
 ) -> bool:
     """The rule of statistics.md section 1.8."""
     retained = _median(sorted(num_bytes for _, num_bytes in blocks))
-    if trend.low <= 0 or trend.slope < max(LEAST_SLOPE, LEAST_SLOPE_OF_RETAINED * retained):
+    if trend.low <= 0 or trend.slope < max(least_slope, LEAST_SLOPE_OF_RETAINED * retained):
         return False
     middle = len(blocks) // 2
     halves = (blocks[: middle + 1], blocks[middle:])
@@ -173,12 +190,16 @@ def is_leak(
     return is_rising and all(theil_sen(half).slope >= least_half * trend.slope for half in halves)
 
 
-def is_plain_leak(points: Sequence[Point], blocks: Sequence[Point], trend: Trend) -> bool:
+def is_plain_leak(
+    points: Sequence[Point], blocks: Sequence[Point], trend: Trend, *, least_slope: float = LEAST_SLOPE
+) -> bool:
     """The same for a short run, where a cache or a sawtooth may look like a line: every block rises, along the line.
 
     `points` are all steady steps; what they scatter around the line must be small against the rise.
     """
-    if not is_leak(blocks, trend, least_rising=SHORT_LEAST_RISING, least_half=SHORT_LEAST_HALF):
+    if not is_leak(
+        blocks, trend, least_rising=SHORT_LEAST_RISING, least_half=SHORT_LEAST_HALF, least_slope=least_slope
+    ):
         return False
     rise = trend.slope * (blocks[-1][0] - blocks[0][0])
     farthest = max(abs(trend.distance(point)) for point in blocks)

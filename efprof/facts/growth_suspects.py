@@ -31,6 +31,11 @@ class GrowthSuspect:
     share: float
     holder: HolderGrowth | None = None
 
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether a variable is seen to keep more autograd graphs."""
+        return self.holder is not None and self.holder.keeps_graphs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowthSuspects:

@@ -98,11 +98,16 @@ def _candidates(holder: Holder, sources: Sources) -> list[GrowingStatement]:
     return found
 
 
-def _rank(statement: GrowingStatement, holder: Holder) -> tuple[int, int, int]:
-    """Smaller is likelier: where it stands, whether it fits the holder's type, whether it keeps a plain tensor."""
+def _rank(statement: GrowingStatement, holder: Holder) -> tuple[int, int, int, int]:
+    """Smaller is likelier: where it stands, whether it fits the holder's type, whether it keeps a plain tensor.
+
+    Where graphs are kept, one that takes numbers or detached tensors along is less likely.
+    """
     kinds = STATEMENT_KINDS.get(holder.type.removeprefix("default").replace("OrderedDict", "dict"))
     fits = kinds is None or statement.kind in kinds
-    return _distance(statement, holder), int(not fits), int(not isinstance(statement.value, ast.Name | ast.Attribute))
+    is_plain = isinstance(statement.value, ast.Name | ast.Attribute)
+    is_safe = keeps_graphs(holder) and statement.keeps_safe_parts
+    return _distance(statement, holder), int(not fits), int(is_safe), int(not is_plain)
 
 
 def _distance(statement: GrowingStatement, holder: Holder) -> int:

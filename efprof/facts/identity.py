@@ -1,9 +1,11 @@
 """Which execution a run folder holds: the model's RunIdentity from run.json."""
 
+from efprof.artifacts.events import TrainingRaised, read_events
 from efprof.artifacts.run_file import RunFile
 from efprof.facts.run import Run
+from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded, RunIdentity
+from efprof.model import NotRecorded, RunError, RunIdentity
 from efprof.units import format_bytes
 
 
@@ -28,6 +30,7 @@ def identify(run: Run) -> RunIdentity:
         num_steps=_num_steps(run),
         environment=_environment(file),
         configuration=tuple(sorted(file.configuration.items())),
+        error=_error(run),
     )
 
 
@@ -36,6 +39,26 @@ def _num_steps(run: Run) -> int:
         return len(run.get(StepTimes).every)
     except NotRecorded:
         return 0
+
+
+def _error(run: Run) -> RunError | None:
+    """The last exception that the training process noted, where one ended the run."""
+    if run.run_file.ended not in ("raised", "out_of_memory"):
+        return None
+    try:
+        events, _ = read_events(run.rank_folder)
+    except NotRecorded:
+        return None
+    raised = next((event for event in reversed(events) if isinstance(event, TrainingRaised)), None)
+    if raised is None:
+        return None
+    return RunError(
+        kind=raised.error,
+        message=raised.message,
+        step=raised.step,
+        stage=raised.stage,
+        blame=run.get(Sources).line(raised.sites[-1]) if raised.sites else None,
+    )
 
 
 def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:

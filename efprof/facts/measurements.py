@@ -23,6 +23,7 @@ from efprof.model import (
     StepSample,
     ThinEvidence,
     Timeline,
+    UnreadableInput,
 )
 
 STEP_MS_BUDGET = 0.03
@@ -144,7 +145,7 @@ def _num_reads(time: StepTime) -> float:
 def _window_peaks(run: Run) -> tuple[float, ...]:
     try:
         return tuple(float(peak) for peak in run.get(WindowPeaks).peaks)
-    except NotRecorded:
+    except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
         return ()
 
 

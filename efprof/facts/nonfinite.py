@@ -78,9 +78,14 @@ class NonFinite:
 
     @property
     def usual_norm(self) -> float | None:
-        """The median gradient norm of the steps before the last good ones; None where there are too few."""
+        """The median gradient norm of the steps before the last good ones; of a run that was too short, its first.
+
+        None where there are fewer than two: a model's first gradients are among its largest, unless they explode.
+        """
         earlier = self.norms[:-LAST_GOOD_STEPS]
-        return statistics.median(earlier) if len(earlier) >= LEAST_STEPS_BEFORE else None
+        if len(earlier) >= LEAST_STEPS_BEFORE:
+            return statistics.median(earlier)
+        return self.norms[0] if len(self.norms) > 1 else None
 
     @property
     def explosion(self) -> float | None:

@@ -1,7 +1,8 @@
 """What a non-finite loss shows for itself: the curves, the operands, and how we know."""
 
+from efprof.artifacts.events import SuspectOperation
 from efprof.facts.nonfinite import NonFinite
-from efprof.facts.nonfinite_cause import NonFiniteCause
+from efprof.facts.nonfinite_cause import NonFiniteCause, is_guess
 from efprof.model import Narrative, Number, Numbers, Series, SeriesLine, Table
 
 
@@ -71,13 +72,16 @@ def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative
 
 def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
     match cause.mechanism:
+        case "data":
+            assert cause.operation is not None
+            return (
+                f"That step's autograd graph was walked before backward freed it: {cause.operation.node} is its first "
+                "node, and what it was given, which no node had made, was not finite. Blamed is the last statement "
+                "that can have made it so, or else the line that hands it on."
+            )
         case "operation":
             assert cause.operation is not None
-            text = (
-                f"That step's autograd graph was walked before backward freed it: {cause.operation.node} is the first "
-                f"node that was given {cause.operation.operand} ({cause.operation.num_bad:,} of "
-                f"{cause.operation.num_elements:,} elements)."
-            )
+            text = _how_walked(cause.operation)
             if not cause.why_no_line:
                 return text + " The operation at the same place in a recorded step was called on the blamed line."
             others = ", ".join(str(line) for line in cause.candidates)
@@ -91,6 +95,18 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
     return (
         "No operation with a singular operand was found in the forward graph, and the gradient norm was as usual "
         "before: the value was born in backward, in the batch itself or in an operation that keeps no trace."
+    )
+
+
+def _how_walked(one: SuspectOperation) -> str:
+    if is_guess(one):
+        return (
+            "The loss was finite, so the step's autograd graph was walked only when backward had made a bad gradient: "
+            f"{one.node} is the first node whose slope can be infinite where its value is finite."
+        )
+    return (
+        f"That step's autograd graph was walked before backward freed it: {one.node} is the first "
+        f"node that was given {one.operand} ({one.num_bad:,} of {one.num_elements:,} elements)."
     )
 
 

@@ -1,35 +1,69 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
 
-from efprof.artifacts.events import CollectorStopped, read_events
+from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped, read_events
 from efprof.artifacts.run_file import Ending
+from efprof.artifacts.steps import read_steps
+from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, UnreadableInput
 
 ENDINGS: dict[Ending, str] = {
     "running": "The run was still going on, or its recorder was killed, when this report was made.",
     "raised": "The run ended with an error of its own: what would have come after it is not in this report.",
     "out_of_memory": "The run ended because memory ran out: what would have come after it is not in this report.",
     "interrupted": "The run was interrupted: what would have come after it is not in this report.",
-    "killed": "The run was killed from outside: what would have come after it is not in this report.",
+    "killed": "The run was killed: what would have come after it is not in this report.",
 }
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
     """One sentence each; a run that finished no step has exactly one."""
     try:
-        num_torn = run.get(StepTimes).num_torn
+        times = run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
     except NotRecorded:
-        return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
+        return _without_steps(run)
     warnings = [ENDINGS[run.run_file.ended]] if run.run_file.ended in ENDINGS else []
-    warnings += _about_torn_lines("steps.jsonl", num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
-    warnings += [
-        f"The collector '{event.collector}' stopped at step {event.step} ({event.reason}); training went on without it."
-        for event in events
-        if isinstance(event, CollectorStopped)
-    ]
+    warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
+    warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
+    warnings += _about_broken_windows(run)
     return tuple(warnings)
+
+
+def _without_steps(run: Run) -> tuple[str, ...]:
+    num_torn = _num_unread_steps(run)
+    if num_torn:
+        return tuple(_about_torn_lines("steps.jsonl", num_torn))
+    return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
+
+
+def _num_unread_steps(run: Run) -> int:
+    try:
+        return read_steps(run.rank_folder)[1]
+    except NotRecorded:
+        return 0
+
+
+def _about_stop(event: CollectorStopped) -> str:
+    if event.collector == WHOLE_RECORDING:
+        return (
+            f"Recording stopped at step {event.step} ({event.reason}); training went on, and what came after is not in "
+            "this report."
+        )
+    return (
+        f"The collector '{event.collector}' stopped at step {event.step} ({event.reason}); training went on without it."
+    )
+
+
+def _about_broken_windows(run: Run) -> list[str]:
+    try:
+        run.get(LiveMemory)
+    except UnreadableInput as error:
+        return [str(error)]
+    except NotRecorded:
+        pass
+    return []
 
 
 def _about_torn_lines(file: str, num_torn: int) -> list[str]:

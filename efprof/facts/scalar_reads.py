@@ -20,6 +20,13 @@ class ReadingLine:
     calls: tuple[str, ...]
     counts: tuple[int, ...]
     ms: tuple[float, ...]
+    num_micro_batches: float = 1.0
+    """Backward passes per step."""
+
+    @property
+    def count_per_micro_batch(self) -> float:
+        """Reads for each backward pass: one of each is logging, several are an inner loop."""
+        return self.mean_count / max(1.0, self.num_micro_batches)
 
     @property
     def mean_count(self) -> float:
@@ -74,12 +81,14 @@ class ScalarReadLines:
                 counts[place][index] += read.count
                 ms[place][index] += read.us / 1000
                 calls[place][read.call] += read.count
+        num_micro_batches = statistics.median(time.record.micro_batches for time in steady)
         lines = [
             ReadingLine(
                 blame=sources.line(site),
                 calls=tuple(call for call, _ in calls[place].most_common()),
                 counts=tuple(counts[place]),
                 ms=tuple(ms[place]),
+                num_micro_batches=num_micro_batches,
             )
             for place, site in sites.items()
         ]

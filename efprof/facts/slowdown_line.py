@@ -2,10 +2,10 @@
 
 import ast
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeGuard
 
 from efprof.artifacts.holders import read_censuses
-from efprof.facts.growing_statements import growing_statements
+from efprof.facts.growing_statements import GrowingStatement, growing_statements
 from efprof.facts.line_times import LineTime, LineTimes, LineWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Slowdown
@@ -19,6 +19,10 @@ LEAST_FACTOR = 1.25
 """The growth of the whole step that is worth a finding; a line at fault shows it too."""
 STANDING_OUT = 2.0
 """Where all stages grew alike, a line must have grown by twice as much as the step to be told from the machine."""
+LEAST_EXPLAINED = 0.5
+"""Of the growth of the steps, by the line's own growth from step to step."""
+LEAST_LINE_SHARE = 0.02
+"""Of the window: a shorter line's time says nothing about the machine."""
 LEAST_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
 LENGTHENING = frozenset({"append", "appendleft", "extend", "extendleft", "insert"})
@@ -53,13 +57,19 @@ class SlowdownLine:
     container: GrowingContainer | None
     others: tuple[tuple[LineTime, float, float], ...]
 
+    def explains(self, slowdown: Slowdown) -> bool:
+        """Whether it goes through a container that gets longer, and grows fast enough for what the steps grew by."""
+        per_step_ms = (self.late_ms - self.early_ms) / (self.late.middle - self.early.middle)
+        return self.container is not None and per_step_ms >= LEAST_EXPLAINED * slowdown.growth_per_step_ms
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowdownLines:
-    """The line at fault; None, with the reason, where it is not known."""
+    """The line at fault; None, with the reason, where it is not known; `is_compared` where windows could tell."""
 
     line: SlowdownLine | None
     reason: str
+    is_compared: bool = True
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -68,17 +78,30 @@ class SlowdownLines:
         try:
             windows = run.get(LineTimes).windows
         except NotRecorded as absent:
-            return cls(line=None, reason=str(absent))
+            return cls(line=None, reason=str(absent), is_compared=False)
         if len(windows) < 2 or windows[-1].middle - windows[0].middle < LEAST_DISTANCE:
-            return cls(line=None, reason="no two profiler windows lie far enough apart to compare their lines")
+            reason = "no two profiler windows lie far enough apart to compare their lines"
+            return cls(line=None, reason=reason, is_compared=False)
         line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run)
-        if line is None or line.share < LEAST_SHARE or line.late_ms < _least_factor(slowdown) * line.early_ms:
+        least = _least_factor(slowdown) * max(1.0, _machine_factor(windows[0], windows[-1]))
+        if line is None or line.share < LEAST_SHARE or line.late_ms < least * line.early_ms:
             return cls(line=None, reason="no single line grew by enough between the profiler windows")
         return cls(line=line, reason="")
 
 
 def _least_factor(slowdown: Slowdown) -> float:
     return 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else LEAST_FACTOR
+
+
+def _machine_factor(early: LineWindow, late: LineWindow) -> float:
+    """By how much a line grew that most lines grew more than: what became busier is the machine, not the program."""
+    factors = []
+    for place, time in early.lines.items():
+        early_ms = sum(time.own_ms.values())
+        if place in late.lines and early_ms >= LEAST_LINE_SHARE * early.step_ms:
+            factors.append(sum(late.lines[place].own_ms.values()) / early_ms)
+    factors.sort()
+    return factors[len(factors) // 4] if len(factors) > 1 else 1.0
 
 
 def _fastest_growing(early: LineWindow, late: LineWindow, stage: str, run: Run) -> SlowdownLine | None:
@@ -118,7 +141,13 @@ def _with_container(time: LineTime, early: LineWindow, run: Run) -> tuple[Source
     first = time.blame.line
     for placed in placed_nodes(tree) if tree else ():
         match placed.node:
-            case ast.For(lineno=line) if placed.function == function:
+            case (
+                ast.For(lineno=line)
+                | ast.ListComp(lineno=line)
+                | ast.SetComp(lineno=line)
+                | ast.DictComp(lineno=line)
+                | ast.Compare(lineno=line, ops=[ast.In() | ast.NotIn()])
+            ) if placed.function == function:
                 blame = sources.line(f"{file}:{line}:{function}")
                 container = _container(blame, early, run)
                 if container is not None:
@@ -137,12 +166,46 @@ def _container(blame: SourceLine, early: LineWindow, run: Run) -> GrowingContain
     known = []
     for name in _names_on(tree, blame.line):
         statements = growing_statements(tree, blame.file, name)
-        lengthening = (each for each in statements if each.kind in LENGTHENING and each.line != blame.line)
+        lengthening = (
+            each
+            for each in statements
+            if each.kind in LENGTHENING and each.line != blame.line and not _is_renewed(tree, name, each, blame)
+        )
         grown_at = next((sources.line(statement.site) for statement in lengthening), None)
         length = _early_length(name, early, run)
         if length is not None or grown_at is not None:
             known.append(GrowingContainer(name=name, grown_at=grown_at, early_length=length))
     return min(known, key=lambda container: container.early_length is None, default=None)
+
+
+def _is_renewed(tree: ast.Module, name: str, grown: GrowingStatement, blame: SourceLine) -> bool:
+    """Whether a variable begins anew before the line that goes through it is reached again.
+
+    That is where the function that makes it also makes it grow, and no loop below its making holds both that and the
+    line: `new = []`, a loop that fills it, and one that goes through it.
+    """
+    if grown.is_attribute or grown.function != blame.function:
+        return False
+    inside = [placed for placed in placed_nodes(tree) if placed.function == grown.function]
+    made = [placed.node for placed in inside if _makes(placed.node, name)]
+    loops = [placed.node for placed in inside if isinstance(placed.node, ast.For | ast.While)]
+    lasting = [
+        loop
+        for loop in loops
+        if _is_on(loop, grown.line) and _is_on(loop, blame.line) and not any(_is_on(loop, node.lineno) for node in made)
+    ]
+    return bool(made) and not lasting
+
+
+def _makes(node: ast.AST, name: str) -> TypeGuard[ast.Assign | ast.AnnAssign]:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)):
+            return target == name
+    return False
+
+
+def _is_on(loop: ast.For | ast.While, line: int) -> bool:
+    return loop.lineno <= line <= (loop.end_lineno or loop.lineno)
 
 
 def _names_on(tree: ast.Module, line: int) -> list[str]:

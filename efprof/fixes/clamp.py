@@ -15,6 +15,17 @@ LARGEST_EXPONENT = {"float16": 11.0, "bfloat16": 88.0, "float32": 88.0, "float64
 LARGEST_COSINE = {"float16": 1 - 1e-3, "bfloat16": 1 - 1e-2, "float32": 1 - 1e-6, "float64": 1 - 1e-12}
 """acos and asin have an infinite gradient at one; these are the last steps below it that the type can tell."""
 
+_NO_SCORE = (
+    "Mask with a large negative number instead of -inf (`masked_fill(mask, -1e9)`, in float16 -1e4), or leave rows out "
+    "in which everything is masked."
+)
+_NO_SPREAD = (
+    "Take the spread with `correction=0`, so that a single value has one, and add a small number before dividing or "
+    "rooting; a last batch of one sample is left out by `drop_last=True`."
+)
+ADVICE = {"softmax": _NO_SCORE, "logsoftmax": _NO_SCORE, "std": _NO_SPREAD, "var": _NO_SPREAD}
+"""What no clamp of an operand can mend."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
@@ -38,12 +49,22 @@ def keep_operand_finite(
     """The remedy for an operation, as an edit where it is found on `line`; None is a line that is not known."""
     remedy = find_remedy(operation, dtype)
     if remedy is None:
-        return Fix(summary=f"Keep the operands of {operation} where it is finite in {dtype}.", applicability="manual")
+        usual = f"Keep the operands of {operation} where it is finite in {dtype}."
+        return Fix(summary=ADVICE.get(operation, usual), applicability="manual")
     edit = clamp_operand(file, lines, tree, line, remedy) if tree is not None and line is not None else None
     return Fix(
         summary=f"In {dtype}, {remedy.rule}{remedy.caution}.",
         applicability="review" if edit else "manual",
         changes=(edit,) if edit else (),
+    )
+
+
+def keep_data_finite(step: int) -> Fix:
+    """What to do about a batch that is bad before any layer sees it."""
+    return Fix(
+        summary=f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
+        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand.",
+        applicability="manual",
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from efprof.model.finding import AuditResult
+from efprof.model.source import SourceLine
 
 REPORT_SCHEMA_VERSION = 1
 """1: first form."""
@@ -111,6 +112,17 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunError:
+    """The exception that ended a run, at step `step`; `blame` is the innermost line of the user's that it passed."""
+
+    kind: str
+    message: str
+    step: int
+    stage: str | None
+    blame: SourceLine | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
     """Which execution a report is about. `environment` holds (name, value) in reading order."""
 
@@ -130,6 +142,7 @@ class RunIdentity:
     num_steps: int
     environment: tuple[tuple[str, str], ...]
     configuration: tuple[tuple[str, str], ...] = ()
+    error: RunError | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
+from efprof.record.arrow_columns import booleans, integers, strings
 from efprof.record.call_sites import CallSites
 
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -77,16 +78,16 @@ class WindowEvents:
             self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
         ]
         columns = {
-            "time_ns": pa.array([row.time_ns for row in rows], pa.int64()),
-            "address": pa.array([row.address for row in rows], pa.int64()),
-            "num_bytes": pa.array([row.num_bytes for row in rows], pa.int64()),
-            "operation": _strings([row.context.operation for row in rows]),
-            "stack": _strings([row.context.stack() for row in rows]),
-            "forward_stack": _strings([origin.stack() for origin in origins]),
-            "modules": _strings(
+            "time_ns": integers([row.time_ns for row in rows]),
+            "address": integers([row.address for row in rows]),
+            "num_bytes": integers([row.num_bytes for row in rows]),
+            "operation": strings([row.context.operation for row in rows]),
+            "stack": strings([row.context.stack() for row in rows]),
+            "forward_stack": strings([origin.stack() for origin in origins]),
+            "modules": strings(
                 [origin.modules() or row.context.modules() for row, origin in zip(rows, origins, strict=True)]
             ),
-            "is_backward": pa.array([row.context.is_backward for row in rows], pa.bool_()),
+            "is_backward": booleans([row.context.is_backward for row in rows]),
         }
         part = path.with_name(f".{path.name}.part")
         table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
@@ -127,7 +128,3 @@ def _operation(name: str, sequence: int, around: _Context) -> _Context:
 
 def _signed(pointer: int) -> int:
     return pointer - (1 << 64) if pointer >= 1 << 63 else pointer
-
-
-def _strings(values: list[str]) -> pa.Array:
-    return pa.array(values, pa.string()).dictionary_encode()

@@ -4,10 +4,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -35,6 +47,9 @@ _NOT_DATA = (
     float,
     complex,
 )
+
+_CODE = (FunctionType, MethodType, GeneratorType, type)
+"""What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
 _COLLECTIONS: tuple[type[Any], ...] = (list, tuple, deque, set, frozenset)
 
@@ -147,6 +162,9 @@ class Census:
         if issubclass(kind, torch.Tensor):
             (inside or self._holder(place, value)).add(value)
             return
+        if kind in _CODE:
+            self._visit_code(value, place)
+            return
         if issubclass(kind, _NOT_DATA) or value is None or place.depth > MAX_DEPTH or id(value) in self._seen:
             return
         if time.perf_counter() > self._deadline:
@@ -161,7 +179,41 @@ class Census:
             return self._visit_elements
         if issubclass(kind, dict):
             return self._visit_entries
-        return self._visit_attributes if kind.__dictoffset__ else None
+        return self._visit_attributes if kind.__dictoffset__ or _slots_of(kind) else None
+
+    def _visit_code(self, value: Any, place: _Place) -> None:
+        """Count the variables that the user's own functions, generators and classes keep."""
+        if id(value) in self._seen or place.depth > MAX_DEPTH or time.perf_counter() > self._deadline:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, MethodType):
+            self._visit(value.__self__, _deeper(place), None)
+        elif isinstance(value, type):
+            self._visit_class(value)
+        elif isinstance(value, GeneratorType):
+            self._visit_generator(value)
+        elif self._sites.is_user_code(value.__code__):
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            names = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+            defaults = value.__defaults__ or ()
+            arguments = value.__code__.co_varnames[: value.__code__.co_argcount]
+            names |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+            owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
+            file = self._sites.file(value.__code__.co_filename)
+            self._count_names("local", owner, file, names)
+            self._count_names("attribute", value.__qualname__, file, value.__dict__)
+
+    def _visit_class(self, kind: type[Any]) -> None:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if file and self._sites.is_user_file(file):
+            names = {name: value for name, value in vars(kind).items() if not isinstance(value, _CODE)}
+            self._count_names("attribute", kind.__qualname__, self._sites.file(file), names)
+
+    def _visit_generator(self, generator: Any) -> None:
+        frame = generator.gi_frame
+        if frame is not None and self._sites.is_user_code(frame.f_code) and _may_read_locals(frame.f_code):
+            file = self._sites.file(frame.f_code.co_filename)
+            self._count_names("local", frame.f_code.co_qualname, file, _locals_of(frame))
 
     def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
         elements = _elements_of(value)
@@ -182,7 +234,7 @@ class Census:
         kind = type(value)
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None)
-        for name, element in list(dict.items(object.__getattribute__(value, "__dict__"))):
+        for name, element in _attributes_of(value):
             attribute = _Place(
                 path=f"{kind.__qualname__}.{name}",
                 scope="attribute",
@@ -217,6 +269,36 @@ def _deeper(place: _Place, path: str | None = None) -> _Place:
         file=place.file,
         depth=place.depth + 1,
     )
+
+
+_SLOTS: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
+
+
+def _slots_of(kind: type[Any]) -> dict[str, Any]:
+    """The attributes that lie in an object and not in its `__dict__`, by their descriptors."""
+    slots = _SLOTS.get(kind)
+    if slots is None:
+        found = ((name, slot) for base in kind.__mro__ for name, slot in vars(base).items())
+        slots = _SLOTS[kind] = {name: slot for name, slot in found if type(slot) is MemberDescriptorType}
+    return slots
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    attributes = {}
+    for name, slot in _slots_of(type(value)).items():
+        with suppress(AttributeError):  # not set yet
+            attributes[name] = slot.__get__(value)
+    if type(value).__dictoffset__:
+        attributes |= object.__getattribute__(value, "__dict__")
+    return list(attributes.items())
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _elements_of(value: Any) -> list[Any]:

@@ -31,8 +31,12 @@ def _is_bad_itself(_: Any, result: torch.Tensor) -> torch.Tensor:
     return ~torch.isfinite(result)
 
 
+LARGEST_USUAL = 1e9
+"""A value beyond it is itself the fault: that its square overflows only shows what went wrong before."""
+
+
 def _is_bad_power(node: Any, base: torch.Tensor) -> torch.Tensor:
-    return ~torch.isfinite(torch.pow(base, node._saved_exponent))
+    return ~torch.isfinite(torch.pow(base, node._saved_exponent)) & (base.abs() < LARGEST_USUAL)
 
 
 SINGULARITIES: dict[str, Singularity] = {
@@ -58,21 +62,105 @@ SINGULARITIES: dict[str, Singularity] = {
 """Judged by what the autograd graph saved: the result itself where it is saved, else the operation done again."""
 
 
+STEEP: dict[str, str] = {
+    "SqrtBackward0": "a root of zero",
+    "PowBackward0": "a fractional power of zero",
+    "AcosBackward0": "an arc cosine of one",
+    "AsinBackward0": "an arc sine of one",
+    "StdBackward0": "a standard deviation of equal values",
+    "Atan2Backward0": "an angle of the zero vector",
+}
+"""Operations that are finite where their slope is infinite, and where that is."""
+
+STEEP_BEHIND_MASK: dict[str, str] = {
+    "LogBackward0": "a logarithm of zero that a mask hides",
+    "DivBackward0": "a division by zero that a mask hides",
+    "RsqrtBackward0": "an inverse root of zero that a mask hides",
+    "ReciprocalBackward0": "a reciprocal of zero that a mask hides",
+    "ExpBackward0": "an exponential that overflows and that a mask hides",
+}
+"""`torch.where` takes the bad value out of the loss; its gradient is zero times infinity all the same."""
+
+MASKS = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedSelectBackward0", "IndexBackward0"})
+
+
 def find_suspects(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
     """The operations whose own inputs are finite and whose result is not, in the order they ran.
 
-    `sequence_start` is autograd's sequence number at the forward pass's start. A node whose other saved
-    tensors are bad already only passes the fault on, and is left out.
+    `sequence_start` is autograd's sequence number at the forward pass's start. A node behind a bad one only passes the
+    fault on, and is left out. Where there is no such operation, the first one that was given bad data.
     """
-    nodes = sorted(_nodes(root), key=lambda node: int(node._sequence_nr()))
-    suspects = []
-    for node in nodes:
+    suspects: list[SuspectOperation] = []
+    given: SuspectOperation | None = None
+    tainted = set()
+    for node in sorted(_nodes(root), key=lambda node: int(node._sequence_nr())):
+        feeders = [feeder for feeder, _ in node.next_functions]
+        bad_input = _bad_input(node)
+        if any(feeder in tainted for feeder in feeders):
+            tainted.add(node)
+            continue
         suspect = _singular(node, sequence_start) or _overflowing(node, sequence_start)
         if suspect is not None:
             suspects.append(suspect)
+        elif bad_input is not None and None in feeders and given is None:
+            given = _suspect(node, sequence_start, "data that is NaN or Inf already", _num_bad(bad_input), bad_input)
+        if suspect is not None or bad_input is not None:
+            tainted.add(node)
         if len(suspects) == MAX_SUSPECTS:
             break
-    return suspects
+    return suspects or ([given] if given is not None else [])
+
+
+def find_steep(root: torch.Tensor, sequence_start: int) -> list[SuspectOperation]:
+    """After a backward pass whose gradient is bad though its loss is not: operations whose slope can be infinite.
+
+    What they were given is freed by then, so none of it is counted.
+    """
+    nodes = sorted(_nodes(root), key=lambda node: int(node._sequence_nr()))
+    steep = [(node, STEEP[node.name()]) for node in nodes if node.name() in STEEP and not _is_gentle_power(node)]
+    if not steep and any(node.name() in MASKS for node in nodes):
+        steep = [(node, STEEP_BEHIND_MASK[node.name()]) for node in nodes if node.name() in STEEP_BEHIND_MASK]
+    return [
+        SuspectOperation(
+            node=node.name(),
+            offset=int(node._sequence_nr()) - sequence_start,
+            operand=words,
+            num_bad=0,
+            num_elements=0,
+            dtype=str(root.dtype).removeprefix("torch."),
+        )
+        for node, words in steep[:MAX_SUSPECTS]
+    ]
+
+
+def _is_gentle_power(node: Any) -> bool:
+    if node.name() != "PowBackward0":
+        return False
+    exponent = getattr(node, "_saved_exponent", 2)
+    return not (isinstance(exponent, float) and 0 < exponent < 1)
+
+
+def _bad_input(node: Any) -> torch.Tensor | None:
+    """A saved tensor with NaN or Inf that is not the node's own result; -inf alone is a mask's."""
+    for name in _saved_names(node):
+        tensor = _saved(node, name.removeprefix("_saved_")) if name != "_saved_result" else None
+        if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor.clamp_min(0)):
+            return tensor
+    return None
+
+
+def _num_bad(tensor: torch.Tensor) -> int:
+    with torch.no_grad():
+        return int(_read((~torch.isfinite(tensor)).sum()))
+
+
+_NAMES: dict[str, list[str]] = {}
+
+
+def _saved_names(node: Any) -> list[str]:
+    if node.name() not in _NAMES:
+        _NAMES[node.name()] = [name for name in dir(node) if name.startswith("_saved_")]
+    return _NAMES[node.name()]
 
 
 def _nodes(root: torch.Tensor) -> Iterator[Any]:
@@ -111,16 +199,12 @@ def _overflowing(node: Any, sequence_start: int) -> SuspectOperation | None:
     consumed = _saved(node, "result")
     if consumed is None or not consumed.is_floating_point() or _is_finite(consumed) or _inherits(node, "result"):
         return None
-    with torch.no_grad():
-        num_bad = int(_read((~torch.isfinite(consumed)).sum()))
-    return _suspect(node, sequence_start, "results that are not finite", num_bad, consumed)
+    return _suspect(node, sequence_start, "results that are not finite", _num_bad(consumed), consumed)
 
 
 def _inherits(node: Any, but: str) -> bool:
     """Whether a saved input of this node, or the result of what feeds it, is bad already."""
-    inputs = [
-        name for name in dir(node) if name.startswith("_saved_") and name not in (f"_saved_{but}", "_saved_result")
-    ]
+    inputs = [name for name in _saved_names(node) if name not in (f"_saved_{but}", "_saved_result")]
     tensors = [getattr(node, name) for name in inputs]
     tensors += [_saved(feeder, "result") for feeder, _ in node.next_functions if feeder is not None]
     return any(

@@ -117,7 +117,9 @@ def _make_folder(runs_folder: Path, run: RunFile) -> Path:
             ignore.write_text("*\n")  # recordings would otherwise make every repository dirty
         write_run_file(folder, run)
     except OSError as error:
-        raise EfprofError(f"the run folder {folder} cannot be made: {error.strerror}; set EFPROF_HOME.") from None
+        raise EfprofError(
+            f"the run folder {folder} cannot be made: {error.strerror}; set EFPROF_HOME to one that can."
+        ) from None
     return folder
 
 

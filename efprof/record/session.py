@@ -14,7 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader
 
-from efprof.artifacts.events import EVENTS_FILE, Event, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.artifacts.events import (
+    EVENTS_FILE,
+    WHOLE_RECORDING,
+    CollectorStopped,
+    Event,
+    OutOfMemory,
+    StepInterrupted,
+    TrainingRaised,
+)
 from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.record import collectors
@@ -54,7 +62,7 @@ class Session:
     def start(self) -> None:
         """Hook into torch and start every collector in the folder."""
         loop, shell = self.loop, self.shell
-        self._folder.when_broken = self.end
+        self._folder.when_broken = self._break_off
         for essential in ("session", "loop", "steps"):
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
@@ -103,6 +111,13 @@ class Session:
         self.shell.guarded("steps", self._write_late)(True)
         for undo in reversed(self._undo):
             self.shell.guarded("hooks", undo)()
+
+    def _break_off(self, why: str) -> None:
+        """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
+        self._events.write_last(
+            CollectorStopped(at_ns=time.time_ns(), step=self.step_number, collector=WHOLE_RECORDING, reason=why)
+        )
+        self.end()
 
     def _start_collector(self, name: str) -> None:
         importlib.import_module(f"{collectors.__name__}.{name}").start(self)

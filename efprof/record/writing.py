@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ class RankFolder:
 
     def __init__(self, run_folder: Path) -> None:
         self.is_broken = False
-        self.when_broken: Callable[[], None] | None = None
+        self.when_broken: Callable[[str], None] | None = None
         self._run_folder = run_folder
         self._path: Path | None = None
 
@@ -39,7 +40,7 @@ class RankFolder:
             f"efprof: {self._run_folder} cannot be written ({why}): recording stops, training goes on", file=sys.stderr
         )
         if self.when_broken is not None:
-            self.when_broken()
+            self.when_broken(why)
 
     def _make(self) -> Path:
         rank = os.environ.get("RANK", "")
@@ -62,6 +63,7 @@ class LineWriter:
         self._name = name
         self._encoder = msgspec.json.Encoder()
         self._descriptor: int | None = None
+        self._is_torn = False
 
     def write(self, record: msgspec.Struct) -> None:
         """Append one record; after this call it survives the process being killed."""
@@ -72,10 +74,16 @@ class LineWriter:
         except OSError as error:
             self._folder.give_up(error)
 
+    def write_last(self, record: msgspec.Struct) -> None:
+        """Append one record although the disk has refused: where a whole file did not fit, a line often does."""
+        with suppress(OSError):
+            self._append(b"\n" * self._is_torn + self._encoder.encode(record) + b"\n")
+
     def _append(self, line: bytes) -> None:
         if self._descriptor is None:
             path = self._folder.path / self._name
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         written = os.write(self._descriptor, line)
-        if written != len(line):
+        self._is_torn = written != len(line)
+        if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

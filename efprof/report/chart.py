@@ -14,6 +14,16 @@ MAX_POINTS: Final = 1500
 """Points per curve: more than a screen has columns, and a page of ten pictures still opens at once."""
 
 
+MAX_GAPPED_BARS: Final = 100
+"""Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
+
+MAX_BAND_LETTERS: Final = 22
+"""A note inside the picture must leave room for others on a phone."""
+
+LETTER_SHARE: Final = 0.014
+"""The width of a note's letter as a share of the picture's: between that on a page and that on a phone."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
     """One curve; `colour` names a colour of the palette, `notes` say what each point is; y None is a gap."""
@@ -124,6 +134,24 @@ def x_range(chart: Chart) -> tuple[float, float]:
     return min(places) - room, max(places) + room
 
 
+def band_labels(chart: Chart) -> tuple[str, ...]:
+    """The label of every band, empty where it would cover the one before; each stands on the side with more room."""
+    start, end = x_range(chart)
+    letter = (end - start) * LETTER_SHARE
+    labels, taken = [], -math.inf
+    for band in chart.bands:
+        width = min(len(band.label), MAX_BAND_LETTERS) * letter
+        left = band.end - width if is_right_half(chart, band.start) else band.start
+        labels.append(band.label if left >= taken else "")
+        taken = max(taken, left + width) if labels[-1] else taken
+    return tuple(labels)
+
+
+def is_right_half(chart: Chart, x: float) -> bool:
+    """Whether there is more room to the left of that place."""
+    return x > sum(x_range(chart)) / 2
+
+
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
     """Indices of at most `limit` points: the first, the last, and each stretch's lowest and highest."""
     if len(values) <= limit:
@@ -141,6 +169,16 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
 def thinned_caption(num_drawn: int, num_all: int) -> str:
     """Says that points were left out; empty where none was."""
     return f" Drawn from {num_drawn:,} of {num_all:,} samples, highs and lows kept." if num_drawn < num_all else ""
+
+
+def has_curve(chart: Chart) -> bool:
+    """Whether there is anything to see: two points make a curve, one makes an empty frame."""
+    return any(sum(map(_is_drawable, layer.y)) > 1 for layer in chart.layers)
+
+
+def bar_gap(num_bars: int) -> float:
+    """The gap between two bars as a share of their distance."""
+    return 0.08 if num_bars <= MAX_GAPPED_BARS else 0.0
 
 
 def _is_drawable(value: float | None) -> bool:

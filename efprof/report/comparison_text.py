@@ -3,6 +3,7 @@
 from efprof.model import Comparison
 from efprof.report.comparison_words import (
     COLUMNS,
+    TABLE_CAPTION,
     comparison_verdict,
     findings_by_change,
     metric_cells,
@@ -27,10 +28,11 @@ def render_comparison_text(comparison: Comparison) -> str:
         *_aligned([COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]),
         "",
     ]
-    for change, findings in findings_by_change(comparison):
-        for finding in findings:
-            where = shorten_path(finding.location, MAX_LOCATION)
-            lines.append(f"{change:5}  {shorten(finding.headline, 100)}   {where}   {one_line(finding.audit_id)}")
+    changed = [(change, finding) for change, findings in findings_by_change(comparison) for finding in findings]
+    width = max((len(change) for change, _ in changed), default=0)
+    for change, finding in changed:
+        where = shorten_path(finding.location, MAX_LOCATION)
+        lines.append(f"{change:{width}}  {shorten(finding.headline, 100)}   {where}   {one_line(finding.audit_id)}")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -41,6 +43,7 @@ def render_comparison_markdown(comparison: Comparison) -> str:
     parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
     if comparison.differences:
         parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
+    parts.append(TABLE_CAPTION)
     parts.append(table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in comparison.metrics]))
     for change, findings in findings_by_change(comparison):
         if findings:

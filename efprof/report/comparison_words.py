@@ -7,9 +7,14 @@ from typing import Final, Literal
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
 from efprof.report.verdict import revision
 from efprof.report.wording import count_of, one_line, show
-from efprof.units import format_change
+from efprof.units import format_change, format_factor, format_signed_percent
 
-CHANGES: Final[tuple[Literal["added", "gone", "kept"], ...]] = ("added", "gone", "kept")
+CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
+TABLE_CAPTION: Final = (
+    "Of each run the median over its steps, where the name says no other statistic; IQR is the interquartile range of "
+    "the steps. A change is head over base, with its interval where there is one."
+)
+NOT_MEASURED: Final = "not measured"
 COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
@@ -53,17 +58,21 @@ def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
 
 def change_with_interval(metric: MetricChange) -> str:
     """`+12.0 % (+9.1 % to +14.8 %)`; where the base is zero no ratio can be formed."""
+    if metric.effect is None and math.isnan(metric.base_median + metric.head_median):
+        return ""
     if metric.effect is None:
         return "none" if metric.base_median == metric.head_median else "no ratio"
     if metric.interval is None:
         return format_change(metric.effect)
+    write = format_factor if metric.effect > 1 else format_signed_percent
     low, high = metric.interval
-    return f"{format_change(metric.effect)} ({format_change(low)} to {format_change(high)})"
+    return f"{write(metric.effect)} ({write(low)} to {write(high)})"
 
 
 def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[FindingChange, ...]], ...]:
-    """The findings under `added`, `gone` and `kept`, each in the order given."""
-    return tuple((change, tuple(f for f in comparison.findings if f.change == change)) for change in CHANGES)
+    """The findings under each kind of change, in the order given; `unchecked` is there only where some are."""
+    found = {change: tuple(f for f in comparison.findings if f.change == change) for change in CHANGES}
+    return tuple((change, findings) for change, findings in found.items() if findings or change != "unchecked")
 
 
 def side_phrase(run: RunIdentity) -> str:
@@ -117,4 +126,6 @@ def _change_or_sides(metric: MetricChange) -> str:
 
 
 def _side(median: float, spread: float, unit: str) -> str:
+    if math.isnan(median):
+        return NOT_MEASURED
     return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")

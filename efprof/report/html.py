@@ -4,6 +4,7 @@ import base64
 import functools
 import gzip
 import math
+import shlex
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
-from efprof.report import comparison_words, palette, step_table, verdict, wording
+from efprof.report import comparison_words, memory_table, palette, step_table, verdict, wording
 from efprof.report.chart import Chart, TrackChart
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
@@ -29,6 +30,8 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 def render_html(report: Report) -> str:
     """The page of one run."""
     cards, pictures = make_cards(report), make_run_pictures(report)
+    timeline = report.measurements.timeline
+    memory_rows = memory_table.step_memory_rows(timeline.memory)
     shown = [pictures.memory, pictures.time, *pictures.numbers, *(p for card in cards for p in card.pictures)]
     return (
         _environment()
@@ -45,8 +48,14 @@ def render_html(report: Report) -> str:
             pictures=pictures,
             totals=step_table.totals(report.measurements),
             step_columns=step_table.COLUMNS,
-            step_rows=step_table.step_rows(report.measurements.timeline.steps),
-            steps_left_out=step_table.left_out_sentence(report.measurements.timeline.steps),
+            step_rows=step_table.step_rows(timeline.steps),
+            stage_columns=memory_table.STAGE_COLUMNS,
+            stage_rows=memory_table.stage_rows(report.measurements.stage_deltas),
+            largest_jump=memory_table.largest_jump_sentence(report.measurements.stage_deltas),
+            memory_columns=memory_table.STEP_COLUMNS,
+            memory_rows=memory_rows,
+            memory_title=memory_table.step_memory_title(len(memory_rows), len(timeline.memory)),
+            steps_left_out=step_table.left_out_sentence(timeline.steps),
             plotly=_plotly_if(any(shown)),
         )
     )
@@ -67,6 +76,7 @@ def render_comparison_html(
             comparison=comparison,
             verdict=comparison_words.comparison_verdict(comparison),
             columns=comparison_words.COLUMNS,
+            caption=comparison_words.TABLE_CAPTION,
             metrics=[(metric, comparison_words.metric_cells(metric)) for metric in comparison.metrics],
             sides=(("base", comparison.base), ("head", comparison.head)),
             findings=comparison_words.findings_by_change(comparison),
@@ -114,6 +124,7 @@ def _environment() -> jinja2.Environment:
         "share": format_share,
         "count_of": wording.count_of,
         "one_line": wording.one_line,
+        "shell": shlex.join,
         "prose": _prose,
         "sentence": wording.sentence,
         "side": comparison_words.side_phrase,

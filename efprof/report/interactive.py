@@ -3,13 +3,11 @@
 import math
 from typing import Any, Final
 
-from efprof.report.chart import Band, Chart, Layer, TrackChart, x_range
+from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, TrackChart, band_labels, bar_gap, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
 MAX_LABEL: Final = 60
-MAX_NOTE: Final = 22
-"""A note inside the picture must leave room for others on a phone."""
 HALF_OPAQUE: Final = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
@@ -34,7 +32,9 @@ def _chart_figure(chart: Chart) -> Figure:
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [_band_shape(b.start, b.end) for b in chart.bands] + [_mark_shape(at) for at, _ in chart.marks]
-    layout["annotations"] = [_band_note(band, middle) for band in chart.bands]
+    layout["annotations"] = [
+        _band_note(band, middle) for band, label in zip(chart.bands, band_labels(chart), strict=True) if label
+    ]
     layout["annotations"] += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
         layout["showlegend"], layout["margin"]["t"] = False, 14
@@ -44,7 +44,7 @@ def _chart_figure(chart: Chart) -> Figure:
         layout["annotations"].append(_level_note(*chart.level))
     if chart.y_top is not None:
         layout["yaxis"]["range"] = [0, _rounded(chart.y_top)]
-    layout["barmode"], layout["bargap"] = "stack", 0.08
+    layout["barmode"], layout["bargap"] = "stack", bar_gap(max((len(layer.x) for layer in chart.layers), default=0))
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
 
 
@@ -156,7 +156,7 @@ def _top_note(at: float, label: str, colour: str, *, is_left: bool) -> Figure:
     }
     font = {"size": 11, "color": colour}
     return {
-        "text": label_text(label, MAX_NOTE),
+        "text": label_text(label, MAX_BAND_LETTERS),
         "showarrow": False,
         "bgcolor": "var(--ground-veil)",
         "font": font,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from efprof.model import Report
+from efprof.report.memory_table import STAGE_COLUMNS, largest_jump_sentence, stage_rows
 from efprof.report.ranking import RankedFinding, rank_findings
 from efprof.report.verdict import (
     count_audits,
@@ -21,7 +22,6 @@ from efprof.report.wording import (
     gain_phrase,
     one_line,
     sentence,
-    show,
 )
 
 
@@ -33,7 +33,7 @@ def render_markdown(report: Report) -> str:
         _verdict(report),
         escape(counts_phrase(count_audits(report))) + ".",
         *(_finding(item) for item in rank_findings(report)),
-        f"## Measured\n\n{escape(measured_phrase(report).capitalize())}. {escape(overhead_phrase(report))}",
+        *_measured(report),
         *_stage_deltas(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         _checks(report),
@@ -103,25 +103,21 @@ def _finding(item: RankedFinding) -> str:
     return "\n\n".join(parts)
 
 
+def _measured(report: Report) -> list[str]:
+    if not report.run.num_steps:
+        return []
+    return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]
+
+
 def _stage_deltas(report: Report) -> list[str]:
     deltas = report.measurements.stage_deltas
     if not deltas:
         return []
-    columns = ("Boundary", "Count", "Average", "Maximum", "Average delta", "Largest jump", "At step")
-    rows = [
-        (
-            escape(delta.boundary),
-            show(delta.count, "count"),
-            show(delta.average_bytes, "bytes"),
-            show(delta.maximum_bytes, "bytes"),
-            show(delta.average_delta_bytes, "bytes"),
-            show(delta.largest_jump_bytes, "bytes"),
-            f"{delta.largest_jump_step:,}",
-        )
-        for delta in deltas
-    ]
+    rows = [tuple(map(escape, row)) for row in stage_rows(deltas)]
+    jump = largest_jump_sentence(deltas)
     advice = [f"- {prose(one)}" for one in report.measurements.recommendations]
-    return ["## Stage deltas", table(columns, rows), *(["\n".join(advice)] if advice else [])]
+    parts = ["## Stage deltas", table(STAGE_COLUMNS, rows), prose(jump), "\n".join(advice)]
+    return [part for part in parts if part]
 
 
 def _checks(report: Report) -> str:

@@ -18,7 +18,7 @@ from efprof.model import (
     SourceLine,
     Table,
 )
-from efprof.report.chart import Chart, TrackChart
+from efprof.report.chart import Chart, TrackChart, has_curve
 from efprof.report.evidence_charts import series_chart, tracks_chart
 from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings, share_of
 from efprof.report.timeline_charts import memory_chart, number_charts, time_chart
@@ -173,6 +173,7 @@ def _card(item: RankedFinding, anchor: str, report: Report) -> Card:
     finding = item.finding
     evidence = finding.evidence
     charts = [_chart_of(one) for one in evidence if isinstance(one, Series | Intervals)]
+    charts = [chart for chart in charts if isinstance(chart, TrackChart) or has_curve(chart)]
     snippets = [one for one in evidence if isinstance(one, Snippet)]
     blamed = next((one for one in snippets if _shows(one, finding.blame)), None)
     return Card(

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from efprof.report.chart import Chart, Layer, TrackChart, x_range
+from efprof.report.chart import Chart, Layer, TrackChart, band_labels, bar_gap, is_right_half, x_range
 from efprof.report.palette import LIGHT
 from efprof.report.wording import shorten
 
@@ -33,6 +33,11 @@ NO_DATE: Final = {"Date": None, "Creator": None}
 LETTERS_ACROSS: Final = 105
 """Letters of the size of a block's label that fit beside each other."""
 MIN_LETTERS: Final = 8
+LEGEND_LETTERS: Final = 95
+"""Letters of a legend that fit beside each other: a wider one would shrink the picture under it."""
+LEGEND: Final[dict[str, float]] = {"fontsize": 8, "columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5}
+KEY_LETTERS: Final = 4
+"""What the coloured key of a label and the space around it take."""
 WIDTH_INCHES: Final = 7.2
 """The text width of an A4 page."""
 
@@ -59,17 +64,15 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     for layer in chart.layers:
         floor = _draw_layer(axes, layer, floor)
     axes.set_xlim(*x_range(chart))
-    for band in chart.bands:
+    for band, label in zip(chart.bands, band_labels(chart), strict=True):
         axes.axvspan(band.start, band.end, color=LIGHT["window"], alpha=0.14, linewidth=0)
-        _note(axes, band.start, band.label, LIGHT["window"])
+        _note(axes, band.end if is_right_half(chart, band.start) else band.start, label, LIGHT["window"])
     for at, label in chart.marks:
         axes.axvline(at, color=LIGHT["alert"], linestyle=":", linewidth=1)
         _note(axes, at, label, LIGHT["alert"])
     if chart.level is not None:
         axes.axhline(chart.level[0], color=LIGHT["text"], linestyle="--", linewidth=0.8)
-        axes.text(
-            1, chart.level[0], _label(chart.level[1]), transform=axes.get_yaxis_transform(), ha="right", va="bottom"
-        )
+        _level_note(axes, *chart.level)
     if chart.y_top is not None:
         axes.set_ylim(0, chart.y_top)
     elif chart.has_zero and axes.get_ylim()[0] > 0:
@@ -139,7 +142,9 @@ def _draw_tracks(axes: Axes, chart: TrackChart) -> None:
 def _draw_legend(axes: Axes, layers: Sequence[Layer]) -> None:
     handles = [mpl.patches.Patch(color=LIGHT[layer.colour]) for layer in layers]
     labels = [_label(layer.label) for layer in layers]
-    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8)
+    num_columns = max(1, min(8, LEGEND_LETTERS // (max(map(len, labels)) + KEY_LETTERS)))
+    legend = axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns, **LEGEND)
+    legend.set_frame_on(False)
 
 
 def _note(axes: Axes, at: float, label: str, colour: str) -> None:
@@ -149,6 +154,13 @@ def _note(axes: Axes, at: float, label: str, colour: str) -> None:
     axes.text(at, 0.99, shorten(label, 32), transform=place, color=colour, fontsize=7, va="top", ha=side)
 
 
+def _level_note(axes: Axes, level: float, label: str) -> None:
+    """A word above a horizontal line, on a ground of its own: bars may stand behind it."""
+    ground = {"facecolor": LIGHT["ground"], "alpha": 0.8, "linewidth": 0, "pad": 1.0}
+    place = axes.get_yaxis_transform()
+    axes.text(1, level, _label(label), transform=place, ha="right", va="bottom", fontsize=7, bbox=ground)
+
+
 def _label(text: str) -> str:
     """On one line and short; a leading underscore would make matplotlib drop it from the legend."""
     line = shorten(text, 60)
@@ -156,7 +168,7 @@ def _label(text: str) -> str:
 
 
 def _bar_width(x: Sequence[float]) -> float:
-    return 0.92 * min((after - before for before, after in itertools.pairwise(x)), default=1.0)
+    return (1 - bar_gap(len(x))) * min((after - before for before, after in itertools.pairwise(x)), default=1.0)
 
 
 def _summed(bottom: Sequence[float], y: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from efprof.report.verdict import (
     measured_phrase,
     overhead_phrase,
 )
-from efprof.report.wording import gain_phrase, one_line, shorten, shorten_path
+from efprof.report.wording import count_of, gain_phrase, one_line, shorten, shorten_path
 
 MAX_FINDINGS: Final = 4
 """Two lines each: with the twelve other lines there can be, the summary stays within twenty."""
@@ -29,11 +29,16 @@ def render_text(report: Report) -> str:
         *_verdict_lines(report),
         counts_phrase(count_audits(report)),
         *_finding_lines(rank_findings(report)),
-        shorten(f"Measured: {measured_phrase(report)}.", MAX_WIDTH),
-        overhead_phrase(report),
+        *_measured_lines(report),
         *_warning_lines(report.warnings),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _measured_lines(report: Report) -> list[str]:
+    if not report.run.num_steps:
+        return []
+    return [shorten(f"Measured: {measured_phrase(report)}.", MAX_WIDTH), overhead_phrase(report)]
 
 
 def _verdict_lines(report: Report) -> list[str]:
@@ -65,5 +70,5 @@ def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:
 def _warning_lines(warnings: tuple[str, ...]) -> list[str]:
     lines = [shorten(f"Warning: {warning}", MAX_WIDTH) for warning in warnings[:MAX_WARNINGS]]
     if len(warnings) > MAX_WARNINGS:
-        lines.append(f"and {len(warnings) - MAX_WARNINGS} more warnings in the page")
+        lines.append(f"and {count_of(len(warnings) - MAX_WARNINGS, 'more warning')} in the page")
     return lines

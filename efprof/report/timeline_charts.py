@@ -9,16 +9,18 @@ from typing import Final
 
 from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, StepSample, Timeline
 from efprof.report.chart import (
+    AxisScale,
     Band,
     Chart,
     Layer,
     axis_label,
+    has_curve,
     scale_for,
     scaled,
     thin,
     thinned_caption,
 )
-from efprof.report.wording import count_of, show
+from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
 """The stage that runs from one boundary to the next."""
@@ -40,13 +42,14 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     if not samples:
         return None
     kept = _thinned_samples(samples)
-    x, notes = tuple(s.at_s for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
+    clock = scale_for([sample.at_s * 1000 for sample in samples], "ms")
+    x, notes = tuple(s.at_s * 1000 / clock.factor for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
     scale = scale_for([float(s.reserved_bytes) for s in kept] + [float(s.allocated_bytes) for s in kept], "bytes")
     allocated = scaled([float(s.allocated_bytes) for s in kept], scale)
     reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
     is_sparse = len(kept) <= MAX_STRONG_SAMPLES
     layers = (
-        [*_stage_bands(kept, allocated, {last for _, last, _ in timeline.windows})]
+        [*_stage_bands(kept, x, allocated, {last for _, last, _ in timeline.windows})]
         if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
         else []
     )
@@ -55,15 +58,15 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     layers.append(
         Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
     )
-    caption = f"As seen by {measurements.memory_source}, at every stage boundary."
+    caption = f"Read from {source_phrase(measurements.memory_source)} at every stage boundary."
     return Chart(
         title="Memory over time",
         caption=caption + thinned_caption(len(kept), len(samples)),
-        x_label="seconds since the first step",
+        x_label=axis_label("time since the first step", clock.unit),
         y_label=axis_label("memory", scale.unit),
         y_unit=scale.unit,
         layers=tuple(layers),
-        bands=_windows_in_seconds(timeline),
+        bands=_window_bands(timeline, clock),
     )
 
 
@@ -103,7 +106,7 @@ def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
     scales = [s.scaler_scale for s in steps]
     if len({value for value in scales if value is not None}) > 1:
         charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
-    return tuple(chart for chart in charts if chart is not None)
+    return tuple(chart for chart in charts if chart is not None and has_curve(chart))
 
 
 def _thinned_samples(samples: Sequence[MemorySample]) -> list[MemorySample]:
@@ -113,7 +116,10 @@ def _thinned_samples(samples: Sequence[MemorySample]) -> list[MemorySample]:
 
 
 def _stage_bands(
-    samples: Sequence[MemorySample], allocated: Sequence[float | None], window_ends: Set[int]
+    samples: Sequence[MemorySample],
+    places: Sequence[float],
+    allocated: Sequence[float | None],
+    window_ends: Set[int],
 ) -> list[Layer]:
     """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
 
@@ -124,22 +130,23 @@ def _stage_bands(
         if here.step in window_ends and after.step > here.step:
             continue
         x, y = points[STAGE_AFTER.get(here.boundary, "other")]
-        x.extend((here.at_s, here.at_s, after.at_s, after.at_s, after.at_s))
+        start, end = places[index], places[index + 1]
+        x.extend((start, start, end, end, end))
         y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
     return [
         Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
     ]
 
 
-def _windows_in_seconds(timeline: Timeline) -> tuple[Band, ...]:
+def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
     """From the first sample of a window's first step to the first one after its last: with what it took to write."""
     steps = [s.step for s in timeline.memory]
-    seconds = [s.at_s for s in timeline.memory]
+    places = [s.at_s * 1000 / clock.factor for s in timeline.memory]
     bands = []
     for first, last, what in timeline.windows:
         start, end = bisect.bisect_left(steps, first), bisect.bisect_right(steps, last)
         if start < end:
-            bands.append(Band(start=seconds[start], end=seconds[min(end, len(seconds) - 1)], label=what))
+            bands.append(Band(start=places[start], end=places[min(end, len(places) - 1)], label=what))
     return tuple(bands)
 
 
@@ -194,7 +201,7 @@ def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSa
         taller = [step for step in steps if step.total_ms > y_top]
         longest = max(taller, key=lambda step: step.total_ms)
         what = f"the longest is step {longest.step:,} with {show(longest.total_ms, 'ms')}"
-        parts.append(f"{count_of(len(taller), 'step')} longer than the picture is high; {what}.")
+        parts.append(f"Cut off at the top: {count_of(len(taller), 'step')}; {what}.")
     return " ".join(parts)
 
 

@@ -6,18 +6,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Report, RunIdentity, SourceLine
+from efprof.report.ending import BAD_ENDINGS, ending_sentence, error_phrase, next_after_ending
 from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings
-from efprof.report.wording import count_of, device_phrase, one_line, show
+from efprof.report.wording import count_of, device_phrase, one_line, sentence, show, source_phrase
 from efprof.units import format_share
 
 Tone = Literal["high", "medium", "low", "none"]
 
-BAD_ENDINGS: Final[dict[str, str]] = {
-    "raised": "The run stopped with an error of its own",
-    "out_of_memory": "The run ran out of memory",
-    "killed": "The run was killed from outside",
-    "interrupted": "The run was interrupted",
-}
 CATEGORIES: Final = ("memory", "time", "numbers")
 
 
@@ -99,19 +94,11 @@ def revision(run: RunIdentity) -> str:
     return f"{run.branch or 'detached'}{commit}{'+dirty' if run.is_dirty else ''}"
 
 
-def ending_sentence(run: RunIdentity) -> str:
-    """How a run ended badly, after how many steps; empty where it finished."""
-    if run.ended == "finished":
-        return ""
-    phrase = BAD_ENDINGS.get(run.ended, "The end of the run was not recorded")
-    code = f" (exit code {run.exit_code})" if run.exit_code else ""
-    return f"{phrase} after {count_of(run.num_steps, 'step')}{code}."
-
-
 def measured_phrase(report: Report) -> str:
-    """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB (CUDA allocator)`."""
-    peak = show(peak_bytes(report), "bytes")
-    return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak} ({report.measurements.memory_source})"
+    """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
+    peak, source = show(peak_bytes(report), "bytes"), source_phrase(report.measurements.memory_source)
+    counted = f" read from {source}" if source else ""
+    return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
 
 
 def overhead_phrase(report: Report) -> str:
@@ -126,42 +113,69 @@ def overhead_phrase(report: Report) -> str:
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
-    """The finding the verdict tells; where memory ran out only one about memory may stand as its reason."""
+    """The finding the verdict tells; one that has nothing to do with how the run ended may not stand as its reason."""
     if run.ended == "out_of_memory":
         return next((item for item in ranked if item.finding.category == "memory"), None)
+    if run.error is not None:
+        return next((item for item in ranked if item.finding.category == "numbers"), None)
     return ranked[0] if ranked else None
 
 
 def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
-    looked = [audit for audit in report.audits if audit.status in ("passed", "failed")]
-    if ranked:
-        why = f"No check found a cause in memory; {count_of(len(ranked), 'finding')} of another kind below."
-    elif ending:
-        why = f"No check found why; {count_of(len(looked), 'check')} passed: {measured_phrase(report)}."
-    else:
-        steps = count_of(report.run.num_steps, "step")
-        why = f"{count_of(len(looked), 'check')} passed over {steps}: {measured_phrase(report)}."
-    if not report.run.num_steps:
-        why = "No training step was recorded."
-    elif not looked and not ending:
-        why = "No check could run: each one says below what it would need."
-    clean = "No fault was found." if looked else "Nothing can be said about this run."
+    run, num_looked = report.run, _num_looked(report)
+    can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
     return VerdictLines(
-        verdict=ending or clean,
-        why=why,
-        blame=None,
-        next=_next_without_finding(report, has_looked=bool(looked)),
+        verdict=ending or _clean_sentence(report, num_looked, can_tell=can_tell),
+        why=_why_without_lead(report, ending, len(ranked)),
+        blame=run.error.blame if run.error else None,
+        next=_next_without_lead(report, can_tell=can_tell),
         commands=(),
-        tone="high" if ending else "none",
+        tone="high" if run.ended in BAD_ENDINGS else "none" if can_tell and not ending else "medium",
     )
 
 
-def _next_without_finding(report: Report, *, has_looked: bool) -> str:
-    if report.run.ended == "out_of_memory" and report.measurements.stage_deltas:
+def _num_looked(report: Report) -> int:
+    return sum(audit.status in ("passed", "failed") for audit in report.audits)
+
+
+def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
+    """A run that most checks could not look at is not called clean."""
+    if not report.run.num_steps or not num_looked:
+        return "Nothing can be said about this run."
+    if not can_tell:
+        return f"Too little was recorded: only {num_looked} of {count_of(len(report.audits), 'check')} could look."
+    return "No fault was found."
+
+
+def _why_without_lead(report: Report, ending: str, num_findings: int) -> str:
+    num_looked = _num_looked(report)
+    passed = f"{count_of(num_looked, 'check')} passed"
+    if report.run.error is not None:
+        return sentence(error_phrase(report.run))
+    if not report.run.num_steps:
+        return "No training step was recorded."
+    if num_findings:
+        return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
+    if ending and report.run.ended in BAD_ENDINGS:
+        return f"No check found why; {passed}: {measured_phrase(report)}."
+    if ending:
+        return f"{passed} so far: {measured_phrase(report)}."
+    if not num_looked:
+        return "No check could run: each one says below what it would need."
+    return f"{passed} over {count_of(report.run.num_steps, 'step')}: {measured_phrase(report)}."
+
+
+def _next_without_lead(report: Report, *, can_tell: bool) -> str:
+    run = report.run
+    if run.ended == "out_of_memory" and run.error is not None and run.error.blame is not None:
+        return "Ask for less memory at that line; the stage deltas below show what was in use until then."
+    if run.ended == "out_of_memory" and report.measurements.stage_deltas:
         return "Look at the stage deltas: the stage with the largest jump is where the memory went."
-    if report.run.ended in BAD_ENDINGS:
-        return "Read what the program itself said last; what was recorded until then is below."
-    if not has_looked:
+    if run.ended != "finished":
+        return next_after_ending(run)
+    if not run.num_steps:
+        return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
+    if not can_tell:
         return "Record again with what the checks below name."
     return "Nothing needs to change; keep this run as the base that the next one is compared with."
 

@@ -1,7 +1,6 @@
 """Phrases that every rendering shares, so that all of them say the same words and numbers."""
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ def show(value: float | None, unit: str) -> str:
     """A value in a base unit for people; `not seen` for None, and nan and inf by name."""
     if value is None:
         return "not seen"
-    return units.format_value(value, unit) if math.isfinite(value) else str(float(value))
+    return units.format_value(value, unit)
 
 
 def show_interval(interval: tuple[float, float] | None, unit: str) -> str:
@@ -69,6 +68,11 @@ def code_spans(text: str) -> list[tuple[str, bool]]:
 def count_of(number: int, noun: str) -> str:
     """`1 step`, `2 steps`, `2,000 steps`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def source_phrase(source: str) -> str:
+    """Where memory was read from, with its article: `the CUDA allocator`; empty where nothing was recorded."""
+    return source if not source or source.startswith("the ") else f"the {source}"
 
 
 def gain_verb(gain: Gain) -> str:

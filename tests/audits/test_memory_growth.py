@@ -9,7 +9,7 @@ from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.memory_growth import memory_growth
 from efprof.model import CodeEdit, Finding, ThinEvidence
-from efprof.units import MIB
+from efprof.units import MIB, format_about
 from tests.builders import GPU, START_NS, make_step, write_run
 
 TRAIN = """\
@@ -94,7 +94,7 @@ def test_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
     )
     (finding,) = memory_growth(run).findings
     end = 59 + (GPU.total_bytes - 159 * MIB) // MIB
-    assert f"step ~{end:,}" in finding.message
+    assert f"would last until step {format_about(end)}" in finding.message
     assert finding.severity == "medium"
 
 

@@ -43,3 +43,18 @@ def test_a_head_that_runs_out_of_memory_fails_the_gate() -> None:
 def test_a_run_that_a_person_interrupted_did_not_fail() -> None:
     (change,) = compare_metrics(make_report(), make_report(ended="interrupted"))
     assert change.verdict == "same"
+
+
+def test_the_peak_of_far_fewer_steps_is_neither_better_nor_worse() -> None:
+    high, low = (make_metric("peak", "bytes", size * 1e6, budget=0.005) for size in (123.0, 113.0))
+    shorter_head = compare_metrics(make_report(high), make_report(low, num_steps=5))[0]
+    assert (shorter_head.verdict, shorter_head.is_over_budget) == ("unclear", False)
+    assert "Base has 100 steps and head 5" in shorter_head.reason
+    shorter_base = compare_metrics(make_report(low, num_steps=5), make_report(high))[0]
+    assert (shorter_base.verdict, shorter_base.is_over_budget) == ("unclear", False)
+
+
+def test_a_peak_that_fewer_steps_exceed_is_worse_all_the_same() -> None:
+    high, low = (make_metric("peak", "bytes", size * 1e6, budget=0.005) for size in (123.0, 113.0))
+    change = compare_metrics(make_report(low), make_report(high, num_steps=5))[0]
+    assert (change.verdict, change.is_over_budget) == ("worse", True)

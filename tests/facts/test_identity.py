@@ -1,3 +1,4 @@
+from efprof.artifacts.events import TrainingRaised
 from efprof.artifacts.run_file import Git
 from efprof.facts.identity import identify
 from tests.builders import GPU, make_steps, write_run
@@ -26,3 +27,20 @@ def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
 def test_a_run_without_a_step_or_a_repository_has_an_identity(tmp_path):
     identity = identify(write_run(tmp_path / "run", ended="raised", exit_code=1))
     assert (identity.num_steps, identity.branch, identity.ended, identity.exit_code) == (0, None, "raised", 1)
+
+
+def test_the_exception_that_ended_a_run_is_part_of_its_identity(tmp_path):
+    raised = TrainingRaised(
+        at_ns=0, step=4, error="ValueError", message="boom", stage="forward", sites=["a.py:1:main", "b.py:2:step"]
+    )
+    identity = identify(
+        write_run(tmp_path / "run", steps=make_steps(4), events=[raised], sources={"b.py": "\nx\n"}, ended="raised")
+    )
+    assert identity.error is not None
+    assert (identity.error.kind, identity.error.message, identity.error.step) == ("ValueError", "boom", 4)
+    assert (str(identity.error.blame), identity.error.blame.text) == ("b.py:2", "x")
+
+
+def test_an_exception_that_a_run_survived_is_not(tmp_path):
+    raised = TrainingRaised(at_ns=0, step=4, error="ValueError", message="", stage=None, sites=[])
+    assert identify(write_run(tmp_path / "run", steps=make_steps(4), events=[raised])).error is None

@@ -1,6 +1,7 @@
 import pytest
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped
+from efprof.facts.measurements import Measured
 from efprof.facts.run_warnings import warnings_of
 from tests.builders import make_steps, write_run
 
@@ -14,7 +15,7 @@ def test_lines_lost_and_collectors_stopped_are_told(tmp_path):
     run = write_run(tmp_path / "run", steps=make_steps(5), events=[stopped])
     with (run.rank_folder / "steps.jsonl").open("a") as file:
         file.write('{"step"')
-    torn, collector = warnings_of(run)
+    collector, torn = warnings_of(run)
     assert torn.startswith("1 line of steps.jsonl")
     assert "'windows' stopped at step 3 (OSError: no space left)" in collector
 
@@ -27,3 +28,24 @@ def test_a_run_that_ended_badly_says_so(tmp_path, ended):
 def test_a_run_without_a_step_has_exactly_one_warning(tmp_path):
     (warning,) = warnings_of(write_run(tmp_path / "run", ended="killed"))
     assert "No training step was finished" in warning
+
+
+def test_a_recording_that_broke_off_says_where_and_why(tmp_path):
+    stopped = CollectorStopped(at_ns=0, step=6, collector=WHOLE_RECORDING, reason="No space left on device")
+    (warning,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(6), events=[stopped]))
+    assert warning.startswith("Recording stopped at step 6 (No space left on device); training went on")
+
+
+def test_a_broken_window_is_told_and_costs_nothing_else(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(5))
+    (run.rank_folder / "allocations-1.parquet").write_bytes(b"PAR1 torn")
+    (warning,) = warnings_of(run)
+    assert "allocations-1.parquet is not a whole allocation window" in warning
+    assert len(run.get(Measured).measurements.timeline.steps) == 5
+
+
+def test_steps_that_cannot_be_read_are_not_called_steps_that_never_were(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(2))
+    (run.rank_folder / "steps.jsonl").write_bytes(b"rubbish\nmore of it\n")
+    (warning,) = warnings_of(run)
+    assert warning.startswith("2 lines of steps.jsonl could not be read")

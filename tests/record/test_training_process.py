@@ -223,6 +223,13 @@ def test_ctrl_c_in_a_training_is_interrupted_at_its_step(tmp_path: Path) -> None
     assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyboardInterrupt"]
 
 
+def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(tmp_path: Path) -> None:
+    interrupt = "__import__('os').kill(__import__('os').getpid(), 2) if step == 5 else None"
+    recorded = record_script(tmp_path / "home", training(interrupt), options=("--windows", "5:7"))
+    assert (recorded.exit_code, recorded.run.ended) == (130, "interrupted")
+    assert (recorded.rank / "allocations-1.parquet").exists()
+
+
 def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_path: Path) -> None:
     package = tmp_path / "code" / "trainer"
     package.mkdir(parents=True)

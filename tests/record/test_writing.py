@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, read_events
 from efprof.artifacts.lines import read_lines
 from efprof.record.shell import Shell
 from efprof.record.writing import LineWriter, RankFolder
@@ -100,3 +100,25 @@ def test_a_guarded_function_lets_an_interrupt_through(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         shell.guarded("loop", interrupt)()
+
+
+def test_a_recording_that_breaks_off_leaves_word_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = open_session(tmp_path)
+    (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
+    session.start()
+    train_plainly(3)
+    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
+    assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
+    assert "recording stops" in capsys.readouterr().err
+
+
+def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LineWriter(RankFolder(tmp_path), "lines.jsonl")
+    writer.write(Line(1))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:4]))
+    writer.write(Line(2))
+    monkeypatch.undo()
+    writer.write_last(Line(3))
+    lines, num_torn = read_lines(tmp_path / "rank0" / "lines.jsonl", Line, "")
+    assert ([line.number for line in lines], num_torn) == ([1, 3], 1)

@@ -4,7 +4,7 @@ import json
 import math
 
 from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, Timeline
-from efprof.report.chart import Chart, Layer, scale_for, thin
+from efprof.report.chart import Band, Chart, Layer, band_labels, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
 from efprof.report.printed import svg_of
@@ -127,3 +127,30 @@ def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     assert shown[-1].step == 999
     assert "left out" in left_out_sentence(steps)
     assert left_out_sentence(make_steps(300)) == ""
+
+
+def banded(*starts: float) -> Chart:
+    layer = Layer(kind="bar", label="data", colour="data", x=tuple(map(float, range(1000))), y=(1.0,) * 1000)
+    bands = tuple(Band(start=start, end=start + 2, label="profiler") for start in starts)
+    return Chart(title="", caption="", x_label="", y_label="", y_unit="", layers=(layer,), bands=bands)
+
+
+def test_a_band_whose_label_would_cover_another_has_none() -> None:
+    assert band_labels(banded(5.0, 30.0, 300.0)) == ("profiler", "", "profiler")
+    assert [note["text"] for note in figure_of(banded(5.0, 30.0))["layout"]["annotations"]] == ["profiler"]
+
+
+def test_bars_too_many_for_gaps_touch() -> None:
+    assert figure_of(banded())["layout"]["bargap"] == 0.0
+
+
+def test_one_point_makes_no_curve() -> None:
+    assert number_charts(make_steps()[:1]) == ()
+    assert len(number_charts(make_steps()[:2])) == 2
+
+
+def test_a_run_of_milliseconds_is_drawn_in_milliseconds() -> None:
+    chart = memory_chart(make_measurements(1))
+    assert chart is not None
+    assert chart.x_label == "time since the first step (ms)"
+    assert layer_named(chart, "allocated").x[-1] == 28.0

@@ -1,10 +1,12 @@
 """What a comparison says."""
 
 import dataclasses
+import math
 
 from efprof.model import Comparison, MetricChange
 from efprof.report.comparison_text import render_comparison_markdown, render_comparison_text
 from efprof.report.comparison_words import COLUMNS, comparison_verdict, metric_cells
+from efprof.report.html import render_comparison_html
 from tests.report.report_sample import make_comparison, make_metric_change
 
 
@@ -56,3 +58,26 @@ def test_markdown_escapes_what_comes_from_outside() -> None:
     text = render_comparison_markdown(make_comparison())
     assert "<script>" not in text
     assert "### Findings gone" in text
+
+
+def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
+    unchecked = dataclasses.replace(make_comparison().findings[0], change="unchecked")
+    comparison = dataclasses.replace(make_comparison(), findings=(unchecked,))
+    assert "Findings: 0 added, 1 unchecked, 0 gone, 0 kept." in comparison_verdict(comparison).details
+    assert "unchecked  Something was added" in render_comparison_text(comparison)
+    assert "### Findings unchecked" in render_comparison_markdown(comparison)
+    assert "Unchecked: 1" in render_comparison_html(comparison)
+
+
+def test_a_side_that_was_not_measured_says_so() -> None:
+    cells = metric_cells(make_metric_change(head_median=math.nan, effect=None, interval=None, verdict="unclear"))
+    assert cells[2:4] == ("not measured", "")
+
+
+def test_a_change_that_more_than_doubles_reads_as_a_factor() -> None:
+    metric = make_metric_change(effect=26.147, interval=(6.009, 104.139))
+    assert metric_cells(metric)[3] == "27.1x (7.0x to 105x)"
+    metric = make_metric_change(effect=2.327, interval=(0.109, 8.981))
+    assert metric_cells(metric)[3] == "3.3x (1.1x to 10.0x)", "one row is written in one way"
+    metric = make_metric_change(effect=0.424, interval=(-0.525, 3.273))
+    assert metric_cells(metric)[3] == "+42.4 % (-52.5 % to +327.3 %)"

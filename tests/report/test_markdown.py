@@ -39,3 +39,9 @@ def test_a_cell_cannot_end_its_table() -> None:
 def test_code_with_backticks_stays_code() -> None:
     assert code("a``b") == "``` a``b ```"
     assert code_block("py", "```").startswith("````py\n")
+
+
+def test_units_keep_their_capitals() -> None:
+    text = render_markdown(make_report())
+    assert "Median step 36.0 ms, peak memory " in text
+    assert " GiB read from the CUDA allocator" in text

@@ -47,12 +47,16 @@ def test_json_and_another_format_contradict_each_other() -> None:
 
 
 def test_an_unwritable_place_is_one_sentence() -> None:
-    error = run_command("--out", "missing/page.html").exception
+    Path("file").write_text("")
+    error = run_command("--out", "file/page.html").exception
     assert isinstance(error, EfprofError)
-    assert (
-        str(error) == "missing/page.html cannot be written (No such file or directory): give another place after --out."
-    )
+    assert str(error) == "file/page.html cannot be written (File exists): give another place after --out."
     assert error.exit_code == 2
+
+
+def test_the_folder_of_out_is_made() -> None:
+    assert run_command("--format", "json", "--out", "new/folder/report.json").stdout == "new/folder/report.json\n"
+    assert Path("new/folder/report.json").read_text(encoding="utf-8").startswith("{")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

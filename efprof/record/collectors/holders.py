@@ -26,8 +26,8 @@ MAX_CENSUSES = 3
 MAX_STEPS_BACK = 512
 """A look goes back over half of the steps so far, and no further: a longer memory would itself grow."""
 
-MIN_GROWTH_BYTES = 4096
-"""Per step; half of what the memory_growth audit alarms at (8 MiB in 1,000 steps)."""
+MIN_GROWTH_BYTES = 512
+"""Per step; where graphs are kept, the memory_growth audit alarms at it: a loss and its node take a kilobyte."""
 
 MIN_SHARE_RISING = 0.75
 """Of the steps looked back on; a sawtooth rises in half of them."""
@@ -99,7 +99,11 @@ def _has_grown(before: Held | None, after: Held) -> bool:
     """A container that appeared between the counts is a local of the moment, unless it holds several steps' worth."""
     if before is None:
         return after.tensors >= STEPS_APART
-    return after.tensors > before.tensors or after.graph_nodes > before.graph_nodes
+    return (
+        after.tensors > before.tensors
+        or after.graph_nodes > before.graph_nodes
+        or after.tensor_bytes > before.tensor_bytes  # one tensor that is joined with the next: torch.cat
+    )
 
 
 def _holder(before: Held | None, after: Held) -> Holder:

@@ -3,6 +3,7 @@
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
-from efprof.record.graph import find_suspects
+from efprof.record.graph import find_steep, find_suspects
 from efprof.record.hooks import replace
 from efprof.record.open_step import OpenStep
 from efprof.record.session import Session
@@ -41,6 +42,7 @@ class Numbers:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._has_walked = False
+        self._loss: weakref.ref[torch.Tensor] | None = None
         self._open = _Open()
         self._clip_norm: torch.Tensor | None = None
 
@@ -58,6 +60,7 @@ class Numbers:
         if shown.device.type != "cpu":
             self._open.device_losses.append(shown.detach().reshape(()).to(torch.float32))
             return
+        self._loss = weakref.ref(loss)
         value = float(_read(shown))
         self._open.loss = value if self._open.loss is None else self._open.loss + value
         if not self._has_walked and not math.isfinite(value):
@@ -118,7 +121,8 @@ class Numbers:
             self._open.num_inf += sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
         if not self._has_walked:
             self._has_walked = True
-            self._note_bad(step, "gradient", norm, [])
+            loss = self._loss() if self._loss is not None else None
+            self._note_bad(step, "gradient", norm, [] if loss is None else find_steep(loss, step.sequence or 0))
 
     def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
         self._session.note(

@@ -188,7 +188,7 @@ def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites)
     raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
     try:
         profiler.export_chrome_trace(str(raw))
-        trace = raw.read_bytes()
+        trace = raw.read_bytes() if raw.exists() else b""
         if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         whole.write_bytes(gzip.compress(calls.add_to(trace), compresslevel=1, mtime=0))

@@ -1,0 +1,69 @@
+"""How a run ended, in words: the first thing to know about one that did not finish."""
+
+import signal
+from typing import Final
+
+from efprof.model import RunIdentity
+from efprof.report.wording import count_of, shorten
+
+BAD_ENDINGS: Final[dict[str, str]] = {
+    "raised": "The run stopped with an error of its own",
+    "out_of_memory": "The run ran out of memory",
+    "killed": "The run was killed from outside",
+    "interrupted": "The run was interrupted",
+}
+NEXT: Final[dict[str, str]] = {
+    "raised": "Read what the program itself said last; what was recorded until then is below.",
+    "killed": "Read what the program itself said last; what was recorded until then is below.",
+    "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
+    "running": "Report again when it has ended; what was recorded until now is below.",
+}
+FIRST_SIGNAL_CODE: Final = 128
+"""A shell gives 128 + n for a program that signal n ended."""
+MAX_MESSAGE: Final = 300
+"""Letters of an exception's message: some hold whole tensors."""
+
+
+def ending_sentence(run: RunIdentity) -> str:
+    """How a run ended badly, after how many steps; empty where it finished."""
+    if run.ended == "finished":
+        return ""
+    phrase = BAD_ENDINGS.get(run.ended, "The end of the run was not recorded")
+    name = _signal_name(run)
+    if name:
+        phrase = f"The run was killed by {name}"
+    when = f"after {count_of(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
+    code = f" (exit code {run.exit_code})" if run.exit_code else ""
+    return f"{phrase} {when}{code}."
+
+
+def error_phrase(run: RunIdentity) -> str:
+    """`RuntimeError in the forward stage of step 5: boom`; empty where no exception was recorded."""
+    if run.error is None:
+        return ""
+    error = run.error
+    stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
+    message = shorten(error.message, MAX_MESSAGE)
+    return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
+
+
+def next_after_ending(run: RunIdentity) -> str:
+    """What to do about how the run ended; empty where it finished."""
+    if run.error is not None and run.ended == "raised":
+        return (
+            "Mend that line: the program's own output has the whole traceback; what was recorded until then is below."
+        )
+    if _signal_name(run) == "SIGKILL":
+        return (
+            "SIGKILL comes from a person, a scheduler, or the system when the machine's memory runs out: ask its log; "
+            "what was recorded until then is below."
+        )
+    return NEXT.get(run.ended, "")
+
+
+def _signal_name(run: RunIdentity) -> str:
+    """The signal that ended the run; empty where none did, or none that this system knows."""
+    if run.ended != "killed" or run.exit_code is None:
+        return ""
+    number = run.exit_code - FIRST_SIGNAL_CODE
+    return signal.Signals(number).name if number in set(signal.Signals) else ""
