@@ -42,10 +42,9 @@ def step_slowdown(run: Run) -> Examination:
     The typical late step less the typical early one: what every late step of this run would have saved.
     """
     slowdown = run.get(Slowdown)
-    looked_at = (
-        f"steps {slowdown.early.first_step} to {slowdown.early.last_step} against {slowdown.late.first_step} to "
-        f"{slowdown.late.last_step}, which take {format_value(slowdown.ratio, 'ratio')} as long"
-    )
+    early, late = slowdown.early, slowdown.late
+    looked_at = f"steps {early.first_step} to {early.last_step} against {late.first_step} to {late.last_step}, which "
+    looked_at += f"take {format_value(slowdown.ratio, 'ratio')} as long"
     if slowdown.ratio < LEAST_EXPLAINED_RATIO:
         return Examination(looked_at=looked_at)
     lines = run.get(SlowdownLines)
@@ -54,8 +53,8 @@ def step_slowdown(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if slowdown.ratio_interval[0] <= (LEAST_CERTAIN_EXPLAINED if is_explained else LEAST_CERTAIN_RATIO):
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
-    if slowdown.is_idle and not run.run_file.devices:
-        raise ThinEvidence(f"Unclear: {looked_at}, but the process did no more work: its machine was busy.")
+    if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices)):
+        raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
     if lines.line is None and (slowdown.is_uniform or lines.is_compared):
         why = "all stages grew alike, as on a machine that became busier" if slowdown.is_uniform else lines.reason
         raise ThinEvidence(f"Unclear: {looked_at}, but {why}.")
@@ -117,5 +116,5 @@ def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
     length = line.container.early_length
     bound = f"to its last {length} entries" if length else f"to the length it had in step {line.early.last_step}"
     grown = f" (it gets longer at {line.container.grown_at})" if line.container.grown_at else ""
-    advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}"
-    return Fix(summary=f"{advice}: {took}; {rate}.", applicability="manual")
+    advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}: {took}; {rate}."
+    return Fix(summary=advice, applicability="manual")

@@ -16,6 +16,8 @@ from efprof.model import NotRecorded, SourceLine, ThinEvidence
 LEAST_SHARE = 0.2
 """Of the slope: what explains less of it is not the leak that was measured. Graphs are counted by their nodes, half of
 what they take (measured: 52 %)."""
+LEAST_ONLY_SHARE = 0.05
+"""The same for the only variable that grew, of which nothing else is known."""
 MOST_COUNTED_NODES = 20_000
 """Where the recorder stops counting a graph (record/census.py): how much more there is, is not known."""
 MOST_SHARES = 1.1
@@ -47,7 +49,7 @@ class GrowthSuspects:
     def compute(cls, run: Run) -> Self:
         """Raises ThinEvidence where not even the line that calls backward is known."""
         slope = run.get(MemoryGrowth).trend.slope
-        suspects = _by_holder(run, slope) or _by_survivors(run, slope) or _by_loop(run)
+        suspects = _by_holder(run, slope) or _by_survivors(run, slope) or _by_only_holder(run, slope) or _by_loop(run)
         if not suspects:
             raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
         return cls(suspects=tuple(suspects))
@@ -85,6 +87,17 @@ def _by_survivors(run: Run, slope: float) -> list[GrowthSuspect]:
         lines = run.get(Survivors).lines
         if lines and lines[0].bytes_per_step >= LEAST_SHARE * slope:
             return [GrowthSuspect(blame=run.get(Sources).line(lines[0].site), known_by="survivors", share=1.0)]
+    return []
+
+
+def _by_only_holder(run: Run, slope: float) -> list[GrowthSuspect]:
+    """The one variable that grew, though memory grew more: libraries' work spaces grow with what they work on."""
+    with contextlib.suppress(NotRecorded):
+        growing = [growth for growth in run.get(HolderLines).holders if growth.statements]
+        share = growing[0].bytes_per_step / slope if len(growing) == 1 else 0.0
+        if share >= LEAST_ONLY_SHARE:
+            blame = run.get(Sources).line(growing[0].statements[0].site)
+            return [GrowthSuspect(blame=blame, known_by="holder", share=share, holder=growing[0])]
     return []
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,6 +20,11 @@ LEAST_STAGE_SHARE = 0.05
 """A stage below this share of the early step says nothing about the machine."""
 UNIFORM_SHARE = 0.6
 """Where every stage shows at least this share of the whole growth, the machine is the likelier cause."""
+NUM_BLOCKS = 8
+"""Of at least three steps each."""
+MOST_SUDDEN = 0.85
+"""Of the growth, from one block to the second after it: 0.29 of a line, 0.58 of a cubic, and all of it in one jump, as
+where a layer is unfrozen or a penalty sets in: that makes later steps longer once, and no longer after that."""
 LEAST_WORK_SHARE = 0.75
 """Work shows as CPU time; on a busy machine the process waits for its cores instead."""
 
@@ -48,6 +53,8 @@ class Slowdown:
     late: Part
     ratio_interval: tuple[float, float]
     growth_interval_ms: tuple[float, float]
+    sudden_share: float = 0.0
+    """The largest part of the growth that came from one block of steps to the second after it."""
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -58,7 +65,13 @@ class Slowdown:
         ratio, growth = quantile_change_intervals(
             [time.total_ms for time in early], [time.total_ms for time in late], TYPICAL
         )
-        return cls(early=_part(early), late=_part(late), ratio_interval=ratio, growth_interval_ms=growth)
+        return cls(
+            early=_part(early),
+            late=_part(late),
+            ratio_interval=ratio,
+            growth_interval_ms=growth,
+            sudden_share=_sudden_share([time.total_ms for time in steady]),
+        )
 
     @property
     def ratio(self) -> float:
@@ -92,10 +105,13 @@ class Slowdown:
         grew = [self.late.stage_ms[stage] >= least * self.early.stage_ms[stage] for stage in matter]
         return len(matter) > 1 and all(grew)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the process used too little more CPU time for the growth: the added time is waiting, not work."""
-        return self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms
+    def doubt(self, *, is_gpu: bool) -> str:
+        """Why the program may not do ever more work; empty where it does. On a GPU, waiting is work."""
+        if self.sudden_share > MOST_SUDDEN:
+            return "nearly all of it came at once, as where another phase of the training begins"
+        if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms:
+            return "the process did no more work: its machine was busy"
+        return ""
 
 
 def _part(times: Sequence[StepTime]) -> Part:
@@ -108,5 +124,12 @@ def _part(times: Sequence[StepTime]) -> Part:
     )
 
 
-def _typical(values: Sequence[float]) -> float:
+def _typical(values: Sequence[float] | np.ndarray[Any, Any]) -> float:
     return float(np.quantile(values, TYPICAL))
+
+
+def _sudden_share(totals_ms: Sequence[float]) -> float:
+    levels = [_typical(block) for block in np.array_split(np.array(totals_ms), NUM_BLOCKS)]
+    rise = max(levels) - min(levels)
+    steps = [later - earlier for earlier, later in zip(levels, levels[2:], strict=False)]
+    return max(steps) / rise if rise else 0.0

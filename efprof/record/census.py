@@ -2,28 +2,30 @@
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from inspect import CO_OPTIMIZED
 from types import (
     BuiltinFunctionType,
-    CellType,
-    CodeType,
     FrameType,
     FunctionType,
     GeneratorType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
 )
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from efprof.record.sites import Sites
+from efprof.record.variables import (
+    COLLECTIONS,
+    attributes_of,
+    elements_of,
+    locals_of,
+    may_read_locals,
+    slots_of,
+    variables_of,
+)
 
 MAX_SECONDS = 0.2
 """A census stops here; what it has not reached by then is not counted."""
@@ -50,10 +52,6 @@ _NOT_DATA = (
 
 _CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
-
-_COLLECTIONS: tuple[type[Any], ...] = (list, tuple, deque, set, frozenset)
-
-_READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,9 +140,9 @@ class Census:
 
     def _count_frames(self, frame: FrameType | None) -> None:
         while frame is not None:
-            if self._sites.is_user_code(frame.f_code) and _may_read_locals(frame.f_code):
+            if self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
                 file = self._sites.file(frame.f_code.co_filename)
-                self._count_names("local", frame.f_code.co_qualname, file, _locals_of(frame))
+                self._count_names("local", frame.f_code.co_qualname, file, locals_of(frame))
             frame = frame.f_back
 
     def _count_names(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
@@ -175,11 +173,11 @@ class Census:
             visit(value, place, inside)
 
     def _visitor(self, kind: type[Any]) -> Callable[[Any, _Place, Held | None], None] | None:
-        if issubclass(kind, _COLLECTIONS):
+        if issubclass(kind, COLLECTIONS):
             return self._visit_elements
         if issubclass(kind, dict):
             return self._visit_entries
-        return self._visit_attributes if kind.__dictoffset__ or _slots_of(kind) else None
+        return self._visit_attributes if kind.__dictoffset__ or slots_of(kind) else None
 
     def _visit_code(self, value: Any, place: _Place) -> None:
         """Count the variables that the user's own functions, generators and classes keep."""
@@ -193,11 +191,7 @@ class Census:
         elif isinstance(value, GeneratorType):
             self._visit_generator(value)
         elif self._sites.is_user_code(value.__code__):
-            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            names = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-            defaults = value.__defaults__ or ()
-            arguments = value.__code__.co_varnames[: value.__code__.co_argcount]
-            names |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+            names = variables_of(value)
             owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
             file = self._sites.file(value.__code__.co_filename)
             self._count_names("local", owner, file, names)
@@ -211,12 +205,12 @@ class Census:
 
     def _visit_generator(self, generator: Any) -> None:
         frame = generator.gi_frame
-        if frame is not None and self._sites.is_user_code(frame.f_code) and _may_read_locals(frame.f_code):
+        if frame is not None and self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
             file = self._sites.file(frame.f_code.co_filename)
-            self._count_names("local", frame.f_code.co_qualname, file, _locals_of(frame))
+            self._count_names("local", frame.f_code.co_qualname, file, locals_of(frame))
 
     def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
-        elements = _elements_of(value)
+        elements = elements_of(value)
         if not _may_hold_tensors(elements):
             return
         holder = inside or self._holder(place, value)
@@ -234,7 +228,7 @@ class Census:
         kind = type(value)
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None)
-        for name, element in _attributes_of(value):
+        for name, element in attributes_of(value):
             attribute = _Place(
                 path=f"{kind.__qualname__}.{name}",
                 scope="attribute",
@@ -256,7 +250,7 @@ class Census:
                 file=place.file,
                 type=type(value).__name__,
             )
-        held.length += len(value) if issubclass(type(value), (*_COLLECTIONS, dict)) else 1
+        held.length += len(value) if issubclass(type(value), (*COLLECTIONS, dict)) else 1
         return held
 
 
@@ -271,64 +265,11 @@ def _deeper(place: _Place, path: str | None = None) -> _Place:
     )
 
 
-_SLOTS: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
-
-
-def _slots_of(kind: type[Any]) -> dict[str, Any]:
-    """The attributes that lie in an object and not in its `__dict__`, by their descriptors."""
-    slots = _SLOTS.get(kind)
-    if slots is None:
-        found = ((name, slot) for base in kind.__mro__ for name, slot in vars(base).items())
-        slots = _SLOTS[kind] = {name: slot for name, slot in found if type(slot) is MemberDescriptorType}
-    return slots
-
-
-def _attributes_of(value: Any) -> list[tuple[str, Any]]:
-    attributes = {}
-    for name, slot in _slots_of(type(value)).items():
-        with suppress(AttributeError):  # not set yet
-            attributes[name] = slot.__get__(value)
-    if type(value).__dictoffset__:
-        attributes |= object.__getattribute__(value, "__dict__")
-    return list(attributes.items())
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _elements_of(value: Any) -> list[Any]:
-    """Its elements as they lie in memory: a subclass may have its own `__iter__`."""
-    kind = next(kind for kind in _COLLECTIONS if issubclass(type(value), kind))
-    return list(kind.__iter__(value))
-
-
 def _may_hold_tensors(elements: list[Any]) -> bool:
     """Whether the first or the last element can lead to a tensor: a long list of numbers is passed over."""
     return bool(elements) and not (
         issubclass(type(elements[0]), _NOT_DATA) and issubclass(type(elements[-1]), _NOT_DATA)
     )
-
-
-def _may_read_locals(code: CodeType) -> bool:
-    """Not of a module, whose names are its globals; and not where the program may hold the snapshot itself.
-
-    Until Python 3.13 `locals()` returns the very dict that reading a frame's locals refreshes.
-    """
-    is_function = bool(code.co_flags & CO_OPTIMIZED)
-    return is_function and (sys.version_info >= (3, 13) or not _READS_LOCALS.intersection(code.co_names))
-
-
-def _locals_of(frame: FrameType) -> dict[str, Any]:
-    values = frame.f_locals
-    names = dict(values)
-    if sys.version_info < (3, 13):
-        values.clear()  # the frame keeps this snapshot, and with it tensors that the program lets go
-    return names
 
 
 _SAVED: dict[str, list[str]] = {}

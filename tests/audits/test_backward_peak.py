@@ -117,6 +117,30 @@ def test_an_ordinary_layer_whose_gradient_its_neighbour_needs_is_silent(tmp_path
     assert backward_peak(window.run(tmp_path)).findings == ()
 
 
+def attention(input_mebibytes: int) -> Window:
+    """Two lines of one function hand each other matrices of 60; what comes in and goes out is of the size given."""
+    window = Window()
+    window.forward(1, input_mebibytes, MODEL, "Linear")
+    window.forward(2, 60, LOSS, "Attention")
+    window.backward(3, 60, "train.py:5:train", "Attention")
+    window.backward(4, 60, LOSS, "Attention")
+    window.backward(3, -60, LOSS, "Attention")
+    window.backward(5, input_mebibytes, LOSS, "Attention")
+    window.backward(4, -60, LOSS, "Attention")
+    window.backward(5, -input_mebibytes, MODEL, "Linear")
+    return window
+
+
+def test_lines_of_one_function_that_hand_each_other_a_large_matrix_are_one_fault(tmp_path: Path) -> None:
+    (finding,) = backward_peak(attention(2).run(tmp_path)).findings
+    assert str(finding.blame) == "train.py:4"
+
+
+def test_lines_of_one_function_whose_input_is_as_large_are_ordinary_layers(tmp_path: Path) -> None:
+    window = attention(60)
+    assert backward_peak(window.run(tmp_path)).findings == ()
+
+
 def test_a_layer_that_gets_a_large_gradient_is_silent(tmp_path: Path) -> None:
     window = Window()
     window.forward(1, 60, MODEL, "Conv2d")

@@ -50,6 +50,11 @@ def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(t
     assert finding.severity == "low"
 
 
+def test_on_the_cpu_one_read_for_each_accumulated_micro_batch_is_silent(tmp_path):
+    steps = make_steps(40, reads=lambda _: [reads(6, count=8, us=9)], micro_batches=8)
+    assert blocking_scalar_read(write_run(tmp_path / "run", steps=steps, sources={"train.py": SOURCE})).findings == ()
+
+
 def test_on_the_cpu_a_read_that_costs_a_percent_of_the_step_fires(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(6, call="nonzero", us=200)]).findings
     assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))

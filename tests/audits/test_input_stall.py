@@ -97,6 +97,10 @@ def test_a_machine_without_a_free_core_is_told_so(tmp_path):
     assert finding.gain.basis == "measured bound"
 
 
+def test_on_a_machine_without_a_free_core_a_wait_shorter_than_the_training_is_silent(tmp_path):
+    assert examine(tmp_path / "run", data_ms=7.0, cpu_us=21_500.0, num_cpus=1).findings == ()
+
+
 def test_a_loader_that_is_gone_through_again_keeps_its_workers(tmp_path):
     (finding,) = examine(tmp_path / "run", data_ms=14.5, loader={"num_batches": 10}).findings
     assert [change.name for change in finding.fix.changes[:2]] == ["num_workers", "persistent_workers"]

@@ -198,3 +198,26 @@ def test_steady_memory_is_silent(tmp_path: Path) -> None:
 def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="10 steps"):
         memory_growth(write_run(tmp_path, steps=leaking_steps(10)))
+
+
+def test_a_slow_growth_is_told_where_graphs_are_kept(tmp_path: Path) -> None:
+    steps = leaking_steps(bytes_per_step=3000)
+    graphs = {"graph_bytes_before": 10_000, "graph_bytes_after": 14_000, "graph_nodes_before": 20}
+    kept = census(**graphs, graph_nodes_after=28)
+    run = write_run(tmp_path / "graphs", steps=steps, sources={"train.py": TRAIN}, censuses=[kept])
+    (finding,) = memory_growth(run).findings
+    assert str(finding.blame) == "train.py:8"
+
+
+def test_a_slow_growth_of_plain_tensors_is_silent(tmp_path: Path) -> None:
+    plain = census(graph_bytes_before=0, graph_bytes_after=0, graph_nodes_before=0, graph_nodes_after=0,
+                   tensor_bytes_before=30_000, tensor_bytes_after=42_000)  # fmt: skip
+    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=3000), sources={"train.py": TRAIN}, censuses=[plain])
+    assert memory_growth(run).findings == ()
+
+
+def test_the_only_variable_that_grew_is_blamed_for_its_part_of_the_growth(tmp_path: Path) -> None:
+    finding = finding_of(tmp_path, graph_bytes_before=0, graph_bytes_after=MIB // 2)
+    assert str(finding.blame) == "train.py:8"
+    assert finding.gain.peak_bytes is not None
+    assert finding.gain.peak_bytes < 10 * MIB

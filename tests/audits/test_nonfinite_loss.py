@@ -142,6 +142,49 @@ def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
     assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in str(finding.fix.changes)
 
 
+def test_a_learning_rate_that_explodes_within_steps_is_measured_by_the_first_norm(tmp_path: Path) -> None:
+    exploding = [
+        make_step(step, backward_site=BACKWARD, gradient_norm=[20.0, 5e4, 4e9, "inf"][min(step, 3)])
+        for step in range(40)
+    ]
+    pow_event = seen("PowBackward0").suspects[0]
+    event = NonFiniteSeen(at_ns=START_NS, step=3, what="loss", value="inf", site=BACKWARD, suspects=[pow_event])
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=exploding, events=[event])).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "max_norm=20" in str(finding.fix.changes)
+
+
+def test_bad_data_is_blamed_on_the_statement_that_divided_to_make_it(tmp_path: Path) -> None:
+    source = TRAIN.replace("        loss = divergence", "        x = x / x.std()\n        loss = divergence")
+    event = seen("AddmmBackward0", 7)
+    event.suspects[0].operand = "data that is NaN or Inf already"
+    run = run_with(
+        tmp_path,
+        events=[event],
+        sources={"train.py": source},
+        traces=[[call("linear", 2.5, 0.5, "train.py:8:train"), operation("aten::addmm", 7, 2.6)]],
+    )
+    (finding,) = nonfinite_loss(run).findings
+    assert finding.blame.text == "x = x / x.std()"
+    assert "data holds NaN or Inf before any layer (1 of 128)" in finding.message
+    assert "torch.isfinite(batch)" in finding.fix.summary
+
+
+def test_a_bad_gradient_of_a_finite_loss_names_the_operation_whose_slope_is_infinite(tmp_path: Path) -> None:
+    event = seen()
+    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
+    run = run_with(tmp_path, events=[event], traces=[trace()], steps=steps(loss=1.0))
+    (finding,) = nonfinite_loss(run).findings
+    assert str(finding.blame) == "train.py:3"
+    assert "most likely because log on this line" in finding.message
+
+
+@pytest.mark.parametrize(("node", "advice"), [("SoftmaxBackward0", "-1e9"), ("StdBackward0", "correction=0")])
+def test_what_no_clamp_mends_is_told_in_words(tmp_path: Path, node: str, advice: str) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(node)])).findings
+    assert advice in finding.fix.summary
+
+
 def test_without_suspect_or_explosion_nothing_is_claimed(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path)).findings
     assert finding.fix.applicability == "manual"

@@ -43,12 +43,12 @@ def steps_with(*, waiting=False, **stage_ms):
     )
 
 
-def window_of(step, line_5_ms, *, backward_ms=8.0, in_loss_ms=0.1):
+def window_of(step, line_5_ms, *, model_ms=4.0, backward_ms=8.0, in_loss_ms=0.1):
     """The Python calls of one step, the first of a window."""
     start = 1000.0 * step
     return [
-        trace_event("nn.Module: Net_0", start, 4.0, call_site="train.py:3:main"),
-        trace_event("<built-in function sum>", start + 4, line_5_ms, call_site="train.py:5:main"),
+        trace_event("nn.Module: Net_0", start, model_ms, call_site="train.py:3:main"),
+        trace_event("<built-in function sum>", start + 100, line_5_ms, call_site="train.py:5:main"),
         trace_event("train.py(11): loss_of", start + 300, in_loss_ms, call_site="train.py:6:main"),
         trace_event("torch/_tensor.py(600): backward", start + 500, backward_ms, call_site="train.py:7:main"),
     ]
@@ -133,6 +133,41 @@ def test_a_line_with_little_of_the_growth_is_not_blamed(tmp_path):
         late.append(trace_event("f", 60_700.0 + line, 0.6, call_site=f"train.py:{line}:main"))
     with pytest.raises(ThinEvidence, match="no single line grew by enough"):
         examine(tmp_path / "run", steps_with(other_ms=grows), traces=(early, late))
+
+
+def test_a_line_that_grew_as_all_lines_did_is_not_blamed(tmp_path):
+    traces = (window_of(5, 2.0), window_of(60, 13.0, model_ms=24.0, backward_ms=44.0))
+    with pytest.raises(ThinEvidence, match="no single line grew by enough"):
+        examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces)
+
+
+def test_a_small_growth_is_told_where_a_line_goes_through_what_gets_longer(tmp_path):
+    steps = steps_with(other_ms=lambda step: 0.5 + 0.025 * step)
+    (finding,) = examine(tmp_path / "run", steps, traces=(window_of(5, 1.0), window_of(60, 4.0))).findings
+    assert str(finding.blame) == "train.py:5"
+    assert examine(tmp_path / "another", steps).findings == ()
+
+
+def test_a_membership_test_is_blamed_and_not_the_list_that_is_made_anew(tmp_path):
+    source = SOURCE.replace(
+        "    for old in history:\n        out = out - old\n",
+        "    new = []\n    for name in out:\n        if name not in history:\n            new.append(name)\n"
+        "    for name in new:\n        out.add(name)\n",
+    )
+    traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
+    run = write_run(
+        tmp_path / "run", steps=steps_with(other_ms=grows), traces=traces, sources={"train.py": source},
+        events=[loader_built(site="train.py:2:main")],
+    )  # fmt: skip
+    (finding,) = step_slowdown(run).findings
+    assert finding.blame.text == "if name not in history:"
+    assert "instead of `history`" in finding.fix.summary
+
+
+def test_steps_that_get_longer_once_and_stay_so_are_unclear(tmp_path):
+    steps = steps_with(other_ms=lambda step: 0.5 if step < 50 else 9.0)
+    with pytest.raises(ThinEvidence, match="came at once"):
+        examine(tmp_path / "run", steps, traces=GROWING_LINE)
 
 
 def test_a_machine_that_slows_every_stage_alike_is_unclear(tmp_path):

@@ -112,3 +112,11 @@ def test_tells_readers_of_numbers_from_readers_of_graphs(tmp_path: Path, line: s
 def test_without_a_census_it_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="holders"):
         write_run(tmp_path, steps=make_steps(3)).get(HolderLines)
+
+
+def test_of_two_statements_the_one_that_keeps_no_detached_value_is_likelier(tmp_path: Path) -> None:
+    source = (
+        "def train():\n    history = []\n    if healthy:\n        history.append((step, loss.detach().mean()))\n"
+        "    else:\n        history.append((step, loss))\n"
+    )
+    assert sites_of(growth_of(tmp_path, {"train.py": source})) == ["train.py:6:train"]

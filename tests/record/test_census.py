@@ -2,8 +2,10 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -191,3 +193,94 @@ def test_a_training_that_keeps_nothing_is_not_counted(tmp_path: Path) -> None:
 
     recorded = record_here(tmp_path, train, windows=((5, 7),))
     assert recorded.events(CensusEvent) == []
+
+
+def collector() -> Callable[[torch.Tensor], None]:
+    """A function that keeps what it is given in its closure."""
+    seen: list[torch.Tensor] = []
+    return lambda loss: seen.append(loss)
+
+
+def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Holder]:
+    """With the function among the locals, as it is in a program."""
+    grown = growth(tmp_path, hoard)
+    del hoard
+    return grown
+
+
+def test_a_growing_variable_of_a_closure_is_named(tmp_path: Path) -> None:
+    holder = keep_by_function(tmp_path, collector())["collector.seen"]
+    assert (holder.scope, holder.name, holder.file) == ("local", "seen", "tests/record/test_census.py")
+
+
+def keep_in_default(loss: torch.Tensor, kept: list[torch.Tensor] = []) -> None:  # noqa: B006 - the fault it is about
+    kept.append(loss)
+
+
+def test_a_growing_default_argument_is_named(tmp_path: Path) -> None:
+    assert "keep_in_default.kept" in keep_by_function(tmp_path, keep_in_default)
+
+
+class Shared:
+    """Keeps what all its instances were given."""
+
+    losses: ClassVar[list[torch.Tensor]] = []
+
+
+def test_a_growing_attribute_of_a_class_is_named(tmp_path: Path) -> None:
+    try:
+        assert "Shared.losses" in growth(tmp_path, Shared.losses.append)
+    finally:
+        Shared.losses.clear()
+
+
+@dataclass(slots=True)
+class Slotted:
+    """Has no `__dict__`."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    unset: int = field(init=False)
+
+
+SLOTTED = Slotted()
+
+
+def test_a_growing_slot_is_named(tmp_path: Path) -> None:
+    try:
+        assert "Slotted.losses" in growth(tmp_path, SLOTTED.losses.append)
+    finally:
+        SLOTTED.losses.clear()
+
+
+def keeping() -> Generator[None, torch.Tensor, None]:
+    """Keeps what is sent to it in a local."""
+    kept = []
+    while True:
+        kept.append((yield))
+
+
+def keep_by_generator(tmp_path: Path) -> dict[str, Holder]:
+    """With the generator among the locals."""
+    generator = keeping()
+    next(generator)
+    return growth(tmp_path, lambda loss: generator.send(loss))
+
+
+def test_a_growing_local_of_a_generator_is_named(tmp_path: Path) -> None:
+    assert "keeping.kept" in keep_by_generator(tmp_path)
+
+
+def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        bank = torch.empty(0)
+        for _ in range(20):
+            optimizer.zero_grad()
+            big_loss(weight).backward()
+            optimizer.step()
+            bank = torch.cat([bank, torch.ones(5_000)])
+
+    recorded = record_here(tmp_path, train)
+    (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "bank"]
+    assert holder.tensor_bytes_after - holder.tensor_bytes_before == 4 * 20_000

@@ -118,6 +118,41 @@ def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> N
     assert recorded.steps[0].loss == "-inf"
 
 
+def suspects_of(tmp_path: Path, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[str, str]]:
+    """The nodes named for the first step of a weight of one and zero."""
+
+    def train() -> None:
+        weight = torch.tensor([1.0, 0.0], requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        loss = loss_of(weight)
+        loss.backward()
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert recorded.events(CollectorStopped) == []
+    (seen,) = recorded.events(NonFiniteSeen)
+    return [(suspect.node, suspect.operand) for suspect in seen.suspects]
+
+
+def test_bad_data_is_told_from_the_layers_that_pass_it_on(tmp_path: Path) -> None:
+    data = torch.tensor([[1.0, math.nan]])
+    bad = "data that is NaN or Inf already"
+    assert suspects_of(tmp_path, lambda weight: torch.relu(weight * data).mean()) == [("MulBackward0", bad)]
+
+
+def test_the_square_of_an_exploded_value_is_no_suspect(tmp_path: Path) -> None:
+    assert suspects_of(tmp_path, lambda weight: (weight * 1e30).pow(2).mean()) == []
+
+
+def test_a_bad_gradient_of_a_finite_loss_names_the_root_of_zero(tmp_path: Path) -> None:
+    assert suspects_of(tmp_path, lambda weight: (weight * 0).sqrt().sum()) == [("SqrtBackward0", "a root of zero")]
+
+
+def test_a_bad_gradient_behind_a_mask_names_the_logarithm(tmp_path: Path) -> None:
+    names = suspects_of(tmp_path, lambda w: torch.where(w > 0, (w * (w > 0)).log(), torch.zeros(2)).sum())
+    assert names == [("LogBackward0", "a logarithm of zero that a mask hides")]
+
+
 def test_only_the_first_bad_value_is_searched_for(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, descend([1.0, math.nan, math.nan]))
     assert [event.step for event in recorded.events(NonFiniteSeen)] == [1]
