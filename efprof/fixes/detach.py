@@ -17,6 +17,10 @@ def detach_value(file: str, lines: Sequence[str], tree: ast.Module, value: ast.e
             return _detach_parts(file, lines, tree, parts)
         case ast.Dict(values=parts):
             return _detach_parts(file, lines, tree, parts)
+        case ast.Call(func=ast.Name(id=made) | ast.Attribute(attr=made), args=parts, keywords=named) if _is_record(
+            made
+        ):
+            return _detach_parts(file, lines, tree, [*parts, *(keyword.value for keyword in named)])
         case ast.Constant() | ast.Starred() | ast.GeneratorExp() | ast.ListComp() | ast.DictComp() | ast.Set():
             return None
     return replace_expression(file, lines, value, f"{as_receiver(lines, value)}.detach()")
@@ -28,6 +32,11 @@ def detach_carried(file: str, lines: Sequence[str], carried: ast.expr, kind: str
     parts = f"{kind}(part.detach() for part in {text})"
     new_text = parts if kind in ("tuple", "list") else f"{as_receiver(lines, carried)}.detach()"
     return replace_expression(file, lines, carried, new_text)
+
+
+def _is_record(called: str) -> bool:
+    """Whether a call makes a record of its arguments, by its name: a class, or one of Python's containers."""
+    return called[:1].isupper() or called in ("dict", "list", "tuple", "set", "asdict", "copy", "deepcopy", "replace")
 
 
 def _detach_parts(file: str, lines: Sequence[str], tree: ast.Module, parts: Sequence[ast.expr]) -> CodeEdit | None:

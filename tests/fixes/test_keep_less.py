@@ -26,6 +26,15 @@ def fix_of(code: str, value: str, *, carried: str | None = None, kind: str = "li
     return keep_without_graph(statement, code.splitlines(), tree)
 
 
+def test_a_record_is_not_detached_but_the_tensor_in_it() -> None:
+    code = "history.append(Step(loss, reward)); loss.backward()"
+    (change,) = fix_of(code, "Step(loss, reward)").changes
+    assert isinstance(change, CodeEdit)
+    assert change.new == "history.append(Step(loss.detach(), reward)); loss.backward()"
+    unknown = fix_of("history.append(Step(value, reward))", "Step(value, reward)")
+    assert (unknown.applicability, unknown.changes) == ("manual", ())
+
+
 @pytest.mark.parametrize(
     ("code", "value", "expected"),
     [
