@@ -13,7 +13,7 @@ EVERYTHING = frozenset(
         "model",
         "units",
         "artifacts",
-        "record",
+        "recorder",
         "facts",
         "audits",
         "fixes",
@@ -36,7 +36,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "facts": frozenset({"artifacts", "model", "units"}),
     "artifacts": frozenset({"model", "units"}),
     "fixes": frozenset({"model", "units"}),
-    "record": frozenset({"artifacts", "model", "units"}),
+    "recorder": frozenset({"artifacts", "model", "units"}),
     "model": frozenset(),
     "units": frozenset(),
 }
@@ -101,7 +101,7 @@ def test_only_the_recorder_imports_torch() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sources("efprof")
-        if layer_of(path) != "record"
+        if layer_of(path) != "recorder"
         for name in imports(path)
         if name.split(".")[0] in ONLY_IN_RECORD
     ]
@@ -135,4 +135,4 @@ def test_exceptions_are_caught_wholesale_in_two_places_only() -> None:
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
-    assert sorted(found) == ["efprof/record/shell.py", "efprof/runner.py"]
+    assert sorted(found) == ["efprof/recorder/shell.py", "efprof/runner.py"]

@@ -30,7 +30,7 @@ def record(name: str | None, windows: str, command: tuple[str, ...]) -> int:
             "There is no command: write it after two dashes, as in 'efprof record -- python train.py'."
         )
     from efprof.artifacts.runs import runs_folder
-    from efprof.record.launch import launch
+    from efprof.recorder.launch import launch
 
     folder, exit_code = launch(list(command), runs_folder=runs_folder(), name=name, windows=_parse_windows(windows))
     _say_where(folder)
@@ -38,7 +38,7 @@ def record(name: str | None, windows: str, command: tuple[str, ...]) -> int:
 
 
 def _parse_windows(text: str) -> tuple[tuple[int, int], ...]:
-    from efprof.record.options import DEFAULT_WINDOWS
+    from efprof.recorder.options import DEFAULT_WINDOWS
 
     if text == "default":
         return DEFAULT_WINDOWS

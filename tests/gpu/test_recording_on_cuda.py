@@ -12,7 +12,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, OutOfMemory
 from efprof.artifacts.trace import read_trace
 from efprof.commands.report import analyse, render
-from tests.record.recording import Recorded, open_session, record_command
+from tests.recorder.recording import Recorded, open_session, record_command
 
 pytestmark = [
     pytest.mark.gpu,

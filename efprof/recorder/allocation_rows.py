@@ -1,0 +1,130 @@
+"""A profiler window's CPU allocations, each with the Python stack and the operation it came from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
+from efprof.recorder.arrow_columns import booleans, integers, strings
+from efprof.recorder.call_sites import CallSites
+
+EVALUATE = "autograd::engine::evaluate_function: "
+"""How the autograd engine names its call of one node."""
+
+
+@dataclass(slots=True, eq=False)
+class _Context:
+    """One enclosing event; `around` is what encloses it. Stacks are put together only where they are asked for."""
+
+    around: "_Context | None" = None
+    site: str = ""
+    module: str = ""
+    operation: str = ""
+    sequence: int = -1
+    is_backward: bool = False
+    _stack: str | None = None
+    _modules: str | None = None
+
+    def stack(self) -> str:
+        """The call sites, outermost first."""
+        if self._stack is None:
+            above = self.around.stack() if self.around else ""
+            self._stack = SEPARATOR.join(part for part in (above, self.site) if part)
+        return self._stack
+
+    def modules(self) -> str:
+        """The module classes, outermost first."""
+        if self._modules is None:
+            above = self.around.modules() if self.around else ""
+            self._modules = SEPARATOR.join(part for part in (above, self.module) if part)
+        return self._modules
+
+
+class _Row(NamedTuple):
+    time_ns: int
+    address: int
+    num_bytes: int
+    context: _Context
+
+
+class WindowEvents:
+    """What one walk over a window's events finds: allocations, forward operations, call sites."""
+
+    def __init__(self, calls: CallSites) -> None:
+        self._calls = calls
+        self._rows: list[_Row] = []
+        self._forward: dict[int, _Context] = {}
+
+    def walk(self, roots: list[Any]) -> None:
+        """Visit every event once, outer before inner."""
+        todo = [(root, _Context()) for root in reversed(roots)]
+        while todo:
+            event, around = todo.pop()
+            fields = event.extra_fields
+            if hasattr(fields, "alloc_size"):
+                if fields.device.type == "cpu":
+                    self._rows.append(_Row(event.start_time_ns, _signed(fields.ptr), fields.alloc_size, around))
+                continue
+            context = self._inside(event, fields, around)
+            todo.extend((child, context) for child in reversed(event.children))
+
+    def write_allocations(self, path: Path) -> None:
+        """Write one parquet row per allocation or release, in order of time."""
+        rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
+        origins = [
+            self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
+        ]
+        columns = {
+            "time_ns": integers([row.time_ns for row in rows]),
+            "address": integers([row.address for row in rows]),
+            "num_bytes": integers([row.num_bytes for row in rows]),
+            "operation": strings([row.context.operation for row in rows]),
+            "stack": strings([row.context.stack() for row in rows]),
+            "forward_stack": strings([origin.stack() for origin in origins]),
+            "modules": strings(
+                [origin.modules() or row.context.modules() for row, origin in zip(rows, origins, strict=True)]
+            ),
+            "is_backward": booleans([row.context.is_backward for row in rows]),
+        }
+        part = path.with_name(f".{path.name}.part")
+        table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
+        try:
+            parquet.write_table(table, part, compression="zstd")
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
+        caller = getattr(fields, "caller", None)
+        if caller is not None:
+            module = getattr(fields, "module", None)
+            return _Context(
+                around,
+                site=self._calls.note(event, caller),
+                module=module.cls_name if module is not None else "",
+                operation=around.operation,
+                sequence=around.sequence,
+                is_backward=around.is_backward,
+            )
+        if not hasattr(fields, "sequence_number"):
+            return around
+        context = _operation(event.name, fields.sequence_number, around)
+        if not context.is_backward and context.sequence != around.sequence:
+            # The last one: what runs before the node is made, without a gradient, has its number already.
+            self._forward[context.sequence] = context
+        return context
+
+
+def _operation(name: str, sequence: int, around: _Context) -> _Context:
+    is_backward = around.is_backward or name.startswith(EVALUATE)
+    if around.is_backward or sequence < 0:
+        sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
+    operation = name.removeprefix(EVALUATE)
+    return _Context(around, operation=operation, sequence=sequence, is_backward=is_backward)
+
+
+def _signed(pointer: int) -> int:
+    return pointer - (1 << 64) if pointer >= 1 << 63 else pointer

@@ -1,0 +1,89 @@
+"""Counts and times the calls that copy tensor values to Python, by the user's line."""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.session import Session
+
+READS = {
+    "item": "item",
+    "tolist": "tolist",
+    "cpu": "cpu",
+    "nonzero": "nonzero",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__int__": "int",
+    "__index__": "int",
+}
+"""Methods of a tensor that wait for its values on a device that works asynchronously, and their names in a report."""
+
+FORMATTING = "torch/_tensor.py"
+"""`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
+
+
+def start(session: Session) -> None:
+    """Wrap the methods on torch.Tensor, `torch.nonzero`, and what prints a tensor."""
+    reads = _Reads(session)
+    undo: list[Undo] = [
+        replace(torch.Tensor, name, reads.counted(call, getattr(torch.Tensor, name))) for name, call in READS.items()
+    ]
+    undo.append(replace(torch, "nonzero", reads.counted("nonzero", torch.nonzero)))
+    undo.append(replace(torch._tensor_str, "_str", reads.counted("print", torch._tensor_str._str)))
+    session.undo_at_end(undo)
+
+
+class _Reads:
+    """Wraps what reads; a read within a read (printing makes hundreds) is not counted again."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_reading = False
+
+    def counted(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original`, counted at the user's line that called it."""
+        loop = self._session.loop
+        note = self._session.shell.guarded("scalar_reads", functools.partial(_note, self._session, call))
+
+        @functools.wraps(original)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            # Loading data and stepping the optimizer read by design, on the CPU.
+            if loop.step is None or self._is_reading or loop.stage in ("data", "optimizer") or not loop.is_ours:
+                return original(*args, **kwargs)
+            if _waits_for_nothing(args[0] if args else None):
+                return original(*args, **kwargs)
+            self._is_reading = True
+            start = time.perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._is_reading = False
+                note(sys._getframe(1), time.perf_counter_ns() - start)
+
+        return read
+
+
+def _waits_for_nothing(tensor: Any) -> bool:
+    """In a run on a device, a tensor on the CPU; in a run on the CPU every read counts, as it would on a device."""
+    return bool(getattr(tensor, "is_cpu", False)) and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _note(session: Session, call: str, caller: FrameType, spent_ns: int) -> None:
+    file = caller.f_code.co_filename
+    is_ours_to_count = call == "print" or file.endswith(FORMATTING) or not _is_inside_torch(file)
+    site = session.sites.of_caller(caller) if is_ours_to_count else None
+    if site is not None:
+        session.loop.note_read(site, call, spent_ns)
+
+
+_TORCH = torch.__file__.removesuffix("__init__.py")
+
+
+def _is_inside_torch(file: str) -> bool:
+    return file.startswith(_TORCH)

@@ -1,0 +1,207 @@
+"""Turns torch.profiler on for a few steps at a time; where there is no CUDA, CPU allocations come with it."""
+
+import errno
+import functools
+import gc
+import gzip
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.allocation_rows import WindowEvents
+from efprof.recorder.call_sites import CallSites
+from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.operators import watch_operators
+from efprof.recorder.session import Session
+
+MAX_DATA_MS = 20.0
+"""A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
+of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
+
+
+class Windows:
+    """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ranges = {start: end for start, end in session.options.windows if end > start}
+        self._profiler: torch.profiler.profile | None = None
+        self._first = 0
+        self._end = 0
+        self._count = 0
+        self._seconds = 0.0
+        self._last_data_ms = 0.0
+        self._is_opening = False
+        self._operators: list[Undo] = []
+
+    def begin(self, step: OpenStep) -> None:
+        """Open a window that starts at this step, unless the program is profiling itself."""
+        end = self._ranges.get(step.number)
+        if self._profiler is None and end is not None and self._last_data_ms <= MAX_DATA_MS:
+            self._session.loop.disturb()
+            self._open(step, end, "schedule")
+        if self._profiler is not None:
+            step.window = self._name
+
+    def begin_after_fetch(self, step: OpenStep) -> None:
+        """Open a window of this one step, less the fetch that was too long to be in it."""
+        if self._profiler is None and step.number in self._ranges and step.window is None:
+            self._open(step, step.number + 1, "schedule, without the data stage")
+            step.window = self._name if self._profiler is not None else None
+
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
+        """Close the window after its last step."""
+        self._last_data_ms = sum(span.end_us - span.start_us for span in record.spans if span.stage == "data") / 1000
+        if self._profiler is not None and step.number + 1 >= self._end:
+            self._close(step.number)
+
+    def drop(self, step: OpenStep) -> None:
+        """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
+        if self._profiler is None:
+            return
+        if step.number > self._first:
+            self._close(step.number - 1)
+            return
+        self._ranges[step.number + 1] = self._end + 1
+        self._discard(step.number)
+
+    def yield_to_program(self) -> None:
+        """The program starts a profiler of its own, which would raise while ours is on."""
+        if self._profiler is not None and not self._is_opening:
+            self._close(self._session.step_number)
+
+    def end(self) -> None:
+        """The program ends inside a window: keep what it has."""
+        if self._profiler is not None:
+            self._close(self._session.step_number)
+
+    @property
+    def _name(self) -> str:
+        return f"trace-{self._count}"
+
+    def _open(self, step: OpenStep, end: int, why: str) -> None:
+        del self._ranges[step.number]
+        if torch._C._autograd._profiler_enabled() or sys.getprofile() is not None:
+            reason = "the program was profiling itself when a window was due, so that window was left out"
+            self._session.note(
+                CollectorStopped(at_ns=time.time_ns(), step=step.number, collector="windows", reason=reason)
+            )
+            return
+        start = time.perf_counter()
+        self._count += 1
+        self._first, self._end = step.number, end
+        self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
+        self._is_opening = True
+        profiler = torch.profiler.profile(
+            record_shapes=True, with_stack=True, profile_memory=True, with_modules=True, experimental_config=_config()
+        )
+        profiler.start()
+        self._profiler, self._is_opening = profiler, False
+        self._operators = watch_operators()
+        self._seconds = time.perf_counter() - start
+
+    def _discard(self, number: int) -> None:
+        self._stop().profiler = None
+        self._note_closed(number, self._seconds, [])
+
+    def _close(self, last: int) -> None:
+        start = time.perf_counter()
+        files = self._write_all(self._stop())
+        self._note_closed(last, self._seconds + time.perf_counter() - start, files)
+
+    def _note_closed(self, last: int, seconds: float, files: list[str]) -> None:
+        self._session.note(
+            WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=files)
+        )
+
+    def _stop(self) -> torch.profiler.profile:
+        profiler, self._profiler = self._profiler, None
+        assert profiler is not None
+        self._session.loop.disturb()
+        for undo in reversed(self._operators):
+            undo()
+        profiler.stop()
+        return profiler
+
+    def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
+        """Write the window's files with the garbage collector off, and give back what the profiler held."""
+        was_on = gc.isenabled()
+        gc.disable()  # a window makes millions of objects and no garbage; collecting meanwhile doubles its time
+        try:
+            return self._write(profiler)
+        finally:
+            profiler.profiler = None
+            if was_on:
+                gc.enable()
+                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+
+    def _write(self, profiler: torch.profiler.profile) -> list[str]:
+        folder, sites = self._session.rank_folder, self._session.sites
+        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        calls = CallSites(sites)
+        events = WindowEvents(calls)
+        events.walk(results.experimental_event_tree())
+        trace = folder / f"{self._name}.json.gz"
+        _write_trace(profiler, trace, calls)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return [trace.name]
+        allocations = folder / f"allocations-{self._count}.parquet"
+        events.write_allocations(allocations)
+        return [trace.name, allocations.name]
+
+
+def start(session: Session) -> None:
+    """Watch the steps for the ones that a window begins or ends with."""
+    if session.options.windows:
+        windows = Windows(session)
+        session.subscribe(session.loop.step_began, "windows", windows.begin)
+        session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
+        session.subscribe(session.loop.step_dropped, "windows", windows.drop)
+        session.subscribe(session.loop.step_ended, "windows", windows.finish)
+        session.on_end("windows", windows.end)
+        session.undo_at_end([_watch_profilers(session, windows)])
+
+
+def _watch_profilers(session: Session, windows: Windows) -> Undo:
+    """Every torch profiler, old and new, starts by constructing this class."""
+    original = torch.autograd.profiler.profile.__init__
+    begins = session.shell.guarded("windows", windows.yield_to_program)
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        if session.loop.is_ours:
+            begins()
+        original(self, *args, **kwargs)
+
+    return replace(torch.autograd.profiler.profile, "__init__", construct)
+
+
+def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:
+    raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+    try:
+        profiler.export_chrome_trace(str(raw))
+        trace = raw.read_bytes() if raw.exists() else b""
+        if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole.write_bytes(gzip.compress(calls.add_to(trace), compresslevel=1, mtime=0))
+        whole.rename(path)
+    finally:
+        for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+            temporary.unlink(missing_ok=True)
+
+
+def _config() -> torch._C._profiler._ExperimentalConfig | None:
+    """Synchronisation events on the device, which the profiler leaves out by default."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    with suppress(TypeError):  # an older torch does not know the setting
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    return None

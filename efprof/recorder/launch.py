@@ -1,0 +1,198 @@
+"""Starts the user's command as a child that records itself, waits for it, and notes how it ended."""
+
+import datetime
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from efprof.artifacts.events import OutOfMemory, TrainingRaised, read_events
+from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.model import EfprofError
+from efprof.recorder.machine import describe_host, kept_environment, read_git
+from efprof.recorder.options import DEFAULT_WINDOWS, VARIABLE, Options, encode_options
+from efprof.recorder.redaction import without_secret_words
+
+STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+CANNOT_START = 126
+"""What a shell gives for a program that is there and cannot be executed."""
+
+
+def launch(
+    command: list[str],
+    *,
+    runs_folder: Path,
+    name: str | None = None,
+    windows: tuple[tuple[int, int], ...] = DEFAULT_WINDOWS,
+    configuration: Mapping[str, str] | None = None,
+) -> tuple[Path, int]:
+    """Run `command` to its end; returns the run folder and the command's own exit code.
+
+    Raises EfprofError before anything is started where the program or the folder cannot be had.
+    """
+    program = _find_program(command[0])
+    run = _describe(command, name or _name_of(command), dict(configuration or {}))
+    folder = _make_folder(runs_folder, run)
+    root = run.git.root if run.git else run.working_folder
+    options = Options(run_folder_name=str(folder), root_name=root, windows=windows)
+    start = time.monotonic()
+    code = _run_child([program, *command[1:]], _child_environment(options))
+    _close_run(folder, code, time.monotonic() - start)
+    return folder, _as_shell(code)
+
+
+def _close_run(folder: Path, code: int, seconds: float) -> None:
+    """Note how it ended; what the child added to run.json meanwhile is kept."""
+    try:
+        ended, exit_code = _how_it_ended(folder, code), _as_shell(code)
+        run = read_run_file(folder)
+        run = msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
+        write_run_file(folder, run)
+    except (OSError, EfprofError) as error:  # the exit code is the command's, whatever became of our folder
+        print(f"efprof: how the run ended could not be written to {folder}: {error}", file=sys.stderr)
+
+
+def _find_program(program: str) -> str:
+    """Its path: on PATH, or beside the efprof that was called from an environment that is not activated."""
+    ours = Path(sys.argv[0]).parent
+    is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
+    path = os.environ.get("PATH", os.defpath)
+    found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
+    found = found or shutil.which(program, path=str(ours))
+    if found is None:
+        raise EfprofError(_why_not_found(program))
+    return found
+
+
+def _why_not_found(program: str) -> str:
+    if not Path(program).is_file():
+        return f"the program '{program}' is not on PATH; write the command after -- as you would run it."
+    if program.endswith(".py"):
+        return f"'{program}' is no program by itself; write 'efprof record -- python {program}'."
+    return f"'{program}' may not be executed; run 'chmod +x {program}' or write its interpreter before it."
+
+
+def _name_of(command: list[str]) -> str:
+    """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1].rsplit(".", 1)[-1]
+    scripts = [word for word in command if word.endswith(".py")]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def _describe(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
+    started = datetime.datetime.now(datetime.UTC)
+    unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
+    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return RunFile(
+        schema_version=SCHEMA_VERSION,
+        run_id=f"{started:%Y%m%dT%H%M%SZ}-{clean}-{unique}",
+        name=name,
+        command=without_secret_words(_as_text(command)),
+        working_folder=str(Path.cwd()),
+        started=started.isoformat(timespec="milliseconds"),
+        host=describe_host(),
+        git=read_git(Path.cwd()),
+        environment=kept_environment(os.environ),
+        configuration=configuration,
+    )
+
+
+def _make_folder(runs_folder: Path, run: RunFile) -> Path:
+    folder = (runs_folder / run.run_id).absolute()
+    try:
+        folder.mkdir(parents=True)
+        ignore = runs_folder.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")  # recordings would otherwise make every repository dirty
+        write_run_file(folder, run)
+    except OSError as error:
+        raise EfprofError(
+            f"the run folder {folder} cannot be made: {error.strerror}; set EFPROF_HOME to one that can."
+        ) from None
+    return folder
+
+
+def _child_environment(options: Options) -> dict[str, str]:
+    environment = dict(os.environ)
+    paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment[VARIABLE] = encode_options(options)
+    environment.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library would print at each window
+    return environment
+
+
+def _run_child(command: list[str], environment: dict[str, str]) -> int:
+    """The code it ended with; -n where signal n ended it."""
+    children: list[subprocess.Popen[bytes]] = []
+    with _passing_signals_to(children):
+        try:
+            child = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                print(f"efprof: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+                return CANNOT_START
+            child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: a shell does the same
+        children.append(child)
+        return child.wait()
+
+
+@contextmanager
+def _passing_signals_to(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Ctrl-C reaches the child by itself; what is sent to us alone is passed on. We stay to close the run.
+
+    Handlers, since a child would inherit it if we ignored a signal; one that was ignored already stays so.
+    """
+
+    def stay(number: int, frame: object) -> None:
+        del number, frame
+
+    def pass_on(number: int, frame: object) -> None:
+        del frame
+        for child in children:
+            child.send_signal(number)
+
+    handlers = {signal.SIGINT: stay, signal.SIGQUIT: stay, signal.SIGHUP: pass_on, signal.SIGTERM: pass_on}
+    before = {number: signal.getsignal(number) for number in handlers}
+    mine = {number: handler for number, handler in handlers.items() if before[number] is not signal.SIG_IGN}
+    for number, handler in mine.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, before[number])
+
+
+def _as_shell(code: int) -> int:
+    """The exit code as a shell gives it: 128 + n for a child that signal n ended."""
+    return 128 - code if code < 0 else code
+
+
+def _as_text(words: list[str]) -> list[str]:
+    """Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold."""
+    return [word.encode(errors="surrogateescape").decode(errors="replace") for word in words]
+
+
+def _how_it_ended(folder: Path, code: int) -> Ending:
+    if code == 0:
+        return "finished"
+    events = [event for rank in folder.glob("rank*") for event in read_events(rank)[0]]
+    if any(isinstance(event, OutOfMemory) for event in events):
+        return "out_of_memory"
+    has_interrupt = any(isinstance(event, TrainingRaised) and event.error == "KeyboardInterrupt" for event in events)
+    if has_interrupt or _as_shell(code) == 128 + signal.SIGINT:
+        return "interrupted"
+    # A shell between us and the program tells of its signal by 128 + n.
+    was_killed = code < 0 or 128 < code <= 128 + max(signal.valid_signals())
+    return "killed" if was_killed else "raised"

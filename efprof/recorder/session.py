@@ -1,0 +1,181 @@
+"""Starts and stops the collectors inside the training process; the run folder is complete whatever happens."""
+
+import atexit
+import importlib
+import os
+import pkgutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import DataLoader
+
+from efprof.artifacts.events import (
+    EVENTS_FILE,
+    WHOLE_RECORDING,
+    CollectorStopped,
+    Event,
+    OutOfMemory,
+    StepInterrupted,
+    TrainingRaised,
+)
+from efprof.artifacts.sources import SOURCES_FILE
+from efprof.artifacts.steps import STEPS_FILE, StepRecord
+from efprof.recorder import collectors
+from efprof.recorder.hooks import ForwardWatch, Undo, watch_backward, watch_loaders, watch_optimizers
+from efprof.recorder.loop import Listener, Loop
+from efprof.recorder.memory import Memory
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.options import Options
+from efprof.recorder.redaction import without_secrets
+from efprof.recorder.shell import Shell
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
+
+MAX_LATE_STEPS = 16
+"""Steps whose numbers the device still owes; a queue this long means that it never answers."""
+
+
+class Session:
+    """One recording process: what every collector needs, and the order of its end."""
+
+    def __init__(self, options: Options, folder: RankFolder, shell: Shell) -> None:
+        self.options = options
+        self.run_folder = options.run_folder
+        self.shell = shell
+        self.memory = Memory()
+        self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
+        self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
+        self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
+        self._folder = folder
+        self._steps = LineWriter(folder, STEPS_FILE)
+        self._events = LineWriter(folder, EVENTS_FILE)
+        self._late: list[tuple[OpenStep, StepRecord]] = []
+        self._undo: list[Undo] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._is_ended = False
+
+    def start(self) -> None:
+        """Hook into torch and start every collector in the folder."""
+        loop, shell = self.loop, self.shell
+        self._folder.when_broken = self._break_off
+        for essential in ("session", "loop", "steps"):
+            shell.when_stopped(essential, self.end)
+        atexit.register(self.end)
+        os.register_at_fork(after_in_child=self._forget)
+        self._undo += watch_loaders(loop, shell, self.loader_numbers) + watch_backward(loop, shell, self.sites)
+        self._undo += [*watch_optimizers(loop, shell), ForwardWatch(loop, shell).remove]
+        for module in pkgutil.iter_modules(collectors.__path__):
+            shell.guarded(module.name, self._start_collector)(module.name)
+
+    @property
+    def rank_folder(self) -> Path:
+        """This process's folder in the run; raises OSError where it cannot be made."""
+        return self._folder.path
+
+    def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
+        """Have a collector's function called by the loop, guarded."""
+        listeners.append(self.shell.guarded(collector, function))
+
+    def on_end(self, collector: str, function: Callable[[], None]) -> None:
+        """Have it called when the program ends, before the files are closed; the last one comes first."""
+        self._at_end.insert(0, self.shell.guarded(collector, function))
+
+    def undo_at_end(self, undo: list[Undo]) -> None:
+        """Take these hooks out when the program ends."""
+        self._undo += undo
+
+    def note(self, event: Event) -> None:
+        """Append to events.jsonl."""
+        self._events.write(event)
+
+    @property
+    def step_number(self) -> int:
+        """The number of the open step, or of the next one."""
+        return self.loop.step.number if self.loop.step is not None else self.loop.num_steps
+
+    def end(self) -> None:
+        """Close what is open and take every hook out; safe to call twice."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.shell.guarded("ending", self._note_last_error)()
+        self.shell.guarded("loop", self.loop.finish)()
+        self.loop.is_on = False
+        for function in self._at_end:
+            function()
+        self.shell.guarded("steps", self._write_late)(True)
+        for undo in reversed(self._undo):
+            self.shell.guarded("hooks", undo)()
+
+    def _break_off(self, why: str) -> None:
+        """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
+        self._events.write_last(
+            CollectorStopped(at_ns=time.time_ns(), step=self.step_number, collector=WHOLE_RECORDING, reason=why)
+        )
+        self.end()
+
+    def _start_collector(self, name: str) -> None:
+        importlib.import_module(f"{collectors.__name__}.{name}").start(self)
+
+    def _write_when_whole(self, step: OpenStep, record: StepRecord) -> None:
+        if step.late is None and not self._late:
+            self._steps.write(record)
+            return
+        self._late.append((step, record))
+        self._write_late(False)
+
+    def _write_late(self, is_end: bool) -> None:
+        while self._late:
+            step, record = self._late[0]
+            if step.late is not None and not step.late() and not is_end and len(self._late) < MAX_LATE_STEPS:
+                return
+            self._steps.write(record)
+            del self._late[0]
+
+    def _forget(self) -> None:
+        """In a forked child, a data worker most of all: record nothing, write nothing."""
+        self.loop.is_on = False
+        self._is_ended = True
+
+    def _note_last_error(self) -> None:
+        """The error that ends the program; Python keeps it here, whatever `sys.excepthook` the program has set."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self._note_error(error)
+
+    def _note_error(self, error: BaseException) -> None:
+        loop, stage = self.loop, self.loop.stage_of(error)
+        now, number = time.time_ns(), self.step_number
+        if loop.step is not None:
+            allocated, reserved = self.memory.read()
+            self.note(
+                StepInterrupted(
+                    at_ns=now, step=number, stage=stage or "other", allocated_bytes=allocated, reserved_bytes=reserved
+                )
+            )
+        message = without_secrets(str(error))
+        sites = self._sites_of(error)
+        if _is_out_of_memory(error):
+            self.note(OutOfMemory(at_ns=now, step=number, message=message, site=sites[-1] if sites else None))
+        kind = type(error).__name__
+        self.note(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+
+    def _sites_of(self, error: BaseException) -> list[str]:
+        """The user's lines of its traceback, outermost first."""
+        return [
+            f"{self.sites.file(frame.f_code.co_filename)}:{line}:{frame.f_code.co_qualname}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if self.sites.is_user_code(frame.f_code)
+        ]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
+    return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)

@@ -1,0 +1,62 @@
+"""What stands between the recorder and the training: an error in here never reaches the user's program."""
+
+import errno
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.writing import LineWriter, RankFolder
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
+"""The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""
+
+
+class Shell:
+    """Guards every function through which training enters the recorder.
+
+    A collector that raises is stopped: its functions do nothing from then on, one warning goes to standard
+    error and one event to events.jsonl. A disk that refuses stops them all.
+    """
+
+    def __init__(self, folder: RankFolder, events: LineWriter) -> None:
+        self._folder = folder
+        self._events = events
+        self._stopped: set[str] = set()
+        self._when_stopped: dict[str, Callable[[], None]] = {}
+
+    def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., None]:
+        """`function`, harmless: it swallows its own errors and stops its collector at the first."""
+        stopped = self._stopped
+
+        def call(*args: Any) -> None:
+            if collector in stopped:
+                return
+            try:
+                function(*args)
+            except Exception as error:  # the recorder's shell: training must go on
+                self._stop(collector, error)
+
+        return call
+
+    def when_stopped(self, collector: str, function: Callable[[], None]) -> None:
+        """Have `function` called, guarded itself, if this collector is stopped by an error."""
+        self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
+
+    def _stop(self, collector: str, error: Exception) -> None:
+        self._stopped.add(collector)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            self._folder.give_up(error)
+        if not self._folder.is_broken:
+            self._warn(collector, error)
+        function = self._when_stopped.pop(collector, None)
+        if function is not None:
+            function()
+
+    def _warn(self, collector: str, error: Exception) -> None:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
+        self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))

@@ -1,0 +1,124 @@
+"""Where in the user's code something happened: `file:line:function`, and the texts of those files."""
+
+import importlib.metadata
+import itertools
+import os
+import site
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+from efprof.artifacts.sources import SourceText
+from efprof.recorder.redaction import without_secrets
+from efprof.recorder.writing import LineWriter
+
+MAX_SOURCE_BYTES = 1024**2
+"""A longer file is generated; nobody wants its text in a report."""
+
+
+class Sites:
+    """Tells user code from libraries, names places in it, and keeps the text of each file it names."""
+
+    def __init__(self, root: Path, sources: LineWriter) -> None:
+        self._root = f"{os.path.realpath(root)}{os.sep}"
+        self._sources = sources
+        self._own_package = _package_that_runs()
+        self._is_user: dict[str, bool] = {}
+        self._names: dict[str, str] = {}
+        self._absolute: dict[str, str] = {}
+
+    def is_user_code(self, code: CodeType) -> bool:
+        """Whether this code was written by the user: not Python's own, not an installed library, not ours."""
+        return self.is_user_file(code.co_filename)
+
+    def is_user_file(self, path: str) -> bool:
+        """The same for the path of a file."""
+        known = self._is_user.get(path)
+        if known is None:
+            known = self._is_user[path] = self._is_written_by_user(path)
+        return known
+
+    def of_caller(self, frame: FrameType | None) -> str | None:
+        """The innermost user line at or above `frame`, None where there is none."""
+        while frame is not None and not self.is_user_code(frame.f_code):
+            frame = frame.f_back
+        return None if frame is None else self.of_frame(frame)
+
+    def of_frame(self, frame: FrameType) -> str:
+        """The line that `frame` stands at."""
+        return f"{self.file(frame.f_code.co_filename)}:{frame.f_lineno}:{frame.f_code.co_qualname}"
+
+    def file(self, path: str) -> str:
+        """The name of a file in reports: relative to the repository. The text of a user's file is kept."""
+        name = self._names.get(path)
+        if name is None:
+            real = path if path.startswith("<") else os.path.realpath(path)
+            name = self._names[path] = real.removeprefix(self._root) if real.startswith(self._root) else path
+            if self.is_user_file(path):
+                self._keep(path, name)
+        return name
+
+    def absolute(self, shortened: str) -> str:
+        """The path of a file that torch's profiler names without its folder on `sys.path`."""
+        path = self._absolute.get(shortened)
+        if path is None:
+            path = self._absolute[shortened] = _find_on_path(shortened)
+        return path
+
+    def _is_written_by_user(self, path: str) -> bool:
+        if path.startswith("<"):
+            return False
+        path = os.path.abspath(path)  # noqa: PTH100 - as it is spelled: a link into a library is the library's
+        if self._own_package and path.startswith(self._own_package):
+            return True
+        return not path.startswith(_library_folders())
+
+    def _keep(self, path: str, name: str) -> None:
+        file = Path(path)
+        if file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES:
+            self._sources.write(SourceText(file=name, text=without_secrets(file.read_text(errors="replace"))))
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+    folders |= {site.getusersitepackages(), str(Path(__file__).parents[1])}
+    real = {os.path.realpath(folder) for folder in folders}
+    return tuple(f"{folder}{os.sep}" for folder in sorted(folders | real))
+
+
+def _package_that_runs() -> str | None:
+    """The folder of the package whose module or console script runs: the user's code even when it is installed."""
+    module = _module_that_runs()
+    package = sys.modules.get(module.split(".")[0]) if module else None
+    file = getattr(package, "__file__", None)
+    if package is None or not file or not hasattr(package, "__path__"):
+        return None
+    return f"{Path(file).parent}{os.sep}"
+
+
+def _module_that_runs() -> str | None:
+    words = iter(sys.orig_argv[1:])
+    for word in itertools.takewhile(lambda word: word.startswith("-"), words):
+        if word in ("-W", "-X"):
+            next(words, None)  # its value
+        elif word.endswith("m") and not word.startswith(("--", "-W", "-X")):
+            return next(words, None)
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    if script.parent.name not in ("bin", "Scripts"):
+        return None
+    entry_points = importlib.metadata.entry_points(group="console_scripts", name=script.stem)
+    return next((entry_point.module for entry_point in entry_points), None)
+
+
+def _find_on_path(shortened: str) -> str:
+    if os.path.isabs(shortened):  # noqa: PTH117 - called for every frame of a window
+        return shortened
+    for folder in [*sys.path, os.getcwd()]:  # noqa: PTH109
+        candidate = os.path.join(folder or ".", shortened)  # noqa: PTH118
+        if os.path.isfile(candidate):  # noqa: PTH113
+            return os.path.abspath(candidate)  # noqa: PTH100
+    return shortened

@@ -1,0 +1,118 @@
+"""Records a training function in this process, or a script in one of its own, and reads the run folder back."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from efprof.artifacts.events import EVENTS_FILE, Event, read_events
+from efprof.artifacts.run_file import RunFile, read_run_file, write_run_file
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.recorder.options import Options
+from efprof.recorder.session import Session
+from efprof.recorder.shell import Shell
+from efprof.recorder.writing import LineWriter, RankFolder
+from tests.builders import make_run_file
+
+EFPROF = str(Path(sys.executable).parent / "efprof")
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A run folder, and what the command said where it was one."""
+
+    folder: Path
+    exit_code: int = 0
+    output: str = ""
+    errors: str = ""
+
+    @property
+    def rank(self) -> Path:
+        return self.folder / "rank0"
+
+    @property
+    def run(self) -> RunFile:
+        return read_run_file(self.folder)
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return read_steps(self.rank)[0]
+
+    def events(self, kind: type[E]) -> list[E]:
+        return [event for event in read_events(self.rank)[0] if isinstance(event, kind)]
+
+    @property
+    def our_lines(self) -> list[str]:
+        """What efprof itself said on standard error."""
+        return [line for line in self.errors.splitlines() if line.startswith("efprof:")]
+
+
+def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = ()) -> Session:
+    """A session in this process, not started yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run_file(folder, make_run_file(ended="running"))
+    options = Options(run_folder_name=str(folder), root_name=str(Path(__file__).parents[2]), windows=windows)
+    rank_folder = RankFolder(folder)
+    return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
+
+
+def record_here(folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = ()) -> Recorded:
+    """Record `train` in this process; every hook is taken out again."""
+    session = open_session(folder, windows)
+    session.start()
+    try:
+        train()
+    finally:
+        session.end()
+    return Recorded(folder=folder)
+
+
+def record_command(
+    home: Path,
+    command: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    working_folder: Path | None = None,
+) -> Recorded:
+    """`efprof record [options] -- command`, with its run under `home`."""
+    done = subprocess.run(
+        [EFPROF, "record", *options, "--", *command],
+        env=environment_of(home, environment or {}),
+        cwd=working_folder or home.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Recorded(folder=only_run(home), exit_code=done.returncode, output=done.stdout, errors=done.stderr)
+
+
+def record_script(home: Path, text: str, *, options: Sequence[str] = ("--windows", "none")) -> Recorded:
+    """Record `python train.py`, a script of this text."""
+    script = home.parent / "train.py"
+    script.write_text(text)
+    return record_command(home, [sys.executable, "train.py"], options=options)
+
+
+def environment_of(home: Path, more: Mapping[str, str]) -> dict[str, str]:
+    ours = {"EFPROF_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **ours, **more}
+
+
+def only_run(home: Path) -> Path:
+    (folder,) = (home / "runs").iterdir()
+    return folder
+
+
+def line_of(path: Path, marker: str) -> int:
+    """The number of the one line that ends with `# marker`."""
+    (number,) = [
+        number for number, line in enumerate(path.read_text().splitlines(), start=1) if line.endswith(f"# {marker}")
+    ]
+    return number

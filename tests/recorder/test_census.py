@@ -1,0 +1,286 @@
+"""Who holds tensors: found by name, and let go again."""
+
+import sys
+import weakref
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from efprof.artifacts.events import Census as CensusEvent
+from efprof.artifacts.holders import Holder, read_censuses
+from efprof.recorder.census import Census, Held
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
+from tests.recorder.recording import record_here
+
+HOARD: list[torch.Tensor] = []
+
+
+class Trainer:
+    """Keeps every loss."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.metrics: dict[str, list[torch.Tensor]] = {"loss": []}
+
+
+def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    sites = Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    return Census(sites).count()
+
+
+def big_loss(weight: torch.Tensor) -> torch.Tensor:
+    """A loss whose graph keeps 40 kB."""
+    return (weight * torch.ones(10_000)).square().mean()
+
+
+# What is counted lies in functions without an assert: pytest rewrites those to call `locals()`, and the census
+# leaves functions alone that do.
+
+
+def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    weight = torch.ones(1, requires_grad=True)
+    history = [big_loss(weight) for _ in range(3)]
+    held = count(tmp_path)
+    history.clear()
+    return held
+
+
+def test_a_local_list_is_counted_with_its_tensors_bytes_and_graph(tmp_path: Path) -> None:
+    held = keep_losses(tmp_path)["local", "keep_losses.history"]
+    assert (held.tensors, held.length, held.type) == (3, 3, "list")
+    assert held.graph_nodes >= 9
+    assert held.graph_bytes > 3 * 40_000
+    assert held.file == "tests/recorder/test_census.py"
+
+
+def drop_after_counting(tmp_path: Path) -> tuple[int, "weakref.ref[torch.Tensor]", "weakref.ref[torch.Tensor]"]:
+    kept, listed = torch.ones(3), [torch.ones(3)]
+    refs = weakref.ref(kept), weakref.ref(listed[0])
+    num_held = len(count(tmp_path))
+    del kept
+    listed.clear()
+    return num_held, *refs
+
+
+def test_the_count_keeps_nothing_alive(tmp_path: Path) -> None:
+    num_held, kept, listed = drop_after_counting(tmp_path)
+    assert num_held >= 2
+    assert kept() is None
+    assert listed() is None
+
+
+def drop_while_running(tmp_path: Path) -> bool:
+    kept = torch.ones(3)
+    last = weakref.ref(kept)
+    count(tmp_path)
+    del kept
+    return last() is None  # this frame still runs, and might keep a snapshot of its locals
+
+
+def test_a_counted_frame_keeps_no_snapshot_of_its_locals(tmp_path: Path) -> None:
+    assert drop_while_running(tmp_path)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="from 3.13 on, locals() returns a copy")
+def test_a_dict_of_locals_that_the_program_holds_is_not_touched(tmp_path: Path) -> None:
+    def train(rate: float) -> dict[str, object]:
+        settings = locals()
+        later = torch.ones(1) * rate
+        count(tmp_path)
+        del later
+        return settings
+
+    assert train(0.1) == {"rate": 0.1, "tmp_path": tmp_path}
+
+
+class Lazy:
+    """Loads something costly at the first touch of any attribute."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(3)
+
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError(f"the census asked for {name}")
+
+
+def keep_a_proxy(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    proxy = Lazy()
+    held = count(tmp_path)
+    del proxy
+    return held
+
+
+def test_a_lazy_proxy_is_not_woken(tmp_path: Path) -> None:
+    assert ("attribute", "Lazy.tensor") in keep_a_proxy(tmp_path)
+
+
+def keep_in(trainer: Trainer, hoard: Callable[[torch.Tensor], object], tmp_path: Path) -> dict[str, Holder]:
+    """With `trainer` among the locals, as it is in a program."""
+    grown = growth(tmp_path, hoard)
+    del trainer
+    return grown
+
+
+def growth(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Holder]:
+    """By path: what grew in a training of 20 steps that calls `hoard` with each loss."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(20):
+            loss = big_loss(weight)
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            hoard(loss)
+
+    recorded = record_here(tmp_path, train)
+    return {holder.path: holder for holder in read_censuses(recorded.rank)[0].holders}
+
+
+def test_a_growing_attribute_is_named(tmp_path: Path) -> None:
+    trainer = Trainer()
+    holder = keep_in(trainer, trainer.losses.append, tmp_path)["Trainer.losses"]
+    assert (holder.scope, holder.owner, holder.name) == ("attribute", "Trainer", "losses")
+    assert holder.length_after - holder.length_before == 4
+    assert holder.graph_bytes_after - holder.graph_bytes_before >= 4 * 40_000
+
+
+def test_a_growing_entry_of_a_dict_is_named(tmp_path: Path) -> None:
+    trainer = Trainer()
+    assert "Trainer.metrics['loss']" in keep_in(trainer, trainer.metrics["loss"].append, tmp_path)
+
+
+def test_a_growing_global_is_named(tmp_path: Path) -> None:
+    try:
+        holder = growth(tmp_path, HOARD.append)["tests.recorder.test_census.HOARD"]
+    finally:
+        HOARD.clear()
+    assert (holder.scope, holder.file) == ("global", "tests/recorder/test_census.py")
+
+
+def test_a_running_total_is_named_by_its_growing_graph(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        total = torch.zeros(())
+        for _ in range(20):
+            loss = big_loss(weight)
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            total = total + loss
+
+    recorded = record_here(tmp_path, train)
+    (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "total"]
+    assert (holder.tensors_before, holder.tensors_after) == (1, 1)
+    assert holder.graph_nodes_after > holder.graph_nodes_before
+
+
+def test_a_training_that_keeps_nothing_is_not_counted(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(30):
+            optimizer.zero_grad()
+            big_loss(weight).backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train, windows=((5, 7),))
+    assert recorded.events(CensusEvent) == []
+
+
+def collector() -> Callable[[torch.Tensor], None]:
+    """A function that keeps what it is given in its closure."""
+    seen: list[torch.Tensor] = []
+    return lambda loss: seen.append(loss)
+
+
+def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Holder]:
+    """With the function among the locals, as it is in a program."""
+    grown = growth(tmp_path, hoard)
+    del hoard
+    return grown
+
+
+def test_a_growing_variable_of_a_closure_is_named(tmp_path: Path) -> None:
+    holder = keep_by_function(tmp_path, collector())["collector.seen"]
+    assert (holder.scope, holder.name, holder.file) == ("local", "seen", "tests/recorder/test_census.py")
+
+
+def keep_in_default(loss: torch.Tensor, kept: list[torch.Tensor] = []) -> None:  # noqa: B006 - the fault it is about
+    kept.append(loss)
+
+
+def test_a_growing_default_argument_is_named(tmp_path: Path) -> None:
+    assert "keep_in_default.kept" in keep_by_function(tmp_path, keep_in_default)
+
+
+class Shared:
+    """Keeps what all its instances were given."""
+
+    losses: ClassVar[list[torch.Tensor]] = []
+
+
+def test_a_growing_attribute_of_a_class_is_named(tmp_path: Path) -> None:
+    try:
+        assert "Shared.losses" in growth(tmp_path, Shared.losses.append)
+    finally:
+        Shared.losses.clear()
+
+
+@dataclass(slots=True)
+class Slotted:
+    """Has no `__dict__`."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    unset: int = field(init=False)
+
+
+SLOTTED = Slotted()
+
+
+def test_a_growing_slot_is_named(tmp_path: Path) -> None:
+    try:
+        assert "Slotted.losses" in growth(tmp_path, SLOTTED.losses.append)
+    finally:
+        SLOTTED.losses.clear()
+
+
+def keeping() -> Generator[None, torch.Tensor, None]:
+    """Keeps what is sent to it in a local."""
+    kept = []
+    while True:
+        kept.append((yield))
+
+
+def keep_by_generator(tmp_path: Path) -> dict[str, Holder]:
+    """With the generator among the locals."""
+    generator = keeping()
+    next(generator)
+    return growth(tmp_path, lambda loss: generator.send(loss))
+
+
+def test_a_growing_local_of_a_generator_is_named(tmp_path: Path) -> None:
+    assert "keeping.kept" in keep_by_generator(tmp_path)
+
+
+def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        bank = torch.empty(0)
+        for _ in range(20):
+            optimizer.zero_grad()
+            big_loss(weight).backward()
+            optimizer.step()
+            bank = torch.cat([bank, torch.ones(5_000)])
+
+    recorded = record_here(tmp_path, train)
+    (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "bank"]
+    assert holder.tensor_bytes_after - holder.tensor_bytes_before == 4 * 20_000

@@ -1,0 +1,337 @@
+"""Steps and stages of training loops as people write them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from efprof.artifacts.steps import StepRecord
+from efprof.model import BOUNDARIES
+from tests.recorder.recording import Recorded, open_session, record_here
+
+BATCH = 4
+
+Loader = DataLoader[tuple[torch.Tensor, ...]]
+
+
+def make_loader(num_batches: int, **settings: object) -> Loader:
+    inputs = torch.randn(num_batches * BATCH, 3)
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, **settings)  # type: ignore[arg-type]
+
+
+def make_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def error_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(model(inputs), targets)
+
+
+def train(model: torch.nn.Module, loader: Loader, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        error_of(model, inputs, targets).backward()
+        optimizer.step()
+
+
+def train_plainly(num_steps: int = 6) -> None:
+    model = make_model()
+    train(model, make_loader(num_steps), torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def stages(step: StepRecord) -> list[str]:
+    return [span.stage for span in step.spans]
+
+
+def boundaries(step: StepRecord) -> list[str]:
+    return [memory.boundary for memory in step.memory]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record_here(tmp_path_factory.mktemp("plain"), train_plainly)
+
+
+def test_every_step_has_its_four_stages_in_order(plain: Recorded) -> None:
+    assert [stages(step) for step in plain.steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+
+
+def test_making_the_loader_start_is_data_too(plain: Recorded) -> None:
+    assert stages(plain.steps[0]) == ["data", "data", "forward", "backward", "optimizer"]
+
+
+def test_memory_is_read_at_every_boundary_in_order(plain: Recorded) -> None:
+    assert [boundaries(step) for step in plain.steps] == [list(BOUNDARIES)] * 6
+
+
+def test_stages_follow_each_other_within_the_step(plain: Recorded) -> None:
+    for step in plain.steps:
+        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+        assert instants == sorted(instants)
+        assert instants[-1] <= step.total_us
+
+
+def test_steps_are_numbered_and_follow_each_other(plain: Recorded) -> None:
+    steps = plain.steps
+    assert [step.step for step in steps] == list(range(6))
+    ends = [step.started_ns + step.total_us * 1000 for step in steps]
+    assert all(end <= after.started_ns + 1e6 for end, after in zip(ends, steps[1:], strict=False))
+
+
+def test_the_recorders_own_time_lies_within_the_step(plain: Recorded) -> None:
+    assert all(0 < step.recorder_us < step.total_us for step in plain.steps)
+
+
+def test_samples_micro_batches_and_loader_are_counted(plain: Recorded) -> None:
+    assert {(step.samples, step.micro_batches, step.loader) for step in plain.steps} == {(BATCH, 1, 0)}
+
+
+def test_the_line_that_called_backward_is_kept(plain: Recorded) -> None:
+    text = "        error_of(model, inputs, targets).backward()"
+    line = Path(__file__).read_text().splitlines().index(text) + 1
+    assert {step.backward_site for step in plain.steps} == {f"tests/recorder/test_loop.py:{line}:train"}
+
+
+def test_accumulated_micro_batches_make_one_step(tmp_path: Path) -> None:
+    def accumulate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(12), start=1):
+            (error_of(model, inputs, targets) / 4).backward()
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    steps = record_here(tmp_path, accumulate).steps
+    assert [(step.micro_batches, step.samples) for step in steps] == [(4, 4 * BATCH)] * 3
+    assert stages(steps[1]) == ["data", "forward", "backward"] * 4 + ["optimizer"]
+    assert boundaries(steps[1]) == [*BOUNDARIES[:4]] * 4 + ["post_optimizer_step"]
+
+
+def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        training, validation = make_loader(4), make_loader(5)
+        for _ in range(3):
+            train(model, training, optimizer)
+            with torch.no_grad():
+                for inputs, targets in validation:
+                    error_of(model, inputs, targets)
+
+    steps = record_here(tmp_path, train_and_evaluate).steps
+    assert [(step.loader, step.samples) for step in steps] == [(0, BATCH)] * 12
+    assert all(stages(step)[-3:] == ["forward", "backward", "optimizer"] for step in steps)
+    assert all(stages(step).count("data") <= 2 for step in steps)
+
+
+def test_a_teacher_without_gradients_is_part_of_the_step(tmp_path: Path) -> None:
+    def distil() -> None:
+        model, teacher = make_model(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, _ in make_loader(5):
+            with torch.no_grad():
+                targets = teacher(inputs)
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+
+    assert [step.samples for step in record_here(tmp_path, distil).steps] == [BATCH] * 5
+
+
+def test_a_loop_without_a_loader_steps_from_forward_to_forward(tmp_path: Path) -> None:
+    def train_on_made_tensors() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(5):
+            inputs = torch.randn(BATCH, 3)
+            optimizer.zero_grad()
+            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_on_made_tensors).steps
+    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
+    assert [boundaries(step) for step in steps] == [list(BOUNDARIES)] * 5
+
+
+def test_a_loop_without_modules_steps_from_backward_to_backward(tmp_path: Path) -> None:
+    def descend() -> None:
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        for _ in range(4):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                weight.fill_(2.0)
+
+    steps = record_here(tmp_path, descend).steps
+    assert [stages(step) for step in steps] == [["backward", "optimizer"]] * 4
+    assert [step.loss for step in steps] == [3.0, 12.0, 12.0, 12.0]
+
+
+def test_batches_listed_beforehand_are_no_loader_of_the_loop(tmp_path: Path) -> None:
+    def train_on_a_list() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = list(make_loader(5))
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_on_a_list).steps
+    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
+    assert {step.micro_batches for step in steps} == {1}
+
+
+def test_two_optimizers_that_take_turns_make_one_step_per_batch(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for real, _ in make_loader(5):
+            critics.zero_grad()
+            (critic(generator(torch.randn(BATCH, 2)).detach()).mean() - critic(real).mean()).backward()
+            critics.step()
+            generators.zero_grad()
+            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
+            generators.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert len(steps) == 5
+    assert {step.micro_batches for step in steps} == {2}
+    assert stages(steps[2]) == [
+        "data", "forward", "forward", "forward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_follow_each_other_without_a_step_between(workers: dict[str, object], tmp_path: Path) -> None:
+    def train_epochs() -> None:
+        model, loader = make_model(), make_loader(3, **workers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            train(model, loader, optimizer)
+
+    recorded = record_here(tmp_path, train_epochs)
+    assert [step.samples for step in recorded.steps] == [BATCH] * 9
+    assert [stages(step).count("data") for step in recorded.steps] == [2, 1, 1] * 3
+    assert not (tmp_path / "rank1").exists(), "a worker must record nothing"
+
+
+def test_a_training_function_that_is_called_twice_goes_on_counting(tmp_path: Path) -> None:
+    def train_twice() -> None:
+        train_plainly(3)
+        train_plainly(3)
+
+    steps = record_here(tmp_path, train_twice).steps
+    assert [(step.step, step.loader) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+
+
+class Wrapped(torch.optim.SGD):
+    """As Lookahead and sharpness-aware optimizers do: its step calls another optimizer's."""
+
+    def __init__(self, inner: torch.optim.Optimizer, parameters: Iterator[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.inner = inner
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        super().step(closure)
+
+
+def test_an_optimizer_that_calls_another_is_one_stage(tmp_path: Path) -> None:
+    def train_wrapped() -> None:
+        model = make_model()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, make_loader(4), Wrapped(inner, model.parameters()))
+
+    steps = record_here(tmp_path, train_wrapped).steps
+    assert [stages(step)[-4:] for step in steps] == [["data", "forward", "backward", "optimizer"]] * 4
+
+
+class Failing(torch.optim.SGD):
+    """Raises at its second step."""
+
+    calls = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        if self.calls == 2:
+            raise FloatingPointError("this batch is bad")
+        super().step(closure)
+
+
+def test_a_step_that_raised_and_was_caught_does_not_end_the_recording(tmp_path: Path) -> None:
+    def train_on() -> None:
+        model = make_model()
+        optimizer = Failing(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(5):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            try:
+                optimizer.step()
+            except FloatingPointError:
+                continue
+
+    steps = record_here(tmp_path, train_on).steps
+    assert [step.micro_batches for step in steps] == [1, 2, 1, 1]
+
+
+def test_what_another_thread_runs_is_not_the_training(tmp_path: Path) -> None:
+    def train_beside_a_thread() -> None:
+        other = threading.Thread(target=train_plainly)
+        other.start()
+        other.join()
+        train_plainly(2)
+
+    assert len(record_here(tmp_path, train_beside_a_thread).steps) == 2
+
+
+def test_a_program_that_never_trains_leaves_no_rank_folder(tmp_path: Path) -> None:
+    def infer() -> None:
+        with torch.no_grad():
+            make_model()(torch.randn(2, 3))
+
+    assert not record_here(tmp_path, infer).rank.exists()
+
+
+def fail_in(stage: str) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(make_loader(3)):
+        if stage == "data":
+            next(iter(DataLoader([None], collate_fn=lambda _: 1 / 0)))  # type: ignore[arg-type]
+        loss = error_of(model, inputs[:, :2] if stage == "forward" else inputs, targets)
+        if stage == "other" and number == 1:
+            raise KeyError("the user's own")
+        (loss.detach() if stage == "backward" else loss).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "backward", "other"])
+def test_the_stage_that_an_error_ended_is_known(stage: str, tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        with pytest.raises((RuntimeError, KeyError, ZeroDivisionError)) as raised:
+            fail_in(stage)
+        assert session.loop.stage_of(raised.value) == stage
+    finally:
+        session.end()
+
+
+def test_a_caught_error_is_not_the_one_that_ended_the_run(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        with pytest.raises(RuntimeError):
+            fail_in("forward")
+        make_model()(torch.randn(2, 3))
+        assert session.loop.stage_of(KeyError()) == "other"
+    finally:
+        session.end()

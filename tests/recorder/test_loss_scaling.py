@@ -1,0 +1,67 @@
+"""Training with a gradient scaler, as it is recorded on the CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped
+from tests.recorder.recording import Recorded, record_here
+
+
+def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimizer], **settings: object) -> object:
+    """One step per factor; the loss is the weight times it, so that the gradient is the factor."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = optimizer_class([weight], lr=0.125, **settings)  # type: ignore[call-arg]
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1000)
+        for factor in factors:
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
+def recorded_steps(recorded: Recorded) -> list[tuple[object, ...]]:
+    assert recorded.events(CollectorStopped) == []
+    return [(step.gradient_norm, step.scaler_scale, step.is_skipped) for step in recorded.steps]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_a_step_that_the_scaler_holds_back_is_one_step_and_marked(tmp_path: Path, settings: dict[str, bool]) -> None:
+    train = train_scaled([2.0, float("inf"), 2.0], torch.optim.SGD, **settings)
+    recorded = record_here(tmp_path, train)
+    assert [is_skipped for *_, is_skipped in recorded_steps(recorded)] == [False, True, False]
+    assert [scale for _, scale, _ in recorded_steps(recorded)] == [16.0, 8.0, 8.0]
+
+
+def test_the_loss_and_the_gradients_are_those_before_scaling(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_scaled([2.0], torch.optim.SGD))
+    assert recorded_steps(recorded) == [(2.0, 16.0, False)]
+    assert recorded.steps[0].loss == 2.0
+
+
+def test_a_step_held_back_has_its_bad_gradients_counted(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_scaled([2.0, float("inf")], torch.optim.SGD))
+    assert (recorded.steps[1].num_gradients, recorded.steps[1].num_inf) == (1, 1)
+    assert recorded.steps[1].memory[-1].boundary == "post_optimizer_step"
+
+
+def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_scaled([2.0, 2.0], torch.optim.SGD))
+    assert [step.learning_rate for step in recorded.steps] == [0.125, 0.125]
+
+
+def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, None, False)]

@@ -1,0 +1,171 @@
+"""Losses and gradients as they are recorded, on the CPU."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
+from tests.recorder.recording import Recorded, record_here
+
+
+def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    """One step per number: the loss is the number, and so is its gradient."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True, dtype=dtype)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for gradient in gradients:
+            optimizer.zero_grad()
+            (weight * gradient).sum().backward()
+            optimizer.step()
+
+    return train
+
+
+def numbers_of(recorded: Recorded) -> list[tuple[object, object]]:
+    assert recorded.events(CollectorStopped) == []
+    return [(step.loss, step.gradient_norm) for step in recorded.steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_loss_and_gradient_norm_are_exact_in_every_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    assert numbers_of(record_here(tmp_path, descend([2.0, -0.5], dtype))) == [(2.0, 2.0), (-0.5, 0.5)]
+
+
+def test_the_norm_of_half_precision_gradients_does_not_overflow(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(4, requires_grad=True, dtype=torch.float16)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        (weight * 60000).sum(dtype=torch.float32).backward()
+        optimizer.step()
+
+    ((_, norm),) = numbers_of(record_here(tmp_path, train))
+    assert norm == pytest.approx(120000, rel=1e-2)
+
+
+def test_gradients_of_mixed_precision_share_one_norm(tmp_path: Path) -> None:
+    def train() -> None:
+        weights = [torch.ones(1, requires_grad=True, dtype=kind) for kind in (torch.float64, torch.float32, torch.half)]
+        optimizer = torch.optim.SGD(weights, lr=0.0)
+        (weights[0] * 2 + weights[1] * 3 + weights[2] * 6).sum().backward()
+        optimizer.step()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(11.0, 7.0)]
+
+
+def test_the_losses_of_accumulated_micro_batches_are_added(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for part in (1.0, 2.0, 4.0):
+            (weight * part).sum().backward()
+        optimizer.step()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(7.0, 7.0)]
+
+
+def test_the_norm_of_two_optimizers_in_a_step_covers_both(tmp_path: Path) -> None:
+    def train() -> None:
+        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        (weights[0] * 3 + weights[1] * 4).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert numbers_of(recorded) == [(7.0, 5.0)]
+    assert (recorded.steps[0].num_gradients, recorded.steps[0].gradient_bytes) == (2, 8)
+
+
+def test_the_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        (weight * 5).sum().backward()
+        assert torch.nn.utils.clip_grad_norm_([weight], 1.0).item() == 5.0
+        optimizer.step()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(5.0, 5.0)]
+
+
+def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(5, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight.grad = torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0])
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert numbers_of(recorded) == [(None, "nan")]
+    assert (recorded.steps[0].num_nan, recorded.steps[0].num_inf) == (1, 2)
+    assert [event.what for event in recorded.events(NonFiniteSeen)] == ["gradient"]
+
+
+def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.tensor([1.0, 0.0], requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight.log().mean().backward()
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what, seen.value) == (0, "loss", "-inf")
+    assert [(suspect.node, suspect.num_bad) for suspect in seen.suspects] == [("LogBackward0", 1)]
+    assert recorded.steps[0].loss == "-inf"
+
+
+def suspects_of(tmp_path: Path, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[str, str]]:
+    """The nodes named for the first step of a weight of one and zero."""
+
+    def train() -> None:
+        weight = torch.tensor([1.0, 0.0], requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        loss = loss_of(weight)
+        loss.backward()
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert recorded.events(CollectorStopped) == []
+    (seen,) = recorded.events(NonFiniteSeen)
+    return [(suspect.node, suspect.operand) for suspect in seen.suspects]
+
+
+def test_bad_data_is_told_from_the_layers_that_pass_it_on(tmp_path: Path) -> None:
+    data = torch.tensor([[1.0, math.nan]])
+    bad = "data that is NaN or Inf already"
+    assert suspects_of(tmp_path, lambda weight: torch.relu(weight * data).mean()) == [("MulBackward0", bad)]
+
+
+def test_the_square_of_an_exploded_value_is_no_suspect(tmp_path: Path) -> None:
+    assert suspects_of(tmp_path, lambda weight: (weight * 1e30).pow(2).mean()) == []
+
+
+def test_a_bad_gradient_of_a_finite_loss_names_the_root_of_zero(tmp_path: Path) -> None:
+    assert suspects_of(tmp_path, lambda weight: (weight * 0).sqrt().sum()) == [("SqrtBackward0", "a root of zero")]
+
+
+def test_a_bad_gradient_behind_a_mask_names_the_logarithm(tmp_path: Path) -> None:
+    names = suspects_of(tmp_path, lambda w: torch.where(w > 0, (w * (w > 0)).log(), torch.zeros(2)).sum())
+    assert names == [("LogBackward0", "a logarithm of zero that a mask hides")]
+
+
+def test_only_the_first_bad_value_is_searched_for(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, descend([1.0, math.nan, math.nan]))
+    assert [event.step for event in recorded.events(NonFiniteSeen)] == [1]
+    assert numbers_of(recorded) == [(1.0, 1.0), ("nan", "nan"), ("nan", "nan")]
+
+
+def test_sparse_gradients_are_counted_without_a_norm(tmp_path: Path) -> None:
+    def train() -> None:
+        embedding = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+        embedding(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert (recorded.steps[0].num_gradients, recorded.steps[0].gradient_norm) == (1, None)
+    assert recorded.events(CollectorStopped) == []

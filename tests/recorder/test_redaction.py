@@ -1,0 +1,78 @@
+"""No secret reaches the disk: not from the environment, the command, a source file or an error."""
+
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efprof.artifacts.sources import read_sources
+from efprof.recorder.machine import kept_environment
+from efprof.recorder.redaction import HIDDEN, without_secret_words, without_secrets
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
+
+SECRETS = st.text(string.ascii_letters + string.digits + "_-.", min_size=8).map(lambda text: f"Q{text}q")
+PREFIXES = st.sampled_from(["hf_", "sk-", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"])
+TOKENS = st.builds(
+    lambda prefix, rest: prefix + rest, PREFIXES, st.text(string.ascii_letters, min_size=16, max_size=40)
+)
+NAMES = st.sampled_from(
+    ["token", "api-key", "api_key", "apikey", "password", "secret", "auth", "credentials", "hub_token", "private-key"]
+)
+WORDS = st.lists(st.sampled_from(["python", "train.py", "--epochs", "3", "--lr=0.1", "-v"]), max_size=4)
+
+
+@given(name=NAMES, secret=SECRETS, before=WORDS, after=WORDS)
+def test_the_value_of_an_option_that_names_a_secret_is_hidden(
+    name: str, secret: str, before: list[str], after: list[str]
+) -> None:
+    spellings = [[f"--{name}={secret}"], [f"--{name}", secret], [f"{name.upper()}={secret}"], [f"-{name}", secret],
+                 [f'{{"{name}": "{secret}"}}'], [f"+trainer.{name}={secret}"]]  # fmt: skip
+    for words in spellings:
+        clean = without_secret_words([*before, *words, *after])
+        assert secret not in " ".join(clean)
+        assert len(clean) == len(before) + len(words) + len(after)
+
+
+@given(token=TOKENS, before=WORDS, name=st.sampled_from(["--hub=", "", "--run-name=x/", "https://x?key="]))
+def test_a_value_that_looks_like_a_token_is_hidden_wherever_it_stands(token: str, before: list[str], name: str) -> None:
+    assert token not in " ".join(without_secret_words([*before, f"{name}{token}"]))
+    assert token not in without_secrets(f"401 for '{token}': not allowed")
+
+
+@given(user=SECRETS, password=SECRETS)
+def test_the_password_in_an_address_is_hidden(user: str, password: str) -> None:
+    clean = without_secrets(f"cannot reach https://{user}:{password}@host/path")
+    assert password not in clean
+    assert clean.endswith("@host/path")
+
+
+@given(secret=SECRETS, token=TOKENS)
+def test_variables_that_look_like_secrets_are_not_kept(secret: str, token: str) -> None:
+    environment = {"TORCH_API_KEY": secret, "NCCL_TOKEN": secret, "TORCH_HOME": token, "HF_TOKEN": secret,
+                   "OMP_NUM_THREADS": "4", "TORCH_INDEX": f"https://me:{secret}@host/"}  # fmt: skip
+    assert kept_environment(environment) == {"OMP_NUM_THREADS": "4"}
+
+
+ORDINARY = [
+    ["python", "train.py", "--tokenizer", "gpt2"],
+    ["--max-tokens", "512"],
+    ["--max_tokens=512"],
+    ["--author=me", "data:/x", "--config=a.toml"],
+    ["torchrun", "--rdzv-endpoint=host:29500"],
+]
+
+
+@pytest.mark.parametrize("command", ORDINARY)
+def test_ordinary_options_are_left_as_they_are(command: list[str]) -> None:
+    assert without_secret_words(command) == command
+
+
+def test_a_token_in_a_source_file_is_hidden(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text('login("hf_abcdefghijklmnopqrstuvwx")\nloss.backward()\n')
+    folder = RankFolder(tmp_path)
+    assert Sites(tmp_path, LineWriter(folder, "sources.jsonl")).file(str(source)) == "train.py"
+    assert read_sources(folder.path) == {"train.py": [f'login("{HIDDEN}")', "loss.backward()"]}

@@ -1,0 +1,128 @@
+"""Reads of tensor values, at the line that asked for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from efprof.artifacts.events import LoaderBuilt
+from tests.recorder.recording import line_of, record_here
+
+HERE = Path(__file__)
+
+
+def step_with(read: Callable[[torch.Tensor], object]) -> Callable[[], None]:
+    """Two training steps that hand their loss to `read`."""
+
+    def train() -> None:
+        weight = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(2):
+            loss = weight.sum()
+            loss.backward()
+            read(loss.detach())
+            optimizer.step()
+
+    return train
+
+
+def read_item(loss: torch.Tensor) -> object:
+    return loss.item()  # item
+
+
+def read_list(loss: torch.Tensor) -> object:
+    return loss.tolist()  # tolist
+
+
+def read_copy(loss: torch.Tensor) -> object:
+    return loss.cpu()  # cpu
+
+
+def read_bool(loss: torch.Tensor) -> object:
+    return "up" if loss > 0 else "down"  # bool
+
+
+def read_float(loss: torch.Tensor) -> object:
+    return float(loss)  # float
+
+
+def read_int(loss: torch.Tensor) -> object:
+    return int(loss)  # int
+
+
+def read_index(loss: torch.Tensor) -> object:
+    return [1, 2, 3][loss.long()]  # index
+
+
+def read_nonzero(loss: torch.Tensor) -> object:
+    return loss.reshape(1).nonzero()  # nonzero
+
+
+def read_nonzero_by_function(loss: torch.Tensor) -> object:
+    return torch.nonzero(loss.reshape(1))  # torch.nonzero
+
+
+def read_format(loss: torch.Tensor) -> object:
+    return f"loss {loss:.3f}"  # format
+
+
+def read_print(loss: torch.Tensor) -> object:
+    return str(loss.expand(20, 20) * torch.rand(20, 20))  # print
+
+
+@pytest.mark.parametrize(
+    ("read", "call", "marker"),
+    [
+        (read_item, "item", "item"),
+        (read_list, "tolist", "tolist"),
+        (read_copy, "cpu", "cpu"),
+        (read_bool, "bool", "bool"),
+        (read_float, "float", "float"),
+        (read_int, "int", "int"),
+        (read_index, "int", "index"),
+        (read_nonzero, "nonzero", "nonzero"),
+        (read_nonzero_by_function, "nonzero", "torch.nonzero"),
+        (read_format, "item", "format"),
+        (read_print, "print", "print"),
+    ],
+)
+def test_a_read_is_counted_once_at_its_line(
+    read: Callable[[torch.Tensor], object], call: str, marker: str, tmp_path: Path
+) -> None:
+    reads = [read for step in record_here(tmp_path, step_with(read)).steps for read in step.reads]
+    site = f"tests/recorder/test_scalar_reads.py:{line_of(HERE, marker)}:{read.__name__}"
+    assert [(read.site, read.call, read.count) for read in reads] == [(site, call, 1)] * len(reads)
+    assert len(reads) == 2
+
+
+def test_what_torch_reads_for_itself_is_not_counted(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.Adam([weight])
+        for _ in range(3):
+            weight.sum().backward()
+            torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+            optimizer.step()
+
+    assert [step.reads for step in record_here(tmp_path, train).steps] == [[], [], []]
+
+
+def test_reads_outside_of_steps_are_not_counted(tmp_path: Path) -> None:
+    def read_before() -> None:
+        torch.ones(1).item()
+        step_with(lambda loss: None)()
+
+    assert [step.reads for step in record_here(tmp_path, read_before).steps] == [[], []]
+
+
+def test_a_loader_is_noted_where_it_is_made(tmp_path: Path) -> None:
+    def train() -> None:
+        loader = DataLoader(range(8), batch_size=4)  # type: ignore[arg-type] # loader
+        next(iter(loader))
+
+    (built,) = record_here(tmp_path, train).events(LoaderBuilt)
+    line = line_of(HERE, "loader")
+    assert built.site == f"tests/recorder/test_scalar_reads.py:{line}:{train.__qualname__}"
+    assert (built.loader, built.num_workers, built.batch_size, built.num_batches) == (0, 0, 4, 2)

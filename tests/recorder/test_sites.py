@@ -1,0 +1,92 @@
+"""Which files are the user's, and what they are called in reports."""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from efprof.artifacts.sources import read_sources
+from efprof.recorder import sites as sites_module
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
+
+
+def make_sites(root: Path) -> Sites:
+    return Sites(root, LineWriter(RankFolder(root), "sources.jsonl"))
+
+
+def test_libraries_python_and_efprof_are_not_the_users(tmp_path: Path) -> None:
+    sites = make_sites(tmp_path)
+    assert not sites.is_user_file(torch.__file__)
+    assert not sites.is_user_file(os.__file__)
+    assert not sites.is_user_file(sites_module.__file__)
+    assert not sites.is_user_file("<frozen importlib>")
+    assert sites.is_user_file(str(tmp_path / "train.py"))
+
+
+def test_names_are_relative_to_the_repository_however_the_file_was_reached(tmp_path: Path) -> None:
+    root, link = tmp_path / "project", tmp_path / "link"
+    (root / "package").mkdir(parents=True)
+    (root / "package" / "model.py").write_text("")
+    link.symlink_to(root)
+    sites = make_sites(link)
+    spellings = [
+        root / "package" / "model.py",
+        link / "package" / "model.py",
+        link / "other" / ".." / "package/model.py",
+    ]
+    assert {sites.file(str(spelling)) for spelling in spellings} == {"package/model.py"}
+
+
+def test_a_file_outside_the_repository_keeps_its_path(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    other = str(tmp_path / "elsewhere.py")
+    assert make_sites(tmp_path / "project").file(other) == other
+
+
+def test_the_text_of_a_users_file_is_kept_once(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("first = 1\n")
+    sites = make_sites(tmp_path)
+    for _ in range(2):
+        sites.file(str(source))
+    sites.file(torch.__file__)
+    source.write_text("changed\n")
+    assert read_sources(tmp_path / "rank0") == {"train.py": ["first = 1"]}
+
+
+def install(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package as if it were installed beside torch, and imported."""
+    folder = Path(sysconfig.get_paths()["purelib"]) / name
+    module = ModuleType(name)
+    module.__file__, module.__path__ = str(folder / "__init__.py"), [str(folder)]
+    monkeypatch.setitem(sys.modules, name, module)
+    return folder
+
+
+@pytest.mark.parametrize("options", [["-m"], ["-W", "error", "-m"], ["-Xdev", "-um"]])
+def test_an_installed_package_that_runs_as_a_module_is_the_users(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install("installed_trainer", monkeypatch)
+    assert not make_sites(tmp_path).is_user_file(str(folder / "model.py"))
+    monkeypatch.setattr(sys, "orig_argv", ["python", *options, "installed_trainer.train", "--epochs", "3"])
+    sites = make_sites(tmp_path)
+    assert sites.is_user_file(str(folder / "model.py"))
+    assert not sites.is_user_file(torch.__file__)
+
+
+def test_an_installed_package_whose_console_script_runs_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/pytest"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pytest"])
+    sites = make_sites(tmp_path)
+    import _pytest
+
+    assert sites.is_user_file(str(_pytest.__file__)), "where pytest's console script has its function"
+    assert not sites.is_user_file(pytest.__file__)

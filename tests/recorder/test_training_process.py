@@ -1,0 +1,254 @@
+"""Whole training programs, each in a process of its own: how they end, and what is left of them."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from efprof.artifacts.events import CollectorStopped, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.artifacts.run_file import read_run_file
+from efprof.artifacts.sources import read_sources
+from efprof.artifacts.steps import read_steps
+from tests.recorder.recording import (
+    EFPROF,
+    Recorded,
+    environment_of,
+    line_of,
+    only_run,
+    record_command,
+    record_script,
+)
+
+TRAINING = """
+import importlib.util, sys
+importlib.util.find_spec("torch")  # as libraries do that can do without it
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def build():
+    torch.manual_seed(0)
+    inputs = torch.randn(200 * 8, 16)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, num_workers={workers})
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+    return model, loader, torch.optim.Adam(model.parameters(), lr=0.01)
+
+def train(num_epochs={epochs}):
+    model, loader, optimizer = build()
+    losses = []
+    for epoch in range(num_epochs):
+        for step, (inputs, targets) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            {then}
+    return losses
+
+losses = train()
+print(*(loss.hex() for loss in losses))
+"""
+
+
+def training(then: str = "pass", epochs: int = 1, workers: int = 0) -> str:
+    return TRAINING.format(then=then, epochs=epochs, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A whole recording with its default windows, its data loaded by a worker."""
+    return record_script(tmp_path_factory.mktemp("healthy") / "home", training(workers=1), options=())
+
+
+def test_the_losses_are_the_same_to_the_bit_with_and_without_the_recorder(healthy: Recorded) -> None:
+    folder = healthy.folder.parents[2]
+    bare = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=environment_of(folder, {}), capture_output=True, text=True
+    )
+    assert len(bare.stdout.split()) == 200
+    assert healthy.output == bare.stdout
+
+
+def test_a_recording_is_whole_and_says_one_line(healthy: Recorded) -> None:
+    assert (healthy.exit_code, healthy.run.ended, healthy.run.name) == (0, "finished", "train")
+    assert [step.step for step in healthy.steps] == list(range(200))
+    assert healthy.our_lines == [
+        f"efprof: recorded {healthy.folder.name}; read it with 'efprof report'",
+    ]
+    assert healthy.events(CollectorStopped) == []
+    assert sorted(path.name for path in healthy.folder.iterdir()) == ["rank0", "run.json"]
+
+
+def test_the_training_process_adds_its_versions_and_settings(healthy: Recorded) -> None:
+    assert {"python", "torch", "efprof"} <= set(healthy.run.versions)
+    assert healthy.run.settings["intra-op threads"] == "1"
+    assert healthy.run.memory_source
+
+
+def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded) -> None:
+    assert set(read_sources(healthy.rank)) == {"train.py"}
+    assert {step.backward_site for step in healthy.steps} == {"train.py:21:train"}
+
+
+def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
+    """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
+    text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
+    recorded = record_script(tmp_path / "home", text, options=("--windows", "5:7,30:32"))
+    if recorded.run.memory_source != "C allocator (malloc)":
+        pytest.skip("needs glibc's mallinfo2")
+    allocated = [step.memory[-1].allocated_bytes for step in recorded.steps]
+    early, late = median(allocated[400:600]), median(allocated[1400:1600])
+    assert late - early < 1000 * 8
+
+
+def test_a_crash_leaves_its_own_traceback_and_the_users_lines(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", training("model(inputs[:, :3]) if step == 20 else None  # crash"))
+    line = line_of(tmp_path / "train.py", "crash")
+    assert (recorded.exit_code, recorded.run.exit_code, recorded.run.ended) == (1, 1, "raised")
+    assert recorded.errors.startswith("Traceback (most recent call last):")
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in recorded.errors
+    (raised,) = recorded.events(TrainingRaised)
+    assert (raised.error, raised.step, raised.stage) == ("RuntimeError", 20, "forward")
+    assert [site.split(":")[1:] for site in raised.sites] == [["27", "<module>"], [str(line), "train"]]
+    (interrupted,) = recorded.events(StepInterrupted)
+    assert (interrupted.step, interrupted.stage) == (20, "forward")
+    assert interrupted.allocated_bytes > 0
+
+
+def test_a_hook_of_the_programs_own_for_exceptions_hides_nothing(tmp_path: Path) -> None:
+    own = "sys.excepthook = lambda *_: print('mine'); raise KeyError('lost')"
+    recorded = record_script(tmp_path / "home", training(f'exec("{own}") if step == 3 else None'))
+    assert recorded.output == "mine\n"
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyError"]
+
+
+@pytest.mark.parametrize(
+    "demand", ["torch.empty(1 << 50)", "[0] * (1 << 60)"], ids=["of torch's allocator", "of Python"]
+)
+def test_memory_that_runs_out_is_the_ending(demand: str, tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", training(f"{demand} if step == 5 else None"))
+    assert (recorded.exit_code, recorded.run.ended) == (1, "out_of_memory")
+    (event,) = recorded.events(OutOfMemory)
+    assert (event.step, event.site) == (5, "train.py:24:train")
+
+
+def test_a_disk_that_fills_stops_the_recording_and_not_the_training(tmp_path: Path) -> None:
+    limit = "__import__('resource').setrlimit(1, (30_000, 30_000)) if step == 0 else None"
+    recorded = record_script(tmp_path / "home", training(limit), options=())
+    assert recorded.exit_code == 0
+    assert len(recorded.output.split()) == 200
+    assert len([line for line in recorded.our_lines if "training goes on" in line]) == 1
+    assert 3 <= len(recorded.steps) < 60
+    assert [path.name for path in recorded.rank.iterdir() if path.name.startswith(".")] == []
+
+
+@contextmanager
+def running_training(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A long training under `efprof record`, after its first step; it prints a line per step."""
+    (home.parent / "train.py").write_text(training("print(step, flush=True)", epochs=500))
+    with subprocess.Popen(
+        [EFPROF, "record", "--", sys.executable, "train.py"],
+        env=environment_of(home, {}),
+        cwd=home.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def child_of(process: "subprocess.Popen[bytes]") -> int:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (child,) = map(int, children)
+    return child
+
+
+def count_lines(home: Path) -> int:
+    path = only_run(home) / "rank0" / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_run_killed_at_any_instant_reads_and_misses_one_step_at_most(tmp_path: Path) -> None:
+    home, copies = tmp_path / "home", tmp_path / "copies"
+    dice = random.Random(0)
+    with running_training(home) as process:
+        assert process.stdout is not None
+        for number in range(50):  # a copy is what a kill at this instant would have left
+            time.sleep(dice.uniform(0, 0.02))
+            shutil.copytree(only_run(home), copies / str(number), ignore=shutil.ignore_patterns(".*"))
+        os.kill(child_of(process), signal.SIGKILL)
+        num_printed = 1 + process.stdout.read().count(b"\n")
+    for number in range(50):
+        steps, num_torn = read_steps(copies / str(number) / "rank0")
+        assert [step.step for step in steps] == list(range(len(steps)))
+        assert num_torn <= 1
+        assert read_run_file(copies / str(number)).ended == "running"
+    assert num_printed - len(read_steps(only_run(home) / "rank0")[0]) <= 1
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (137, "killed")
+
+
+def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_training(home) as process:
+        assert process.stdout is not None
+        child = child_of(process)
+        process.kill()
+        process.wait(timeout=30)
+        before = count_lines(home)
+        for _ in range(20):
+            process.stdout.readline()
+        os.kill(child, signal.SIGKILL)
+    assert count_lines(home) >= before + 10
+    assert read_run_file(only_run(home)).ended == "running"
+
+
+def test_ctrl_c_in_a_training_is_interrupted_at_its_step(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_training(home) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=30)
+    recorded = Recorded(folder=only_run(home))
+    assert (process.returncode, recorded.run.ended) == (130, "interrupted")
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyboardInterrupt"]
+
+
+def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(tmp_path: Path) -> None:
+    interrupt = "__import__('os').kill(__import__('os').getpid(), 2) if step == 5 else None"
+    recorded = record_script(tmp_path / "home", training(interrupt), options=("--windows", "5:7"))
+    assert (recorded.exit_code, recorded.run.ended) == (130, "interrupted")
+    assert (recorded.rank / "allocations-1.parquet").exists()
+
+
+def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_path: Path) -> None:
+    package = tmp_path / "code" / "trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(training())
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    command = [sys.executable, "-m", "trainer.train"]
+    recorded = record_command(
+        tmp_path / "home", command, options=["--windows", "3:4"], working_folder=tmp_path / "code"
+    )
+    assert (recorded.exit_code, recorded.run.name) == (0, "train")
+    assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}
+    assert recorded.run.git is not None
+    assert [step.step for step in recorded.steps if step.window] == [3]
+
+
+def test_a_shell_script_around_the_training_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    (tmp_path / "run.sh").write_text(f"cd /\n{sys.executable} {tmp_path}/train.py > {tmp_path}/losses\nexit 7\n")
+    recorded = record_command(tmp_path / "home", ["sh", "run.sh"], options=["--windows", "none"])
+    assert (recorded.exit_code, recorded.run.ended, len(recorded.steps)) == (7, "raised", 200)
+    assert set(read_sources(recorded.rank)) == {"train.py"}

@@ -1,0 +1,124 @@
+"""What the recorder writes when the disk lets it, and when it does not."""
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, read_events
+from efprof.artifacts.lines import read_lines
+from efprof.recorder.shell import Shell
+from efprof.recorder.writing import LineWriter, RankFolder
+from tests.recorder.recording import open_session
+from tests.recorder.test_hooks import num_global_hooks
+from tests.recorder.test_loop import train_plainly
+
+
+class Line(msgspec.Struct):
+    number: int
+
+
+def test_every_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    writer = LineWriter(RankFolder(tmp_path), "lines.jsonl")
+    for number in range(3):
+        writer.write(Line(number))
+        lines, num_torn = read_lines(tmp_path / "rank0" / "lines.jsonl", Line, "")
+        assert ([line.number for line in lines], num_torn) == (list(range(number + 1)), 0)
+
+
+def test_no_folder_is_made_before_something_is_written(tmp_path: Path) -> None:
+    LineWriter(RankFolder(tmp_path), "lines.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("rank", "folder"), [("2", "rank2"), ("", "rank0"), ("not a number", "rank0")])
+def test_the_folder_is_numbered_by_rank(
+    rank: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    assert RankFolder(tmp_path).path == tmp_path / folder
+
+
+def test_a_second_training_process_takes_the_next_folder(tmp_path: Path) -> None:
+    assert [RankFolder(tmp_path).path.name for _ in range(3)] == ["rank0", "rank1", "rank2"]
+
+
+def test_a_full_disk_is_warned_of_once_and_then_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RankFolder(tmp_path)
+    (folder.path / "lines.jsonl").symlink_to("/dev/full")
+    writers = [LineWriter(folder, "lines.jsonl"), LineWriter(folder, "others.jsonl")]
+    for writer in writers * 3:
+        writer.write(Line(1))
+    assert capsys.readouterr().err == (
+        f"efprof: {tmp_path} cannot be written (No space left on device): recording stops, training goes on\n"
+    )
+    assert not (folder.path / "others.jsonl").exists()
+
+
+def test_a_run_folder_that_vanishes_is_warned_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = LineWriter(RankFolder(tmp_path / "gone"), "lines.jsonl")
+    writer.write(Line(1))
+    writer.write(Line(2))
+    assert capsys.readouterr().err.count("recording stops, training goes on") == 1
+
+
+def test_a_full_disk_takes_every_hook_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = num_global_hooks()
+    session = open_session(tmp_path, windows=((1, 3),))
+    (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
+    session.start()
+    train_plainly(5)
+    assert num_global_hooks() == before
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("efprof:")] == [
+        f"efprof: {tmp_path} cannot be written (No space left on device): recording stops, training goes on"
+    ]
+
+
+def test_a_collector_that_meets_a_full_disk_ends_the_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RankFolder(tmp_path)
+    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    shell.guarded("windows", write)()
+    shell.guarded("holders", write)()
+    assert folder.is_broken
+    assert capsys.readouterr().err.count("efprof:") == 1
+
+
+def test_a_guarded_function_lets_an_interrupt_through(tmp_path: Path) -> None:
+    folder = RankFolder(tmp_path)
+    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shell.guarded("loop", interrupt)()
+
+
+def test_a_recording_that_breaks_off_leaves_word_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = open_session(tmp_path)
+    (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
+    session.start()
+    train_plainly(3)
+    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
+    assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
+    assert "recording stops" in capsys.readouterr().err
+
+
+def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LineWriter(RankFolder(tmp_path), "lines.jsonl")
+    writer.write(Line(1))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:4]))
+    writer.write(Line(2))
+    monkeypatch.undo()
+    writer.write_last(Line(3))
+    lines, num_torn = read_lines(tmp_path / "rank0" / "lines.jsonl", Line, "")
+    assert ([line.number for line in lines], num_torn) == ([1, 3], 1)
