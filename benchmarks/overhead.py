@@ -69,7 +69,7 @@ def run(loop: str, variant: str) -> list[float]:
         command = {
             "bare": python,
             "always on": [EFPROF, "record", "--windows", windows, "--", *python],
-            "in a window": [EFPROF, "record", "--windows", windows, "--", *python],
+            "in a window": [EFPROF, "record", "--trace-steps", windows, "--triggers", "none", "--", *python],
             "torch.profiler alone": [sys.executable, "-m", "benchmarks.profiled", loop, str(STEPS[loop])],
             "memray alone": [sys.executable, "-m", "memray", "run", "-q", "-o", f"{home}/out.bin", "-m", *python[2:]],
         }[variant]

@@ -32,7 +32,7 @@ def record(case: Case, place: Path, arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as home:
         program = ["--", sys.executable, str(case.path.relative_to(Path.cwd())), *arguments]
         subprocess.run(
-            [str(EFPROF), "record", "--name", case.name, "--windows", WINDOWS, *program],
+            [str(EFPROF), "record", "--name", case.name, "--trace-steps", WINDOWS, "--triggers", "none", *program],
             env=os.environ | {"EFPROF_HOME": home},
             check=True,
             capture_output=True,

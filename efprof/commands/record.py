@@ -1,10 +1,8 @@
 """`efprof record [options] -- COMMAND`: run a training command and record it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
-
-from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,13 +11,24 @@ if TYPE_CHECKING:
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="What to call the run; default: the script's name.")
 @click.option(
-    "--windows",
-    default="default",
-    show_default=True,
-    help="Steps that torch.profiler is on for: 'default', 'none', or half-open ranges such as 5:7,100:102.",
+    "--windows", default="default", show_default=True, help="'none' turns off whatever slows some steps down."
 )
+@click.option(
+    "--trace-steps",
+    default="default",
+    help="Steps that torch.profiler is on for: 'none' or ranges like 5:7,100:102.",
+)
+@click.option("--memory-steps", default="default", help="The same for the history of the CUDA allocator.")
+@click.option(
+    "--triggers",
+    default="default",
+    help="What opens a window by itself: 'none', or some of slow-step,memory-peak,non-finite,signal; default: all.",
+)
+@click.option("--host-memory", is_flag=True, help="Record host allocations with memray; slows training down.")
+@click.option("--holders", is_flag=True, help="Count who keeps tensors alive, whether or not memory grows.")
+@click.option("--no-diff", is_flag=True, help="Keep no diff of uncommitted changes.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def record(name: str | None, windows: str, command: tuple[str, ...]) -> int:
+def record(command: tuple[str, ...], name: str | None, no_diff: bool, **wanted: Any) -> int:
     """Run a training command unchanged and record it.
 
     COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
@@ -31,32 +40,12 @@ def record(name: str | None, windows: str, command: tuple[str, ...]) -> int:
         )
     from efprof.artifacts.runs import runs_folder
     from efprof.recorder.launch import launch
+    from efprof.recorder.options import parse_options
 
-    folder, exit_code = launch(list(command), runs_folder=runs_folder(), name=name, windows=_parse_windows(windows))
+    options = parse_options(**wanted, keeps_diff=not no_diff)
+    folder, exit_code = launch(list(command), runs_folder=runs_folder(), name=name, wanted=options)
     _say_where(folder)
     return exit_code
-
-
-def _parse_windows(text: str) -> tuple[tuple[int, int], ...]:
-    from efprof.recorder.options import DEFAULT_WINDOWS
-
-    if text == "default":
-        return DEFAULT_WINDOWS
-    if text == "none":
-        return ()
-    try:
-        ranges = [tuple(int(end) for end in part.split(":")) for part in text.split(",")]
-        return tuple((start, end) for start, end in ranges if _is_range(start, end))
-    except ValueError:
-        raise EfprofError(
-            f"--windows {text!r} is not 'default', 'none' or ranges of steps such as 5:7,100:102."
-        ) from None
-
-
-def _is_range(start: int, end: int) -> bool:
-    if not 0 <= start < end:
-        raise ValueError
-    return True
 
 
 def _say_where(folder: "Path") -> None:

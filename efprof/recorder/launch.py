@@ -19,7 +19,7 @@ from efprof.artifacts.events import OutOfMemory, TrainingRaised, read_events
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
 from efprof.model import EfprofError
 from efprof.recorder.machine import describe_host, kept_environment, read_git
-from efprof.recorder.options import DEFAULT_WINDOWS, VARIABLE, Options, encode_options
+from efprof.recorder.options import VARIABLE, Options, encode_options
 from efprof.recorder.redaction import without_secret_words
 
 STARTUP_FOLDER = Path(__file__).parent / "startup"
@@ -33,7 +33,7 @@ def launch(
     *,
     runs_folder: Path,
     name: str | None = None,
-    windows: tuple[tuple[int, int], ...] = DEFAULT_WINDOWS,
+    wanted: Options | None = None,
     configuration: Mapping[str, str] | None = None,
 ) -> tuple[Path, int]:
     """Run `command` to its end; returns the run folder and the command's own exit code.
@@ -44,7 +44,7 @@ def launch(
     run = _describe(command, name or _name_of(command), dict(configuration or {}))
     folder = _make_folder(runs_folder, run)
     root = run.git.root if run.git else run.working_folder
-    options = Options(run_folder_name=str(folder), root_name=root, windows=windows)
+    options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
     start = time.monotonic()
     code = _run_child([program, *command[1:]], _child_environment(options))
     _close_run(folder, code, time.monotonic() - start)

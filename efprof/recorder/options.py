@@ -1,23 +1,44 @@
 """What `efprof record` was asked to record, handed to the training process through the environment."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 
+from efprof.model import EfprofError
+
 VARIABLE: Final = "EFPROF_RECORD"
 
-DEFAULT_WINDOWS: Final = ((5, 7), (30, 32), (300, 302), (3000, 3002))
-"""Half-open ranges of steps: one soon after warm-up, then ever later ones, each ten times rarer."""
+StepRange = tuple[int, int]
+"""A half-open range of steps."""
+
+DEFAULT_TRACE_STEPS: Final = ((5, 7), (30, 32), (300, 302), (3000, 3002))
+"""One window soon after warm-up, then ever later ones, each ten times rarer."""
+
+DEFAULT_MEMORY_STEPS: Final = ((0, 4), (310, 313))
+"""From before the model is built, so that a replay starts cold, and again when the run has settled."""
+
+Trigger = Literal["slow-step", "memory-peak", "non-finite", "signal"]
+
+ALL_TRIGGERS: Final[tuple[Trigger, ...]] = get_args(Trigger)
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):
-    """`root` is the folder that file names are relative to; `windows` are half-open ranges of steps."""
+    """`root_name` is the folder that file names are relative to; `host_memory` and `holders` are the deep tier.
 
-    run_folder_name: str
-    root_name: str
-    windows: tuple[tuple[int, int], ...] = DEFAULT_WINDOWS
+    The two names are empty until there is a run folder.
+    """
+
+    run_folder_name: str = ""
+    root_name: str = ""
+    trace_steps: tuple[StepRange, ...] = DEFAULT_TRACE_STEPS
+    memory_steps: tuple[StepRange, ...] = DEFAULT_MEMORY_STEPS
+    triggers: tuple[Trigger, ...] = ALL_TRIGGERS
+    host_memory: bool = False
+    holders: bool = False
+    keeps_diff: bool = True
 
     @property
     def run_folder(self) -> Path:
@@ -30,9 +51,53 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         return Path(self.root_name)
 
 
-def read_options() -> Options | None:
+def parse_options(
+    *,
+    windows: str = "default",
+    trace_steps: str = "default",
+    memory_steps: str = "default",
+    triggers: str = "default",
+    host_memory: bool = False,
+    holders: bool = False,
+    keeps_diff: bool = True,
+) -> Options:
+    """The options of the command line, as text; raises EfprofError naming the one that is wrong.
+
+    Named steps of one kind of window move the default ones of the other kind out of their way.
+    """
+    deep = Options(host_memory=host_memory, holders=holders, keeps_diff=keeps_diff)
+    if windows == "none":
+        return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())
+    if windows != "default":
+        raise EfprofError(f"--windows {windows!r} is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102.")
+    traced = parse_steps("--trace-steps", trace_steps, DEFAULT_TRACE_STEPS)
+    remembered = parse_steps("--memory-steps", memory_steps, DEFAULT_MEMORY_STEPS)
+    if memory_steps == "default":
+        remembered = _clear_of(remembered, traced)
+    if trace_steps == "default":
+        traced = _clear_of(traced, remembered)
+    _refuse_overlap(traced, remembered)
+    return msgspec.structs.replace(
+        deep, trace_steps=traced, memory_steps=remembered, triggers=_parse_triggers(triggers)
+    )
+
+
+def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple[StepRange, ...]:
+    """`default`, `none`, or ranges such as 20:25,500:503."""
+    if text in ("default", "none"):
+        return default if text == "default" else ()
+    try:
+        ranges = sorted(tuple(int(end) for end in part.split(":")) for part in text.split(","))
+        return tuple((start, end) for start, end in ranges if _is_range(start, end))
+    except ValueError:
+        raise EfprofError(
+            f"{option} {text!r} is not 'default', 'none' or ranges of steps such as 20:25,500:503."
+        ) from None
+
+
+def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:
     """The options of the recording this process belongs to; None where it is not being recorded."""
-    text = os.environ.get(VARIABLE)
+    text = environment.get(VARIABLE)
     try:
         return msgspec.json.decode(text, type=Options) if text else None
     except msgspec.DecodeError:  # not ours: an efprof of another version set it
@@ -42,3 +107,38 @@ def read_options() -> Options | None:
 def encode_options(options: Options) -> str:
     """The value of the environment variable."""
     return msgspec.json.encode(options).decode()
+
+
+def _is_range(start: int, end: int) -> bool:
+    if not 0 <= start < end:
+        raise ValueError
+    return True
+
+
+def _overlap(one: StepRange, other: StepRange) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _clear_of(ranges: tuple[StepRange, ...], taken: tuple[StepRange, ...]) -> tuple[StepRange, ...]:
+    return tuple(one for one in ranges if not any(_overlap(one, other) for other in taken))
+
+
+def _refuse_overlap(traced: tuple[StepRange, ...], remembered: tuple[StepRange, ...]) -> None:
+    for one in traced:
+        for other in remembered:
+            if _overlap(one, other):
+                raise EfprofError(
+                    f"--trace-steps and --memory-steps both name step {max(one[0], other[0])}; "
+                    "the two windows disturb each other, so give them different steps."
+                )
+
+
+def _parse_triggers(text: str) -> tuple[Trigger, ...]:
+    if text in ("default", "none"):
+        return ALL_TRIGGERS if text == "default" else ()
+    words = text.split(",")
+    chosen = tuple(trigger for trigger in ALL_TRIGGERS if trigger in words)
+    wrong = [word for word in words if word not in ALL_TRIGGERS]
+    if wrong:
+        raise EfprofError(f"--triggers {wrong[0]!r} is not 'default', 'none' or one of {', '.join(ALL_TRIGGERS)}.")
+    return chosen

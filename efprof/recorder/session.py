@@ -50,6 +50,8 @@ class Session:
         self.memory = Memory()
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
+        self.window_requests: list[str] = []
+        """Why a window is wanted as soon as one may open; whoever asks appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
         self._steps = LineWriter(folder, STEPS_FILE)

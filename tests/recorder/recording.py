@@ -56,7 +56,9 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = ()) -> Ses
     """A session in this process, not started yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_run_file(folder, make_run_file(ended="running"))
-    options = Options(run_folder_name=str(folder), root_name=str(Path(__file__).parents[2]), windows=windows)
+    options = Options(
+        run_folder_name=str(folder), root_name=str(Path(__file__).parents[2]), trace_steps=windows, triggers=()
+    )
     rank_folder = RankFolder(folder)
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 

@@ -102,7 +102,7 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
 def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
     text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
-    recorded = record_script(tmp_path / "home", text, options=("--windows", "5:7,30:32"))
+    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32"))
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
     allocated = [step.memory[-1].allocated_bytes for step in recorded.steps]
@@ -225,7 +225,7 @@ def test_ctrl_c_in_a_training_is_interrupted_at_its_step(tmp_path: Path) -> None
 
 def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(tmp_path: Path) -> None:
     interrupt = "__import__('os').kill(__import__('os').getpid(), 2) if step == 5 else None"
-    recorded = record_script(tmp_path / "home", training(interrupt), options=("--windows", "5:7"))
+    recorded = record_script(tmp_path / "home", training(interrupt), options=("--trace-steps", "5:7"))
     assert (recorded.exit_code, recorded.run.ended) == (130, "interrupted")
     assert (recorded.rank / "allocations-1.parquet").exists()
 
@@ -238,7 +238,7 @@ def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_pat
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     command = [sys.executable, "-m", "trainer.train"]
     recorded = record_command(
-        tmp_path / "home", command, options=["--windows", "3:4"], working_folder=tmp_path / "code"
+        tmp_path / "home", command, options=["--trace-steps", "3:4"], working_folder=tmp_path / "code"
     )
     assert (recorded.exit_code, recorded.run.name) == (0, "train")
     assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}

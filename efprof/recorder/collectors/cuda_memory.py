@@ -67,7 +67,7 @@ class CudaMemory:
 
 def start(session: Session) -> None:
     """Wait for CUDA to be initialised by the program itself."""
-    if torch.version.cuda is None or not session.options.windows:
+    if torch.version.cuda is None or not session.options.memory_steps:
         return
     memory = CudaMemory(session)
     open_guarded: Any = session.shell.guarded("cuda_memory", memory.open)

@@ -32,7 +32,7 @@ class Windows:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._ranges = {start: end for start, end in session.options.windows if end > start}
+        self._ranges = {start: end for start, end in session.options.trace_steps if end > start}
         self._profiler: torch.profiler.profile | None = None
         self._first = 0
         self._end = 0
@@ -160,7 +160,7 @@ class Windows:
 
 def start(session: Session) -> None:
     """Watch the steps for the ones that a window begins or ends with."""
-    if session.options.windows:
+    if session.options.trace_steps:
         windows = Windows(session)
         session.subscribe(session.loop.step_began, "windows", windows.begin)
         session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
