@@ -1,103 +1,116 @@
-"""What recording costs: bare and recorded runs of four loops by turns, `make bench-overhead`.
+"""What recording costs on four loops, beside what other tools cost on the same: `make bench-overhead`.
 
-Each round runs every variant of a loop once, in an order of its own, so that a busy neighbour meets them all
-alike. A run's figure is the 20th percentile of its steps (statistics in the time of one run are no samples: runs
-are); a variant's is the median over the rounds of its ratio to the bare run of the same round.
+Every figure is the median over rounds of a block with the tool against a bare block, side by side, in random order;
+the interval is that median's, at 95 %.
 """
 
-import json
 import os
-import random
-import shutil
-import statistics
+import platform
 import subprocess
-import sys
-import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from benchmarks.loops import LOOPS
-from efprof.units import format_ms
+from benchmarks.measuring import measure, run_bare, run_recorded
+from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, table_line
+from benchmarks.variants import TIER_1, VARIANTS, Variant
 
-EFPROF = str(Path(sys.executable).with_name("efprof"))
-STEPS = {"mlp": 600, "transformer": 120, "convolutions": 120, "energy_flow": 120}
-WARM_UP = 20
-WINDOW = (60, 64)
-"""Half-open; the steps of a window are compared with the bare run's same steps."""
+QUICK_ROUNDS = 2
 
-VARIANTS = ("bare", "always on", "in a window", "torch.profiler alone", "memray alone")
+BUSY_LOAD = 0.5
+"""Processes that wanted to run, on average over a minute, before the first of ours did."""
+
+
+METHOD = """
+Blocks of steps with the tool and without it take turns in random order; each figure is the median over the rounds of
+block against block, with its interval at 95 %. The tiers and torch.profiler are turned on and off within one process,
+since two processes of one program differ by up to 2 % as long as they live. memray, TraceML and the last row, bare
+against bare, are measured between two processes: what that row shows, theirs may owe to chance. CPU time counts all
+threads of the training process; on the CPU, what is added per step and the budgets go by it, since neighbours disturb
+it less. Peak memory is the training process's largest resident set, less the bare one's. TraceML runs as its README
+says for a plain loop: `traceml run` in its default mode, with `traceml.init(mode="auto")` and `trace_step` in the
+script; its aggregator is another process and is not counted.
+"""
 
 
 @click.command()
-@click.argument("loops", nargs=-1)
-@click.option("--rounds", default=7, show_default=True, help="How often each variant is run.")
-def main(loops: tuple[str, ...], rounds: int) -> None:
-    """Print one table row per loop and variant."""
-    print("| loop | variant | step, 20th percentile | ratio to bare | middle half of the rounds | added per step |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for loop in loops or tuple(LOOPS):
-        for row in measure(loop, rounds):
-            print(row, flush=True)
+@click.option("--loops", default=",".join(LOOPS), show_default=True, help="Which loops, with commas.")
+@click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'tier 1,TraceML'.")
+@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 30 for tier 1, 9 or 12 for the others.")
+@click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of everything: does it run at all?")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")
+def main(loops: str, tools: str, rounds: int | None, quick: bool, device: str, write: Path | None) -> None:
+    """Print one table row per loop and tool, and one line per budget."""
+    start = time.monotonic()
+    for loop in loops.split(","):
+        if loop not in LOOPS:
+            raise click.BadParameter(f"{loop!r} is not one of {', '.join(LOOPS)}.", param_hint="--loops")
+    chosen = [tool for tool in VARIANTS if tool.name.startswith(tuple(tools.split(",")))]
+    lines = _Lines()
+    lines.add(*describe_machine(device), METHOD, *TABLE_HEAD)
+    rows = []
+    for loop in loops.split(","):
+        for row in measure_loop(loop, chosen, device, rounds=QUICK_ROUNDS if quick else rounds):
+            rows.append(row)
+            lines.add(table_line(row))
+    lines.add("", *(line for row in rows if row.tool == TIER_1.name for line in budgets(row)))
+    lines.add("", f"Measured in {(time.monotonic() - start) / 60:.0f} minutes.")
+    if write is not None:
+        write.write_text("\n".join(lines.said) + "\n", encoding="utf-8")
 
 
-def measure(loop: str, rounds: int) -> list[str]:
-    """Run all variants of one loop by turns and describe each beside the bare one."""
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    bare_window: list[float] = []
-    for number in range(rounds):
-        order = list(VARIANTS)
-        random.Random(number).shuffle(order)
-        for variant in order:
-            steps = run(loop, variant)
-            if steps:
-                times[variant].append(_typical(steps[slice(*WINDOW)] if variant == "in a window" else steps[WARM_UP:]))
-            if variant == "bare":
-                bare_window.append(_typical(steps[slice(*WINDOW)]))
-    return [
-        _row(loop, variant, values, bare_window if variant == "in a window" else times["bare"])
-        for variant, values in times.items()
-        if values
+class _Lines:
+    """What was printed so far: a long measurement shows each row when it has it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        self.said += lines
+        click.echo("\n".join(lines))
+
+
+def measure_loop(loop: str, tools: list[Variant], device: str, *, rounds: int | None) -> Iterator[Row]:
+    """The rows of one loop; a tool that did not do its work is left out, with the reason on standard error."""
+    bare = run_bare(loop, device)
+    for tool in tools:
+        try:
+            pairs = measure(tool, loop, device, bare.step_ms, rounds=rounds or tool.rounds)
+        except RuntimeError as error:
+            click.echo(f"{loop}, {tool.name} is left out: {error}", err=True)
+            continue
+        peak = run_recorded(loop, device).peak_bytes if tool is TIER_1 else pairs[0].tool.peak_bytes
+        is_by_wall = device == "cuda"
+        yield row_of(loop, tool.name, pairs, is_by_wall=is_by_wall, peak_added_bytes=peak - bare.peak_bytes)
+
+
+def describe_machine(device: str) -> list[str]:
+    """What a reader must know to judge the figures."""
+    import torch
+
+    load = os.getloadavg()[0]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} x {_processor()}, one torch thread"
+    lines = [
+        "# What recording costs",
+        "",
+        f"Commit {commit.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; {where}; "
+        f"{platform.system()} {platform.release()}; Python {platform.python_version()}, torch {torch.__version__}; "
+        f"load average at the start {load:.1f}.",
     ]
+    if load > BUSY_LOAD:
+        lines.append("The machine was busy with other work: the figures are rough, wall-clock ratios most of all.")
+    return lines
 
 
-def run(loop: str, variant: str) -> list[float]:
-    """The steps of one run in milliseconds; empty where the variant's tool is not installed."""
-    python = [sys.executable, "-m", "benchmarks.loops", loop, str(STEPS[loop])]
-    with tempfile.TemporaryDirectory() as home:
-        windows = "none" if variant == "always on" else f"{WINDOW[0]}:{WINDOW[1]}"
-        command = {
-            "bare": python,
-            "always on": [EFPROF, "record", "--windows", windows, "--", *python],
-            "in a window": [EFPROF, "record", "--trace-steps", windows, "--triggers", "none", "--", *python],
-            "torch.profiler alone": [sys.executable, "-m", "benchmarks.profiled", loop, str(STEPS[loop])],
-            "memray alone": [sys.executable, "-m", "memray", "run", "-q", "-o", f"{home}/out.bin", "-m", *python[2:]],
-        }[variant]
-        if variant == "memray alone" and not shutil.which(str(Path(sys.executable).with_name("memray"))):
-            return []
-        environment = os.environ | {"EFPROF_HOME": home, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    times: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return times
-
-
-def _typical(steps: list[float]) -> float:
-    return statistics.quantiles(steps, n=5)[0] if len(steps) > 1 else steps[0]
-
-
-def _row(loop: str, variant: str, values: list[float], bare: list[float]) -> str:
-    ratios = sorted(value / base for value, base in zip(values, bare, strict=True))
-    low, ratio, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    added = statistics.median(value - base for value, base in zip(values, bare, strict=True))
-    cells = [
-        loop,
-        variant,
-        format_ms(statistics.median(values)),
-        f"{ratio:.3f}",
-        f"{low:.3f} to {high:.3f}",
-        format_ms(added),
-    ]
-    return f"| {' | '.join(cells)} |"
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

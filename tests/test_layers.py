@@ -25,7 +25,7 @@ EVERYTHING = frozenset(
     }
 )
 ALLOWED: dict[str, frozenset[str]] = {
-    "": frozenset(),
+    "": frozenset({"recorder"}),
     "__main__": frozenset({"cli"}),
     "cli": frozenset({"commands", "model"}),
     "commands": EVERYTHING - {"cli"},

@@ -1,5 +1,6 @@
 """events.jsonl: what happened now and then, one tagged object per line."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -70,10 +71,18 @@ class NonFiniteSeen(_Event, tag="nonfinite_seen"):
 
 
 class OutOfMemory(_Event, tag="out_of_memory"):
-    """The exception that ended the run said that memory ran out."""
+    """The exception that ended the run said that memory ran out.
+
+    `requested_bytes` is the request that failed; None where the message does not tell, as Python's own never does.
+    """
 
     message: str
     site: str | None
+    requested_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.requested_bytes is None:
+            self.requested_bytes = _requested_bytes(self.message)
 
 
 class TrainingRaised(_Event, tag="training_raised"):
@@ -100,6 +109,19 @@ class CollectorStopped(_Event, tag="collector_stopped"):
     reason: str
 
 
+class RecordingEnded(_Event, tag="recording_ended"):
+    """The recorder closed in good order, before the program ended; `signal` names what ended the program, if one did.
+
+    Where a rank has no such event, it was killed without notice.
+    """
+
+    signal: str | None = None
+
+
+class StepsWithoutOptimizer(_Event, tag="steps_without_optimizer"):
+    """Parameters changed though no torch optimizer stepped: steps end where the program goes on after such a change."""
+
+
 class Census(_Event, tag="census"):
     """Memory had grown for a while, so the holders of tensors were counted."""
 
@@ -109,6 +131,7 @@ class Census(_Event, tag="census"):
 
 Event = (
     LoaderBuilt
+    | StepsWithoutOptimizer
     | WindowOpened
     | WindowClosed
     | NonFiniteSeen
@@ -116,8 +139,23 @@ Event = (
     | TrainingRaised
     | StepInterrupted
     | CollectorStopped
+    | RecordingEnded
     | Census
 )
+
+
+_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
+"""torch's allocators and NumPy's say so; CUDA's and NumPy's round to two digits."""
+
+_EXPONENTS = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
+
+
+def _requested_bytes(message: str) -> int | None:
+    found = _REQUEST.search(message)
+    if found is None:
+        return None
+    number, unit = found.groups()
+    return int(number) if unit == "bytes" else int(float(number) * (1 << _EXPONENTS[unit]))
 
 
 def read_events(rank_folder: Path) -> tuple[list[Event], int]:

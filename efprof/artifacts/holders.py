@@ -34,11 +34,16 @@ class Holder(msgspec.Struct, kw_only=True):
 
 
 class HolderCensus(msgspec.Struct, kw_only=True):
-    """Two counts and what grew between them, most bytes first."""
+    """Two counts and what grew between them, most bytes first; behind it, where all were asked for, what did not.
+
+    `is_partial` where a count ran out of time: a variable that was not counted to its end has the same, least, numbers
+    before and after, and what was not reached is missing.
+    """
 
     step_before: int
     step_after: int
     holders: list[Holder]
+    is_partial: bool = False
 
 
 def read_censuses(rank_folder: Path) -> list[HolderCensus]:
@@ -46,7 +51,7 @@ def read_censuses(rank_folder: Path) -> list[HolderCensus]:
     paths = sorted(rank_folder.glob("holders-*.json"), key=lambda path: int(path.stem.split("-")[1]))
     if not paths:
         raise NotRecorded(
-            "holders-<n>.json is missing; it is written when memory grows for a while under 'efprof record'."
+            "holders-<n>.json is missing; it is written when memory grows, or with 'efprof record --holders'."
         )
     try:
         return [msgspec.json.decode(path.read_bytes(), type=HolderCensus) for path in paths]

@@ -13,24 +13,31 @@ SCHEMA_VERSION = 1
 
 RUN_FILE = "run.json"
 
+DIFF_FILE = "uncommitted.diff"
+"""Beside it: what the working tree had that the commit has not, as `git apply` takes it."""
+
 Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed"]
 
 
 class Git(msgspec.Struct, kw_only=True, frozen=True):
-    """The repository the command was started in."""
+    """The repository the command was started in; the numbers are of lines and files that are not committed."""
 
     root: str
     branch: str | None = None
     commit: str | None = None
     is_dirty: bool = False
+    lines_added: int = 0
+    lines_removed: int = 0
+    num_untracked: int = 0
 
 
 class Device(msgspec.Struct, kw_only=True, frozen=True):
-    """An accelerator the training process saw."""
+    """An accelerator the training process saw; `free_bytes` was free at the first step, of what all processes use."""
 
     index: int
     name: str
     total_bytes: int
+    free_bytes: int | None = None
 
 
 class Host(msgspec.Struct, kw_only=True, frozen=True):
@@ -61,7 +68,7 @@ class RunFile(msgspec.Struct, kw_only=True, frozen=True):
     environment: dict[str, str] = {}
     configuration: dict[str, str] = {}
     settings: dict[str, str] = {}
-    """Settings of the libraries that matter to a finding, such as the number of intra-op threads."""
+    """Settings of torch that matter to a finding: its threads, its precision, the whole of the CUDA allocator's."""
     memory_source: str = ""
 
 

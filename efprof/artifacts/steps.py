@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from efprof.artifacts.lines import read_lines
+from efprof.artifacts.pending import PendingStep, read_pending
 
 STEPS_FILE = "steps.jsonl"
 
@@ -18,31 +19,52 @@ class ScalarReads(msgspec.Struct, kw_only=True):
     us: float
 
 
+class StallCalls(msgspec.Struct, kw_only=True):
+    """Calls at one line that make a step wait (`torch.cuda.empty_cache`, `gc.collect`); `us` is spent inside them."""
+
+    site: str
+    call: str
+    count: int
+    us: float
+
+
 class StageSpan(msgspec.Struct, array_like=True):
-    """One stretch of a stage, microseconds from the step's start."""
+    """One stretch of a stage, microseconds from the step's start.
+
+    `device_us` is the time between its start and its end on the device's current stream, by CUDA events; None
+    where there is no CUDA.
+    """
 
     stage: str
     start_us: float
     end_us: float
+    device_us: float | None = None
 
 
 class BoundaryMemory(msgspec.Struct, array_like=True):
-    """Memory at one boundary, `at_us` microseconds from the step's start."""
+    """Memory at one boundary, `at_us` microseconds from the step's start.
+
+    The CUDA allocator alone tells of active bytes (allocated, or freed and waited for by a stream), of inactive
+    bytes in split blocks, and how often it emptied its cache to try again.
+    """
 
     boundary: str
     at_us: float
     allocated_bytes: int
     reserved_bytes: int
+    active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    num_retries: int | None = None
 
 
-class StepRecord(msgspec.Struct, kw_only=True):
+class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One step, its micro-batches included. Sites are written `file:line:function`.
 
-    `started_ns` is on the epoch's clock, as are a profiler window's events; `loss` is the sum of the scalars
-    that backward was called on in the step, NaN and Inf spelled as strings; `sequence` is autograd's sequence
-    number at the start of the forward pass; `is_skipped` says that gradients were not finite and the optimizer was
-    held back; `window` names the costly collector that was on; `recorder_us` is
-    the recorder's own time within `total_us`.
+    `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process,
+    for a short step its share of that of several; `loss` is the sum of the scalars that backward was called on in the
+    step, NaN and Inf spelled as strings; `sequence` is autograd's sequence number at the start of the forward pass;
+    `is_skipped` says that gradients were not finite and the optimizer was held back; `window` names the costly
+    collector that was on; `recorder_us` is the recorder's own time within `total_us`.
     """
 
     step: int
@@ -65,6 +87,7 @@ class StepRecord(msgspec.Struct, kw_only=True):
     is_skipped: bool = False
     learning_rate: float | None = None
     reads: list[ScalarReads] = []
+    stalls: list[StallCalls] = []
     backward_site: str | None = None
     loader: int | None = None
     sequence: int | None = None
@@ -72,5 +95,24 @@ class StepRecord(msgspec.Struct, kw_only=True):
 
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
-    """All whole lines of steps.jsonl in order, and how many were torn."""
-    return read_lines(rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'.")
+    """All whole lines of steps.jsonl in order, the steps a killed process had no time to write, and the torn lines."""
+    records, num_torn = read_lines(
+        rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'."
+    )
+    last = records[-1].step if records else -1
+    return [*records, *(_of_pending(step) for step in read_pending(rank_folder) if step.number > last)], num_torn
+
+
+def _of_pending(step: PendingStep) -> StepRecord:
+    return StepRecord(
+        step=step.number,
+        started_ns=step.started_ns,
+        total_us=step.length_ns / 1000,
+        spans=[StageSpan(stage, start / 1000, end / 1000) for stage, start, end in step.stages],
+        memory=[],
+        cpu_us=step.length_ns / 1000,
+        rss_bytes=0,
+        micro_batches=sum(stage == "backward" for stage, _, _ in step.stages),
+        samples=step.samples,
+        recorder_us=0.0,
+    )

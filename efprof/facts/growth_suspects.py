@@ -19,7 +19,7 @@ what they take (measured: 52 %)."""
 LEAST_ONLY_SHARE = 0.05
 """The same for the only variable that grew, of which nothing else is known."""
 MOST_COUNTED_NODES = 20_000
-"""Where the recorder stops counting a graph (record/census.py): how much more there is, is not known."""
+"""Where the recorder stops counting a graph (recorder/held.py): how much more there is, is not known."""
 MOST_SHARES = 1.1
 """Holders that together explain more than the slope, give or take a tenth, hold the same memory twice."""
 

@@ -1,7 +1,9 @@
 """Which execution a run folder holds: the model's RunIdentity from run.json."""
 
+from collections.abc import Iterator
+
 from efprof.artifacts.events import TrainingRaised, read_events
-from efprof.artifacts.run_file import RunFile
+from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
@@ -28,7 +30,7 @@ def identify(run: Run) -> RunIdentity:
         devices=tuple(device.name for device in file.devices),
         num_ranks=len(run.rank_folders),
         num_steps=_num_steps(run),
-        environment=_environment(file),
+        environment=(*_changes(run), *_environment(file)),
         configuration=tuple(sorted(file.configuration.items())),
         error=_error(run),
     )
@@ -59,6 +61,15 @@ def _error(run: Run) -> RunError | None:
         stage=raised.stage,
         blame=run.get(Sources).line(raised.sites[-1]) if raised.sites else None,
     )
+
+
+def _changes(run: Run) -> Iterator[tuple[str, str]]:
+    """How far the tree that ran was from its commit, and where the difference is kept."""
+    git = run.run_file.git
+    if git is not None and git.is_dirty:
+        kept = f" (in {DIFF_FILE})" * (run.folder / DIFF_FILE).exists()
+        counts = f"lines added: {git.lines_added}, removed: {git.lines_removed}, new files: {git.num_untracked}"
+        yield "uncommitted changes", f"{counts}{kept}"
 
 
 def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from efprof.artifacts.events import Event, WindowClosed, read_events
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import recommendations, stage_deltas
+from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTime, StepTimes
 from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import (
@@ -61,6 +62,7 @@ class Measured:
                 memory_source=source,
                 num_skipped_steps=_num_skipped(times.every),
                 recommendations=recommendations(times),
+                stalls=run.get(StallLines).lines,
             )
         )
 
@@ -214,7 +216,7 @@ def _recorded_in(window: str) -> str:
 def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
     if not times.steady:
         return None
-    step_ms = statistics.median(time.record.recorder_us / 1000 for time in times.steady)
+    step_ms = statistics.fmean(time.record.recorder_us / 1000 for time in times.steady)  # some steps pay for others
     closed = [event for event in events if isinstance(event, WindowClosed)]
     return Overhead(
         step_ms=step_ms,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
+from efprof.artifacts.attempts import last_trained, list_attempts
 from efprof.artifacts.run_file import RunFile, read_run_file
 from efprof.model import NotRecorded
 
@@ -20,12 +21,17 @@ F = TypeVar("F", bound=Fact)
 
 
 class Run:
-    """One run folder. `rank_folder` is the first rank's: the audits so far look at one rank."""
+    """One run folder. `rank_folder` is the first rank's: the audits so far look at one rank.
+
+    Where a launcher restarted the training, the ranks are those of its last attempt that finished a step.
+    """
 
     def __init__(self, folder: Path, run_file: RunFile) -> None:
         self.folder = folder
         self.run_file = run_file
-        self.rank_folders = sorted(folder.glob("rank*"), key=_rank_number)
+        self.attempts = list_attempts(folder)
+        self.attempt = last_trained(self.attempts)
+        self.rank_folders = self.attempt.rank_folders if self.attempt else ()
         self._facts: dict[type[object], object] = {}
 
     @property
@@ -50,8 +56,3 @@ class Run:
 def open_run(folder: Path) -> Run:
     """Open a run folder for analysis; raises UnreadableInput."""
     return Run(folder, read_run_file(folder))
-
-
-def _rank_number(path: Path) -> int:
-    digits = path.name.removeprefix("rank")
-    return int(digits) if digits.isdigit() else 0

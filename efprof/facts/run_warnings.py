@@ -1,8 +1,9 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
 
-from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped, read_events
+from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped, StepsWithoutOptimizer, read_events
 from efprof.artifacts.run_file import Ending
 from efprof.artifacts.steps import read_steps
+from efprof.facts.attempt_endings import describe_attempts
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
@@ -17,6 +18,12 @@ ENDINGS: dict[Ending, str] = {
 }
 
 
+WITHOUT_OPTIMIZER = (
+    "Parameters were updated without a torch optimizer: a step ends at the fetch, forward or backward pass after an "
+    "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
+)
+
+
 def warnings_of(run: Run) -> tuple[str, ...]:
     """One sentence each; a run that finished no step has exactly one."""
     try:
@@ -25,7 +32,10 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     except NotRecorded:
         return _without_steps(run)
     warnings = [ENDINGS[run.run_file.ended]] if run.run_file.ended in ENDINGS else []
+    warnings += filter(None, [describe_attempts(run)])
     warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
+    warnings += _about_stops_in_other_ranks(run)
+    warnings += [WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)]
     warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
     warnings += _about_broken_windows(run)
     return tuple(warnings)
@@ -51,9 +61,17 @@ def _about_stop(event: CollectorStopped) -> str:
             f"Recording stopped at step {event.step} ({event.reason}); training went on, and what came after is not in "
             "this report."
         )
-    return (
-        f"The collector '{event.collector}' stopped at step {event.step} ({event.reason}); training went on without it."
-    )
+    when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
+    return f"The collector '{event.collector}' stopped{when} ({event.reason}); training went on without it."
+
+
+def _about_stops_in_other_ranks(run: Run) -> list[str]:
+    return [
+        f"In {rank.name}: {_about_stop(event)}"
+        for rank in run.rank_folders[1:]
+        for event in read_events(rank)[0]
+        if isinstance(event, CollectorStopped)
+    ]
 
 
 def _about_broken_windows(run: Run) -> list[str]:

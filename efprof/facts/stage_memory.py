@@ -32,6 +32,8 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     allocated: dict[str, list[int]] = {}
     deltas: dict[str, list[tuple[int, int]]] = {}
     for record in records:
+        if not record.memory:
+            continue  # a step too short to pay for it
         for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
             allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
             if before is not None:

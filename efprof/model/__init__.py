@@ -35,6 +35,7 @@ from efprof.model.report import (
     RunError,
     RunIdentity,
     StageDelta,
+    StallLine,
     StepSample,
     Timeline,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "Snippet",
     "SourceLine",
     "StageDelta",
+    "StallLine",
     "StepSample",
     "Table",
     "ThinEvidence",

@@ -74,6 +74,16 @@ class StageDelta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StallLine:
+    """A line whose call of `call` makes steps wait: averages over the steps."""
+
+    blame: SourceLine
+    call: str
+    count_per_step: float
+    step_ms: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     """The raw samples behind the page's pictures."""
 
@@ -109,6 +119,7 @@ class Measurements:
     """What `allocated` means here: the CUDA allocator, the C allocator, or the resident set."""
     num_skipped_steps: int = 0
     recommendations: tuple[str, ...] = ()
+    stalls: tuple[StallLine, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,10 @@
 """Counts the tensors, and the autograd graphs behind them, that each of the user's variables keeps alive."""
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from types import (
     BuiltinFunctionType,
     FrameType,
@@ -11,11 +12,13 @@ from types import (
     GeneratorType,
     MethodType,
     ModuleType,
+    NoneType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from efprof.recorder.held import Clock, Held, TimeIsUp
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import (
     COLLECTIONS,
@@ -27,14 +30,20 @@ from efprof.recorder.variables import (
     variables_of,
 )
 
-MAX_SECONDS = 0.2
-"""A census stops here; what it has not reached by then is not counted."""
+MAX_SECONDS = 0.17
+"""A census stops here, what it has not reached by then is not counted; with letting go of it all, 200 ms."""
+
+MAX_SHARE = 0.75
+"""Of the time that is left, for one variable: a data set in memory must not take it all."""
 
 MAX_DEPTH = 6
 """Attributes and keys below a variable; deeper structures are libraries' own."""
 
-MAX_GRAPH_NODES = 20_000
-"""Per holder; about 20 ms of walking."""
+MANY = 1000
+"""A dictionary of more entries, the first and the last of which are plain, is passed over."""
+
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, NoneType})
+"""What can hold nothing, and is told at a glance."""
 
 _NOT_DATA = (
     ModuleType,
@@ -53,60 +62,11 @@ _NOT_DATA = (
 _CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
-
-@dataclass(kw_only=True, slots=True)
-class Held:
-    """What one variable, attribute or container holds, counted once."""
-
-    path: str
-    scope: str
-    owner: str
-    name: str
-    file: str | None
-    type: str
-    length: int = 0
-    tensors: int = 0
-    tensor_bytes: int = 0
-    graph_nodes: int = 0
-    graph_bytes: int = 0
-    _storages: set[int] = field(default_factory=set)
-    _nodes: set[Any] = field(default_factory=set)
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor, its storage once, and the graph that it keeps."""
-        self.tensors += 1
-        self.tensor_bytes += self._bytes_of(tensor)
-        if tensor.grad_fn is not None:
-            self._add_graph(tensor.grad_fn)
-
-    def forget(self) -> None:
-        """Let go of the nodes that were walked: a census must keep nothing alive."""
-        self._nodes.clear()
-        self._storages.clear()
-
-    def _bytes_of(self, tensor: torch.Tensor) -> int:
-        if tensor.layout != torch.strided or tensor.device.type == "meta":
-            return 0
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._storages:
-            return 0
-        self._storages.add(storage.data_ptr())
-        return storage.nbytes()
-
-    def _add_graph(self, root: Any) -> None:
-        todo = [root]
-        while todo and len(self._nodes) < MAX_GRAPH_NODES:
-            node = todo.pop()
-            if node in self._nodes:
-                continue
-            self._nodes.add(node)
-            self.graph_bytes += sum(self._bytes_of(tensor) for tensor in _saved_tensors(node))
-            todo.extend(following for following, _ in node.next_functions if following is not None)
-        self.graph_nodes = len(self._nodes)
+Key = tuple[str, str]
+"""Scope and path."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a walk stands: the names that led there."""
 
     path: str
@@ -118,32 +78,56 @@ class _Place:
 
 
 class Census:
-    """One walk from the user's variables; `held` maps (scope, path) to what was found there."""
+    """One walk from the user's variables; `held` maps scope and path to what was found there.
+
+    `cut` are those of a variable that took too long: what was counted there is the least there is.
+    """
 
     def __init__(self, sites: Sites) -> None:
-        self.held: dict[tuple[str, str], Held] = {}
+        self.held: dict[Key, Held] = {}
+        self.cut: set[Key] = set()
+        self.is_partial = False
         self._sites = sites
         self._seen: set[int] = set()
-        self._deadline = time.perf_counter() + MAX_SECONDS
+        self._seen_here: set[int] = set()
+        self._held_here: set[Key] = set()
+        self._end = time.perf_counter() + MAX_SECONDS
+        self._clock = Clock(self._end)
 
-    def count(self) -> dict[tuple[str, str], Held]:
+    def count(self) -> dict[Key, Held]:
         """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
-        if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
-            self._count_frames(sys._getframe())
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if file and self._sites.is_user_file(file):
-                self._count_names("global", module.__name__, self._sites.file(file), vars(module))
-        for held in self.held.values():
-            held.forget()
-        return {key: held for key, held in self.held.items() if held.tensors}
+        with _without_garbage_collection():
+            if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
+                self._count_frames(sys._getframe())
+            for module in list(sys.modules.values()):
+                file = getattr(module, "__file__", None)
+                if file and self._sites.is_user_file(file):
+                    self._count_variables("global", module.__name__, file, vars(module))
+            for held in self.held.values():
+                held.forget()
+        self.held = {key: held for key, held in self.held.items() if held.tensors}
+        return self.held
 
     def _count_frames(self, frame: FrameType | None) -> None:
         while frame is not None:
-            if self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
-                file = self._sites.file(frame.f_code.co_filename)
-                self._count_names("local", frame.f_code.co_qualname, file, locals_of(frame))
+            code = frame.f_code
+            if self._sites.is_user_code(code) and may_read_locals(code):
+                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
             frame = frame.f_back
+
+    def _count_variables(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
+        """Each within a time of its own; one that takes longer leaves nothing behind that another could meet."""
+        for name, value in list(names.items()):
+            now = time.perf_counter()
+            self._clock.limit = now + MAX_SHARE * (self._end - now)
+            self._seen_here, self._held_here = set(), set()
+            try:
+                self._count_names(scope, owner, file, {name: value})
+            except TimeIsUp:
+                self.is_partial = True
+                self.cut |= self._held_here
+            else:
+                self._seen |= self._seen_here
 
     def _count_names(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
         for name, value in list(names.items()):
@@ -157,17 +141,20 @@ class Census:
         By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
         """
         kind = type(value)
-        if issubclass(kind, torch.Tensor):
-            (inside or self._holder(place, value)).add(value)
+        if kind in _PLAIN:
             return
+        self._clock.check()
+        if issubclass(kind, torch.Tensor):
+            (inside or self._holder(place, value)).add(value, self._clock)
+            return
+        if kind not in _CODE and issubclass(kind, _NOT_DATA):
+            return
+        if place.depth > MAX_DEPTH or id(value) in self._seen or id(value) in self._seen_here:
+            return
+        self._seen_here.add(id(value))
         if kind in _CODE:
             self._visit_code(value, place)
             return
-        if issubclass(kind, _NOT_DATA) or value is None or place.depth > MAX_DEPTH or id(value) in self._seen:
-            return
-        if time.perf_counter() > self._deadline:
-            return
-        self._seen.add(id(value))
         visit = self._visitor(kind)
         if visit is not None:
             visit(value, place, inside)
@@ -181,9 +168,6 @@ class Census:
 
     def _visit_code(self, value: Any, place: _Place) -> None:
         """Count the variables that the user's own functions, generators and classes keep."""
-        if id(value) in self._seen or place.depth > MAX_DEPTH or time.perf_counter() > self._deadline:
-            return
-        self._seen.add(id(value))
         if isinstance(value, MethodType):
             self._visit(value.__self__, _deeper(place), None)
         elif isinstance(value, type):
@@ -193,7 +177,7 @@ class Census:
         elif self._sites.is_user_code(value.__code__):
             names = variables_of(value)
             owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
-            file = self._sites.file(value.__code__.co_filename)
+            file = value.__code__.co_filename
             self._count_names("local", owner, file, names)
             self._count_names("attribute", value.__qualname__, file, value.__dict__)
 
@@ -201,48 +185,48 @@ class Census:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         if file and self._sites.is_user_file(file):
             names = {name: value for name, value in vars(kind).items() if not isinstance(value, _CODE)}
-            self._count_names("attribute", kind.__qualname__, self._sites.file(file), names)
+            self._count_names("attribute", kind.__qualname__, file, names)
 
     def _visit_generator(self, generator: Any) -> None:
-        frame = generator.gi_frame
-        if frame is not None and self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
-            file = self._sites.file(frame.f_code.co_filename)
-            self._count_names("local", frame.f_code.co_qualname, file, locals_of(frame))
+        frame, code = generator.gi_frame, generator.gi_code
+        if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
+            self._count_names("local", code.co_qualname, code.co_filename, locals_of(frame))
 
     def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
         elements = elements_of(value)
         if not _may_hold_tensors(elements):
             return
-        holder = inside or self._holder(place, value)
+        holder, below = inside or self._holder(place, value), _deeper(place)
         for element in elements:
-            self._visit(element, _deeper(place), holder)
+            self._visit(element, below, holder)
 
     def _visit_entries(self, value: dict[Any, Any], place: _Place, inside: Held | None) -> None:
-        holder = inside or self._holder(place, value)
+        if len(value) > MANY and not _may_hold_tensors([next(iter(dict.values(value))), _last(value)]):
+            return
+        holder, below = inside or self._holder(place, value), _deeper(place)
         for key, element in list(dict.items(value)):
-            named = _deeper(place, path=f"{place.path}[{key!r}]") if type(key) is str else _deeper(place)
+            if type(element) in _PLAIN:
+                continue
             is_leaf = issubclass(type(element), torch.Tensor) or type(key) is not str
+            named = below._replace(path=f"{place.path}[{key!r}]") if type(key) is str else below
             self._visit(element, named, holder if is_leaf else inside)
 
     def _visit_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
         kind = type(value)
-        module = sys.modules.get(kind.__module__)
-        file = getattr(module, "__file__", None)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        written = file if file and self._sites.is_user_file(file) else None
         for name, element in attributes_of(value):
-            attribute = _Place(
-                path=f"{kind.__qualname__}.{name}",
-                scope="attribute",
-                owner=kind.__qualname__,
-                name=name,
-                file=self._sites.file(file) if file and self._sites.is_user_file(file) else None,
-                depth=place.depth + 1,
-            )
-            self._visit(element, attribute, inside)
+            if type(element) not in _PLAIN:
+                path = f"{kind.__qualname__}.{name}"
+                below = _Place(path, "attribute", kind.__qualname__, name, written, place.depth + 1)
+                self._visit(element, below, inside)
 
     def _holder(self, place: _Place, value: Any) -> Held:
-        held = self.held.get((place.scope, place.path))
+        key = (place.scope, place.path)
+        self._held_here.add(key)
+        held = self.held.get(key)
         if held is None:
-            held = self.held[place.scope, place.path] = Held(
+            held = self.held[key] = Held(
                 path=place.path,
                 scope=place.scope,
                 owner=place.owner,
@@ -254,15 +238,24 @@ class Census:
         return held
 
 
-def _deeper(place: _Place, path: str | None = None) -> _Place:
-    return _Place(
-        path=path or place.path,
-        scope=place.scope,
-        owner=place.owner,
-        name=place.name,
-        file=place.file,
-        depth=place.depth + 1,
-    )
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """What a census makes in passing would otherwise have the whole heap collected, which takes as long again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _deeper(place: _Place) -> _Place:
+    return place._replace(depth=place.depth + 1)
+
+
+def _last(entries: dict[Any, Any]) -> Any:
+    return next(iter(reversed(dict.values(entries))))
 
 
 def _may_hold_tensors(elements: list[Any]) -> bool:
@@ -270,20 +263,3 @@ def _may_hold_tensors(elements: list[Any]) -> bool:
     return bool(elements) and not (
         issubclass(type(elements[0]), _NOT_DATA) and issubclass(type(elements[-1]), _NOT_DATA)
     )
-
-
-_SAVED: dict[str, list[str]] = {}
-
-
-def _saved_tensors(node: Any) -> Iterator[torch.Tensor]:
-    kind = node.name()
-    if kind not in _SAVED:
-        _SAVED[kind] = [name for name in dir(node) if name.startswith("_saved_")]
-    for name in _SAVED[kind]:
-        try:
-            value = getattr(node, name)
-        except RuntimeError:  # a backward pass has freed it
-            continue
-        for tensor in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                yield tensor

@@ -8,23 +8,32 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from efprof.recorder.captured_steps import CapturedSteps
 from efprof.recorder.loop import Loop
-from efprof.recorder.open_step import OpenStep
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
+from efprof.recorder.sprint import (
+    BACKWARD,
+    BACKWARDED,
+    FETCH,
+    FETCHED,
+    OTHER,
+    STEP,
+    STEPPED,
+    UPDATE,
+    UPDATED,
+    Sprint,
+)
 
 Undo = Callable[[], None]
 
 NUMBER = "_efprof_number"
 """The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
-
-STEPS_TO_LEARN = 2
-"""A loop shows all its outermost modules within a step; the second one confirms it."""
 
 
 def replace(owner: Any, name: str, new: Any) -> Undo:
@@ -42,15 +51,14 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
     return undo
 
 
-def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
+def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
     """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart."""
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader)))
-    started = shell.guarded("loop", loop.loader_started)
+    broke_off = shell.guarded("loop", loop.fetch_broke_off)
     numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
     began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
     ended = shell.guarded("loop", loop.fetch_ended)
     exhausted = shell.guarded("loop", loop.data_ended)
-    failed = shell.guarded("loop", loop.fetch_failed)
     start, advance = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
     @functools.wraps(start)
@@ -59,22 +67,28 @@ def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]
         try:
             iterator = start(self)
         finally:
-            started()
+            broke_off()
         numbered(self, iterator)
         return iterator
 
+    mark, counted = sprint.mark, shell.guarded("loop", sprint.fetched)
+
     @functools.wraps(advance)
     def fetch(self: Any) -> Any:
-        began(self)
+        if not mark(FETCH):
+            began(self)
         try:
             batch = advance(self)
         except StopIteration:
             exhausted()
             raise
         except BaseException:
-            failed()
+            broke_off()
             raise
-        ended(batch)
+        if mark(FETCHED):
+            counted(batch)
+        else:
+            ended(batch)
         return batch
 
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
@@ -86,39 +100,60 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
         iterator.__dict__[NUMBER] = number
 
 
-def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
-    """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too."""
+def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> list[Undo]:
+    """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
 
     def enter(tensors: Any, caller: FrameType) -> None:
-        if loop.is_ours:
-            loop.backward_entered(tensors, sites.of_caller(caller))
+        loop.backward_entered(tensors, sites.of_caller(caller) if loop.is_ours else None)
 
+    def enter_again(tensors: Any, caller: FrameType) -> None:
+        step = loop.steps.open
+        if step is not None:
+            step.backward_site = sites.of_caller(caller)
+            for listener in loop.backward_began:
+                listener(step, tensors)
+
+    mark, noted = sprint.mark, shell.guarded("loop", enter_again)
     entered = shell.guarded("loop", enter)
+    asked = shell.guarded("loop", loop.gradients_entered)
     left = shell.guarded("loop", loop.backward_left)
-    original = torch.autograd.backward
+    original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        entered(tensors, sys._getframe(1))
+        if mark(BACKWARD):
+            noted(tensors, sys._getframe(1))
+        else:
+            entered(tensors, sys._getframe(1))
         try:
             original(tensors, *args, **kwargs)
         finally:
+            if not mark(BACKWARDED):
+                left()
+
+    @functools.wraps(gradients)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        mark(OTHER)
+        asked(inputs)
+        try:
+            return gradients(outputs, inputs, *args, **kwargs)
+        finally:
             left()
 
-    return [replace(torch.autograd, "backward", backward)]
+    return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
 
 
-def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
+def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
     num_nested = 0
 
-    def enter(optimizer: torch.optim.Optimizer) -> None:
+    def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         nonlocal num_nested
-        if loop.stage == "optimizer" and loop.is_ours and _num_running_steps() > 1:
+        if loop.is_in_optimizer and loop.is_ours and _num_running_steps() > 1:
             num_nested += 1
             return
         num_nested = 0
-        loop.optimizer_entered(optimizer)
+        loop.optimizer_entered(optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
         nonlocal num_nested
@@ -127,10 +162,105 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
             return
         loop.optimizer_left(optimizer)
 
+    def enter_again(optimizer: torch.optim.Optimizer) -> None:
+        step = loop.steps.open
+        if not sprint.is_of_pattern(optimizer):
+            loop.turn_to(optimizer)
+        elif step is not None:
+            for listener in loop.optimizer_began:
+                listener(step, optimizer)
+
+    mark = sprint.mark
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    before = register_optimizer_step_pre_hook(lambda optimizer, *_: entered(optimizer))
-    after = register_optimizer_step_post_hook(lambda optimizer, *_: left(optimizer))
-    return [before.remove, after.remove]
+    noted, stepped = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.stepped)
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        has_closure = _has_closure(args, kwargs)
+        if mark(OTHER if has_closure else STEP):
+            noted(optimizer)
+        else:
+            entered(optimizer, has_closure)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if mark(STEPPED):
+            stepped()
+        else:
+            left(optimizer)
+
+    return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
+
+
+def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
+    """Enter the stage `optimizer` while gradients are clipped or unscaled, and while a learning rate moves on."""
+    watch = functools.partial(_updating, loop, sprint, shell)
+    clipping, scaler = torch.nn.utils.clip_grad, torch.amp.GradScaler
+    functions = [
+        *((owner, name) for name in ("clip_grad_norm_", "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
+        *((scaler, name) for name in ("unscale_", "step", "update")),
+        *((kind, "step") for kind in _with_own_step(LRScheduler)),
+    ]
+    return [replace(owner, name, watch(getattr(owner, name))) for owner, name in functions]
+
+
+def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
+    """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
+    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
+        return []
+    kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
+    paused = shell.guarded("loop", stepping.capture_began)
+    resumed = shell.guarded("loop", stepping.capture_ended)
+    replayed = shell.guarded("loop", stepping.replayed)
+    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        paused(self)
+        begin(self, *args, **kwargs)
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        try:
+            end(self)
+        finally:
+            resumed()
+
+    @functools.wraps(replay)
+    def watched_replay(self: Any) -> None:
+        replay(self)
+        replayed(self)
+
+    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
+    return [replace(kind, name, function) for name, function in new.items()]
+
+
+def _updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
+
+    mark = sprint.mark
+
+    @functools.wraps(original)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        if not mark(UPDATE):
+            began()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if not mark(UPDATED):
+                ended()
+
+    return update
+
+
+def _with_own_step(kind: type[Any]) -> list[type[Any]]:
+    """A class and those of torch below it that define `step` themselves."""
+    below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
+    is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
+    return [*([kind] if is_own else []), *below]
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Of the arguments of `Optimizer.step`, itself among them."""
+    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
 def _num_running_steps() -> int:
@@ -145,92 +275,3 @@ def _num_running_steps() -> int:
 
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """The function that torch puts around every optimizer's `step`, and that calls the hooks."""
-
-
-class ForwardWatch:
-    """Enters the stage `forward` at the outermost module call, at no cost to the modules inside.
-
-    A hook on every module call costs 1.6 us each (measured), so the hooks for all modules stay only until they
-    have shown which classes are outermost; from then on those classes' own `__call__` is replaced. Not a hook
-    on the instance: that would be pickled with the user's model. A step without a forward pass (another model
-    took over) starts the learning again.
-    """
-
-    def __init__(self, loop: Loop, shell: Shell) -> None:
-        self._began = shell.guarded("loop", loop.forward_began)
-        self._ended = shell.guarded("loop", loop.forward_ended)
-        self._before = shell.guarded("loop", self._before_any)
-        self._after = shell.guarded("loop", self._after_any)
-        self._loop = loop
-        self._learning: list[Undo] = []
-        self._depth = 0
-        self._left_to_learn = 0
-        self._outermost: dict[type[torch.nn.Module], Undo | None] = {}
-        loop.step_ended.append(shell.guarded("loop", self._after_step))
-        self._learn()
-
-    def remove(self) -> None:
-        """Take every hook out."""
-        self._stop_learning()
-        for undo in self._outermost.values():
-            if undo is not None:
-                undo()
-        self._outermost.clear()
-
-    def _learn(self) -> None:
-        if not self._learning:
-            before = register_module_forward_pre_hook(self._before)
-            after = register_module_forward_hook(self._after, always_call=True)
-            self._learning = [before.remove, after.remove]
-        self._left_to_learn = STEPS_TO_LEARN
-
-    def _stop_learning(self) -> None:
-        for undo in self._learning:
-            undo()
-        self._learning = []
-        self._depth = 0
-
-    def _before_any(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._loop.is_ours:
-            return
-        if self._depth == 0 and type(module) not in self._outermost:
-            self._outermost[type(module)] = None
-        self._depth += 1
-        self._began()
-
-    def _after_any(self, *_: Any) -> None:
-        if self._loop.is_ours:
-            self._depth = max(0, self._depth - 1)
-            self._ended()
-
-    def _after_step(self, step: OpenStep, _: object) -> None:
-        if step.num_backwards and not step.has_forward:
-            self._learn()
-        elif self._learning:
-            self._left_to_learn -= 1
-            if self._left_to_learn == 0 and self._depth == 0:
-                self._stop_learning()
-                self._watch_outermost()
-
-    def _watch_outermost(self) -> None:
-        for kind, undo in self._outermost.items():
-            if undo is None:
-                self._outermost[kind] = replace(kind, "__call__", self._watched(kind))
-
-    def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
-        began, ended, learning = self._began, self._ended, self
-        own = vars(kind).get("__call__")
-
-        @functools.wraps(kind.__call__)
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # Looked up at each call: torch.fx and others replace Module.__call__ for a while.
-            original: Any = functools.partial(own, module) if own else super(kind, module).__call__  # type: ignore[misc]
-            if learning._learning:  # the hooks for all modules see this call already
-                return original(*args, **kwargs)
-            began()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                ended()
-
-        return call

@@ -5,27 +5,32 @@ import errno
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.events import OutOfMemory, TrainingRaised, read_events
-from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.artifacts.run_file import SCHEMA_VERSION, RunFile, read_run_file, write_run_file
 from efprof.model import EfprofError
 from efprof.recorder.machine import describe_host, kept_environment, read_git
 from efprof.recorder.options import VARIABLE, Options, encode_options
+from efprof.recorder.passing import Program, passing_signals
 from efprof.recorder.redaction import without_secret_words
+from efprof.recorder.run_ending import as_shell, describe_ending, how_it_ended
+from efprof.recorder.uncommitted import keep_diff
 
 STARTUP_FOLDER = Path(__file__).parent / "startup"
 
 CANNOT_START = 126
 """What a shell gives for a program that is there and cannot be executed."""
+
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""Modules that run another script, after which the run is named."""
 
 
 def launch(
@@ -40,26 +45,37 @@ def launch(
 
     Raises EfprofError before anything is started where the program or the folder cannot be had.
     """
-    program = _find_program(command[0])
+    path = _find_program(command[0])
     run = _describe(command, name or _name_of(command), dict(configuration or {}))
     folder = _make_folder(runs_folder, run)
     root = run.git.root if run.git else run.working_folder
     options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
+    keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
-    code = _run_child([program, *command[1:]], _child_environment(options))
-    _close_run(folder, code, time.monotonic() - start)
-    return folder, _as_shell(code)
+    program, environment = Program(run_folder=folder), _child_environment(options)
+    code = _run_child([path, *command[1:]], environment, program)
+    _close_run(folder, code, time.monotonic() - start, program)
+    _say_how_it_ended(folder)
+    return folder, as_shell(code)
 
 
-def _close_run(folder: Path, code: int, seconds: float) -> None:
+def _close_run(folder: Path, code: int, seconds: float, program: Program | None = None) -> None:
     """Note how it ended; what the child added to run.json meanwhile is kept."""
     try:
-        ended, exit_code = _how_it_ended(folder, code), _as_shell(code)
+        ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
         run = read_run_file(folder)
         run = msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
         write_run_file(folder, run)
     except (OSError, EfprofError) as error:  # the exit code is the command's, whatever became of our folder
         print(f"efprof: how the run ended could not be written to {folder}: {error}", file=sys.stderr)
+
+
+def _say_how_it_ended(folder: Path) -> None:
+    """Nothing where all went well, nor where the folder is gone, of which there has been word."""
+    with suppress(EfprofError):
+        sentence = describe_ending(folder)
+        if sentence:
+            print(f"efprof: {sentence}", file=sys.stderr)
 
 
 def _find_program(program: str) -> str:
@@ -84,8 +100,9 @@ def _why_not_found(program: str) -> str:
 
 def _name_of(command: list[str]) -> str:
     """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
-    if "-m" in command[:-1]:
-        return command[command.index("-m") + 1].rsplit(".", 1)[-1]
+    modules = [module for flag, module in pairwise(command) if flag == "-m" and module not in LAUNCHERS]
+    if modules:
+        return modules[0].rsplit(".", 1)[-1]
     scripts = [word for word in command if word.endswith(".py")]
     return Path(scripts[0] if scripts else command[0]).stem
 
@@ -132,67 +149,19 @@ def _child_environment(options: Options) -> dict[str, str]:
     return environment
 
 
-def _run_child(command: list[str], environment: dict[str, str]) -> int:
+def _run_child(command: list[str], environment: dict[str, str], program: Program) -> int:
     """The code it ended with; -n where signal n ended it."""
-    children: list[subprocess.Popen[bytes]] = []
-    with _passing_signals_to(children):
+    with passing_signals(program):
         try:
-            child = subprocess.Popen(command, env=environment)
+            program.child = subprocess.Popen(command, env=environment)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 print(f"efprof: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
                 return CANNOT_START
-            child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: a shell does the same
-        children.append(child)
-        return child.wait()
-
-
-@contextmanager
-def _passing_signals_to(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Ctrl-C reaches the child by itself; what is sent to us alone is passed on. We stay to close the run.
-
-    Handlers, since a child would inherit it if we ignored a signal; one that was ignored already stays so.
-    """
-
-    def stay(number: int, frame: object) -> None:
-        del number, frame
-
-    def pass_on(number: int, frame: object) -> None:
-        del frame
-        for child in children:
-            child.send_signal(number)
-
-    handlers = {signal.SIGINT: stay, signal.SIGQUIT: stay, signal.SIGHUP: pass_on, signal.SIGTERM: pass_on}
-    before = {number: signal.getsignal(number) for number in handlers}
-    mine = {number: handler for number, handler in handlers.items() if before[number] is not signal.SIG_IGN}
-    for number, handler in mine.items():
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, before[number])
-
-
-def _as_shell(code: int) -> int:
-    """The exit code as a shell gives it: 128 + n for a child that signal n ended."""
-    return 128 - code if code < 0 else code
+            program.child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: as a shell does
+        return program.child.wait()
 
 
 def _as_text(words: list[str]) -> list[str]:
     """Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold."""
     return [word.encode(errors="surrogateescape").decode(errors="replace") for word in words]
-
-
-def _how_it_ended(folder: Path, code: int) -> Ending:
-    if code == 0:
-        return "finished"
-    events = [event for rank in folder.glob("rank*") for event in read_events(rank)[0]]
-    if any(isinstance(event, OutOfMemory) for event in events):
-        return "out_of_memory"
-    has_interrupt = any(isinstance(event, TrainingRaised) and event.error == "KeyboardInterrupt" for event in events)
-    if has_interrupt or _as_shell(code) == 128 + signal.SIGINT:
-        return "interrupted"
-    # A shell between us and the program tells of its signal by 128 + n.
-    was_killed = code < 0 or 128 < code <= 128 + max(signal.valid_signals())
-    return "killed" if was_killed else "raised"

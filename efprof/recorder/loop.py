@@ -1,22 +1,23 @@
-"""Finds steps and stages in an unmodified training loop, from the calls that every loop must make.
+"""Finds the stages of an unmodified training loop, from the calls that every loop must make.
 
-A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a
-loader, from one forward pass to the next. What happens between those calls is the stage `other`.
+What happens between those calls is the stage `other`; where a step begins is `Steps`' business.
 """
 
 import sys
 import threading
-import time
-from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan
-from efprof.recorder.memory import Memory, ReadingPlan, ResidentSet
-from efprof.recorder.open_step import OpenStep, num_samples, record_of
+from efprof.recorder.memory import Memory
+from efprof.recorder.open_step import OpenStep, num_samples
+from efprof.recorder.sprint import Interrupted, Sprint
+from efprof.recorder.steps import Listener, Steps
 
-Listener = Callable[..., None]
+NOBODY = -1
+"""No thread has this number: while it stands for the training's, every entry point returns at once."""
 
 
 class Loop:
@@ -24,193 +25,377 @@ class Loop:
 
     Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
     `backward_began(step, tensors)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`; `write(step,
-    record)` comes last. Calls from other threads than the one that imported torch, and from forked children, are
-    ignored.
+    record)` comes last. One thread trains: the one that imported torch, or another one that steps an optimizer
+    where that one never did. Forked children are ignored.
+
+    The entry points are written for speed before looks: each runs with cold caches after a heavy operator, where
+    one more Python call costs about a microsecond (measured).
     """
 
     def __init__(self, memory: Memory, write: Listener) -> None:
-        self.step_began: list[Listener] = []
+        self.steps = Steps(memory, write)
+        self.step_began = self.steps.began
+        self.step_dropped = self.steps.dropped
+        self.step_ended = self.steps.ended
         self.fetched: list[Listener] = []
-        self.step_dropped: list[Listener] = []
-        self.step_ended: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.optimizer_began: list[Listener] = []
-        self.is_on = True
-        self.step: OpenStep | None = None
         self.stage: str | None = None
-        self.num_steps = 0
+        self.sprint: Sprint | None = None
         self.unscaled_loss: tuple[int, torch.Tensor] | None = None
         """The `id` of the tensor that a gradient scaler made last, and what it made it from."""
-        self._memory = memory
-        self._plan = ReadingPlan()
-        self._resident = ResidentSet()
-        self._thread = threading.get_ident()
+        self._opener: str | None = None
+        """Which entry point opened the stage: it is the one to close it."""
+        self._thread = get_ident()
+        self._paused: int | None = None
         self._stage_start_ns = 0
         self._depth = 0
+        self._has_closure = False
+        """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self._failed: tuple[str, int] | None = None
-        self._has_loader = False
-        self._is_disturbed = False
-        self._write = write
 
-    # The entry points. Each notes the time it was entered at, so that the recorder's own time can be told.
+    # Fetching.
 
     def fetch_began(self, loader: int | None) -> None:
         """A batch is asked for."""
-        entered = self._enter()
-        if entered is None:
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        if get_ident() != self._thread:
             return
-        if self.stage == "optimizer":
-            self._close_stage(entered)  # the optimizer raised, and the program went on
-        if self.stage is not None:
+        entered = perf_counter_ns()
+        if self.stage is not None and not self._leave_optimizer(entered):
             return
-        step = self._between_steps(entered) or self._begin(entered)
-        self._has_loader = True
-        step.loader = loader if loader is not None else step.loader
-        self._open_stage("data", entered)
+        steps = self.steps
+        step = steps.open if self._has_closure else None
+        step = step or steps.before_fetch(entered)
+        steps.has_loader = True
+        if loader is not None:
+            step.loader = loader
+        self._open_stage(step, "data", "fetch", entered)
 
     def fetch_ended(self, batch: object) -> None:
         """A batch arrived."""
-        entered = self._enter()
-        if entered is None or self.stage != "data" or self.step is None:
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.open
+        if self._opener != "fetch" or step is None or get_ident() != self._thread:
             return
-        self._close_stage(entered)
-        self.step.num_fetches += 1
-        self.step.samples += num_samples(batch)
+        entered = perf_counter_ns()
+        self._close_stage(step, entered)
+        step.num_fetches += 1
+        step.samples += num_samples(batch)
         for listener in self.fetched:
-            listener(self.step)
-        self._leave(entered)
+            listener(step)
+        step.recorder_ns += perf_counter_ns() - entered
 
-    def fetch_failed(self) -> None:
-        """Asking for a batch, or starting a loader, raised something else than StopIteration."""
-        self.loader_started()
-
-    def loader_started(self) -> None:
-        """A loader's iterator was made: its workers run, no batch has come yet."""
-        entered = self._enter()
-        if entered is not None and self.stage == "data":
-            self._close_stage(entered)
-            self._leave(entered)
+    def fetch_broke_off(self) -> None:
+        """A loader's iterator was made, its workers run and no batch has come yet; or asking for a batch raised."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.open
+        if self._opener == "fetch" and step is not None and get_ident() == self._thread:
+            self._close_stage(step, perf_counter_ns())
 
     def data_ended(self) -> None:
-        """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
-        entered = self._enter()
-        if entered is None or self.stage != "data" or self.step is None:
+        """The loader has no more batches."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.open
+        if self._opener != "fetch" or step is None or get_ident() != self._thread:
             return
-        self._close_stage(entered)
-        step = self.step
-        if not step.num_backwards:
-            self.step = None
-            if step.num_fetches and not step.has_evaluation:
-                self._has_loader = False  # read to its end without training: `batches = list(loader)`
+        self._close_stage(step, perf_counter_ns())
+        self.steps.data_ended(step)
 
-    def forward_began(self) -> None:
-        """A module was called; only the outermost call counts."""
-        entered = self._enter()
-        if entered is None:
+    # Forward.
+
+    def forward_began(self, is_training: bool = True) -> None:
+        """A module was called, in training mode or not; only the outermost call counts."""
+        steps = self.steps
+        if get_ident() != self._thread:
+            steps.others.forward_began()
             return
         self._depth += 1
-        if self._depth > 1 or self.stage is not None:
+        if self._depth > 1 or (self.stage is not None and self._opener not in ("user", "optimizer")):
             return
         if not torch.is_grad_enabled():
-            if self.step is not None:
-                self.step.has_evaluation = True
+            if steps.open is not None:
+                steps.open.has_evaluation = True
             return
+        entered = perf_counter_ns()
+        if self._opener == "optimizer":
+            self._leave_optimizer(entered)
         step = self._step_to_train(entered)
+        if not is_training:
+            step.has_evaluation = True
         if not step.has_forward:
             step.has_forward = True
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        if not step.memory or step.memory[-1].boundary in ("post_backward", "post_optimizer_step"):
-            self._note_memory("pre_forward", entered)
-        self._open_stage("forward", entered)
+        if self.stage is None:
+            if not step.memory or step.memory[-1][0] in ("post_backward", "post_optimizer_step"):
+                steps.note_memory(step, "pre_forward", entered)
+            self._open_stage(step, "forward", "forward", entered)
 
     def forward_ended(self) -> None:
         """The module call returned or raised."""
-        entered = self._enter()
-        if entered is None:
+        steps = self.steps
+        if get_ident() != self._thread:
+            steps.others.forward_ended()
             return
-        self._depth = max(0, self._depth - 1)
-        if self._depth or self.stage != "forward" or self.step is None:
+        self._depth = depth = max(0, self._depth - 1)
+        step = steps.open
+        if depth or self._opener != "forward" or step is None:
             return
-        self._close_stage(entered)
-        if self.step.memory and self.step.memory[-1].boundary == "post_forward_pre_backward":
-            self.step.memory.pop()
-        self._note_memory("post_forward_pre_backward", entered)
-        self._leave(entered)
+        entered = perf_counter_ns()
+        self._close_stage(step, entered)
+        if step.memory and step.memory[-1][0] == "post_forward_pre_backward":
+            step.memory.pop()
+        steps.note_memory(step, "post_forward_pre_backward", entered)
+        step.recorder_ns += perf_counter_ns() - entered
+
+    # Backward.
 
     def backward_entered(self, tensors: Any, site: str | None) -> None:
         """`torch.autograd.backward` was called with these tensors at this line."""
-        entered = self._enter()
-        if entered is None or self.stage is not None:
+        steps = self.steps
+        if get_ident() != self._thread:
+            steps.others.backward_began()
+            return
+        entered = perf_counter_ns()
+        if self.stage is not None and self._opener != "user" and not self._leave_optimizer(entered):
             return
         step = self._step_to_train(entered)
         step.num_backwards += 1
         step.backward_site = site or step.backward_site
-        self._note_memory("pre_backward", entered)
+        if steps.probe is not None:
+            steps.probe.watch_loss(tensors)
+        steps.note_memory(step, "pre_backward", entered)
         for listener in self.backward_began:
             listener(step, tensors)
-        self._open_stage("backward", entered)
+        if self.stage is None:
+            self._open_stage(step, "backward", "backward", entered)
+
+    def gradients_entered(self, inputs: Any) -> None:
+        """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        steps = self.steps
+        if get_ident() != self._thread:
+            steps.others.backward_began()
+            return
+        entered = perf_counter_ns()
+        if self.stage is not None and not self._leave_optimizer(entered):
+            return
+        step = self._step_to_train(entered)
+        step.num_gradient_calls += 1
+        if steps.probe is not None:
+            steps.probe.watch_inputs(inputs)
+        self._open_stage(step, "backward", "backward", entered)
 
     def backward_left(self) -> None:
         """The backward pass returned or raised."""
-        self._end_stage("backward", "post_backward")
+        steps = self.steps
+        if get_ident() != self._thread:
+            steps.others.backward_ended()
+            return
+        step = steps.open
+        if self._opener != "backward" or step is None:
+            return
+        entered = perf_counter_ns()
+        self._close_stage(step, entered)
+        steps.note_memory(step, "post_backward", entered)
+        if steps.probe is not None:
+            steps.probe.note_backward()
+        if self._has_closure:
+            self._open_stage(step, "optimizer", "optimizer", entered)  # the closure's part is over
+        else:
+            step.recorder_ns += perf_counter_ns() - entered
 
-    def optimizer_entered(self, optimizer: torch.optim.Optimizer) -> None:
+    # Update.
+
+    def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
         """`optimizer.step` was called."""
-        entered = self._enter()
-        if entered is None:
+        if get_ident() != self._thread and not self._take_over():
             return
-        if self.stage == "optimizer":
-            self._close_stage(entered)  # the last call raised, and the program went on
-        if self.stage is not None:
+        entered = perf_counter_ns()
+        if self._opener == "optimizer" and self.steps.open is not None:
+            self._close_stage(self.steps.open, entered)  # the last call raised, and the program went on
+        if self.stage is not None and self._opener not in ("user", "update"):
             return
-        step = self.step or self._begin(entered)
-        if id(optimizer) in step.stepped:
-            # Two steps of one optimizer without a fetch between them: this loop does not feed from its loader.
-            self._has_loader = False
-            step = self._finish_and_begin(entered)
-        for listener in self.optimizer_began:
-            listener(step, optimizer)
-        self._open_stage("optimizer", entered)
+        step = self.steps.to_update(id(optimizer), entered)
+        self._has_closure = has_closure
+        if not has_closure:
+            for listener in self.optimizer_began:
+                listener(step, optimizer)
+        if self.stage is None:
+            self._open_stage(step, "optimizer", "optimizer", entered)
+
+    def turn_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """It was taken for the optimizer of the sprint, which it broke off: begin its stage again."""
+        if self._opener == "optimizer":
+            self.stage = self._opener = None
+        self.optimizer_entered(optimizer)
 
     def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer.step` returned."""
-        if self._end_stage("optimizer", "post_optimizer_step") and self.step is not None:
-            self.step.stepped.append(id(optimizer))
+        step = self.steps.open
+        if get_ident() != self._thread or step is None:
+            return
+        if self._opener not in ("optimizer", "update", "user") and not self._has_closure:
+            return
+        entered = perf_counter_ns()
+        if self._opener == "optimizer":
+            self._close_stage(step, entered)
+        if self._has_closure:
+            self._has_closure = False
+            for listener in self.optimizer_began:  # only now are there gradients
+                listener(step, optimizer)
+        self.steps.updated(step, id(optimizer), entered)
+        step.recorder_ns += perf_counter_ns() - entered
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """A gradient scaler was to step this optimizer; nothing happens here if it did."""
-        entered = self._enter()
-        step = self.step
-        if entered is None or self.stage is not None or step is None or id(optimizer) in step.stepped:
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.open
+        if get_ident() != self._thread or step is None or id(optimizer) in step.stepped:
             return
+        self.steps.probe = None
         for listener in self.optimizer_began:
             listener(step, optimizer)
-        self._note_memory("post_optimizer_step", entered)
-        step.stepped.append(id(optimizer))
+        self.steps.updated(step, id(optimizer), perf_counter_ns())
         step.is_skipped = True
-        self._leave(entered)
 
-    def note_read(self, site: str, call: str, spent_ns: int) -> None:
-        """A tensor's value was copied to Python at this line."""
-        if self.step is None:
+    def replayed(self, graph: int, entered: int) -> None:
+        """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.to_update(graph, entered)
+        step.num_backwards += 1
+        self.steps.updated(step, graph, entered)
+
+    def update_began(self) -> bool:
+        """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step = self.steps.open
+        if self.stage is not None or step is None or not step.has_gradients or get_ident() != self._thread:
+            return False
+        self._open_stage(step, "optimizer", "update", perf_counter_ns())
+        return True
+
+    def update_ended(self) -> None:
+        """What `update_began` opened ends."""
+        if self._opener == "update" and self.steps.open is not None:
+            self._close_stage(self.steps.open, perf_counter_ns())
+
+    # Marks in the user's own code.
+
+    def mark_step(self) -> None:
+        """The user says that a step ends here: from now on only such marks divide steps."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        if get_ident() != self._thread and not self._take_over():
             return
-        read = self.step.reads.get((site, call))
-        if read is None:
-            read = self.step.reads[site, call] = ScalarReads(site=site, call=call, count=0, us=0.0)
-        read.count += 1
-        read.us += spent_ns / 1000
+        entered = perf_counter_ns()
+        self.steps.has_marks = True
+        if self.stage is not None and self.steps.open is not None:
+            self._close_stage(self.steps.open, entered)
+        self.steps.finish_and_begin(entered)
+
+    def mark_stage_began(self, stage: str) -> None:
+        """The user says that this stage begins here; whatever is seen within belongs to it."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        if get_ident() != self._thread or self.stage is not None:
+            return
+        entered = perf_counter_ns()
+        step = self.steps.before_fetch(entered) if stage == "data" else self._step_to_train(entered)
+        if stage == "data":
+            self.steps.has_loader = True
+        elif stage == "forward":
+            self.steps.note_memory(step, "pre_forward", entered)
+        self._open_stage(step, stage, "user", entered)
+
+    def mark_stage_ended(self) -> None:
+        """The stage that the user marked ends."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        step, stage = self.steps.open, self.stage
+        if self._opener != "user" or step is None or get_ident() != self._thread:
+            return
+        entered = perf_counter_ns()
+        self._close_stage(step, entered)
+        if stage == "forward":
+            self.steps.note_memory(step, "post_forward_pre_backward", entered)
+        elif stage == "backward":
+            step.num_backwards = max(1, step.num_backwards)
+            self.steps.note_memory(step, "post_backward", entered)
+        elif stage == "optimizer" and not step.stepped:
+            self.steps.updated(step, 0, entered)
+
+    # What the rest of the recorder asks.
+
+    @property
+    def step(self) -> OpenStep | None:
+        """The step that is being recorded."""
+        return self.steps.open
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are finished."""
+        return self.steps.num_finished
 
     @property
     def is_ours(self) -> bool:
         """Whether this call comes from the training thread of the recorded process."""
-        return self.is_on and threading.get_ident() == self._thread
+        return get_ident() == self._thread
+
+    @property
+    def reads_by_design(self) -> bool:
+        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
+        if self.sprint is not None and self.sprint.is_on:
+            return self.sprint.reads_by_design
+        return self.stage == "data" or self._opener == "optimizer"
+
+    @property
+    def is_in_optimizer(self) -> bool:
+        """Whether an optimizer's own step is running, and not its closure."""
+        return self._opener == "optimizer"
 
     def disturb(self) -> None:
         """Something costly is done between two steps: the time until the next one begins belongs to none."""
-        self._is_disturbed = True
+        self.steps.is_disturbed = True
+
+    def pause(self) -> None:
+        """See nothing until `resume`: a CUDA graph is being captured, into which nothing of ours may get."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        self._paused = self._thread
+        self._set_thread(NOBODY)
+
+    def resume(self) -> None:
+        """See again."""
+        if self._paused is not None:
+            self._set_thread(self._paused)
+            self._paused = None
+
+    def stop(self) -> None:
+        """See nothing any more."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
+        self._set_thread(NOBODY)
+        self._paused = None
+
+    def go_on(self, interrupted: Interrupted) -> None:
+        """A sprint was broken off here."""
+        self.stage, self._opener = interrupted.stage, interrupted.opener
+        self._stage_start_ns, self._depth = interrupted.stage_start_ns, interrupted.depth
+        self._failed = None
 
     def stage_of(self, error: BaseException) -> str | None:
         """The stage that `error` ended, `other` for the user's code between the stages, None outside a step."""
+        if self.sprint is not None and self.sprint.is_on:
+            self.sprint.leave()
         link: BaseException | None = error
         while link is not None and self._failed is not None:
             if id(link) == self._failed[1]:
@@ -220,100 +405,63 @@ class Loop:
 
     def finish(self) -> None:
         """The program ends: close the step if it is whole, drop it otherwise."""
-        if self.step is not None and self.step.stepped and self.stage is None:
-            self._finish(self.step, time.perf_counter_ns())
-        self.is_on = False
+        if self.sprint is not None:
+            self.sprint.close()
+        if self.stage is None:
+            self.steps.finish_last(perf_counter_ns())
+        self.stop()
         for listeners in (self.step_began, self.fetched, self.step_dropped, self.backward_began, self.optimizer_began):
             listeners.clear()  # the end may come within an entry point, which goes on
 
-    # What follows is called by the entry points, in this order.
-
-    def _enter(self) -> int | None:
-        return time.perf_counter_ns() if self.is_on and threading.get_ident() == self._thread else None
-
-    def _between_steps(self, entered: int) -> OpenStep | None:
-        """The open step to go on with, or None where a new one has to begin."""
-        step = self.step
-        if step is None:
-            return None
-        if step.stepped:
-            self._finish(step, entered)
-            return None
-        if step.has_evaluation and not step.num_backwards:
-            for listener in self.step_dropped:
-                listener(step)
-            return None  # what was fetched so far fed an evaluation: it belongs to no step
-        return step
+    # What follows is called by the entry points.
 
     def _step_to_train(self, entered: int) -> OpenStep:
-        step = self.step
-        if step is None or (step.stepped and not self._has_loader):
-            return self._finish_and_begin(entered)
-        return step
+        step = self.steps.open
+        return step if step is not None and self._has_closure else self.steps.to_train(entered)
 
-    def _finish_and_begin(self, entered: int) -> OpenStep:
-        if self.step is not None:
-            self._finish(self.step, entered)
-        return self._begin(entered)
-
-    def _begin(self, entered: int) -> OpenStep:
-        step = OpenStep(number=self.num_steps, start_ns=entered, epoch_ns=time.time_ns(), cpu_ns=time.process_time_ns())
-        step.reads_boundaries = self._plan.is_due(step.number)
-        self.step = step
-        for listener in self.step_began:
-            listener(step)
-        step.reads_boundaries |= step.window is not None
-        if self._is_disturbed:
-            self._is_disturbed = False
-            step.start_ns, step.epoch_ns = time.perf_counter_ns(), time.time_ns()
-            step.cpu_ns = time.process_time_ns()
-        return step
-
-    def _note_memory(self, boundary: str, entered: int) -> None:
-        step = self.step
-        assert step is not None
-        if step.reads_boundaries or boundary == "post_optimizer_step":
-            before = time.perf_counter_ns()
-            allocated, reserved = self._memory.read()
-            step.reading_ns += time.perf_counter_ns() - before
-            at_us = max(0, entered - step.start_ns) / 1000
-            step.memory.append(BoundaryMemory(boundary, at_us, allocated, reserved))
-
-    def _open_stage(self, stage: str, entered: int) -> None:
-        self.stage, self._failed = stage, None
-        self._leave(entered)
-        self._stage_start_ns = time.perf_counter_ns()
-
-    def _close_stage(self, entered: int) -> None:
-        assert self.step is not None
-        assert self.stage is not None
-        start = self.step.start_ns
-        span = StageSpan(self.stage, max(0, self._stage_start_ns - start) / 1000, (entered - start) / 1000)
-        self.step.spans.append(span)
-        # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
-        error = sys.exception()
-        self._failed = None if error is None else (self.stage, id(error))
-        self.stage = None
-
-    def _end_stage(self, stage: str, boundary: str) -> bool:
-        entered = self._enter()
-        if entered is None or self.stage != stage or self.step is None:
+    def _leave_optimizer(self, entered: int) -> bool:
+        """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
+        step = self.steps.open
+        if self._opener != "optimizer" or step is None:
             return False
-        self._close_stage(entered)
-        self._note_memory(boundary, entered)
-        self._leave(entered)
+        self._close_stage(step, entered)
+        if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
+            step.spans.pop()  # nothing was done yet between the call of `step` and that of its closure
+            if step.device_marks:
+                step.device_marks.pop()
         return True
 
-    def _leave(self, entered: int) -> None:
-        if self.step is not None:
-            self.step.recorder_ns += max(0, time.perf_counter_ns() - max(entered, self.step.start_ns))
+    def _open_stage(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
+        self.stage, self._opener, self._failed = stage, opener, None
+        if self.steps.clock is not None:
+            self.steps.clock.open()
+        self._stage_start_ns = now = perf_counter_ns()
+        step.recorder_ns += now - max(entered, step.start_ns)
 
-    def _finish(self, step: OpenStep, entered: int) -> None:
-        self.step = None
-        self.num_steps += 1
-        record = record_of(step, entered, self._resident)
-        if step.reads_boundaries and step.window is None:
-            self._plan.note(step.number, step.reading_ns, entered - step.start_ns)
-        for listener in self.step_ended:
-            listener(step, record)
-        self._write(step, record)
+    def _close_stage(self, step: OpenStep, entered: int) -> None:
+        step.spans.append((self.stage or "other", self._stage_start_ns, entered))
+        if self.steps.clock is not None:
+            step.device_marks = step.device_marks or []
+            step.device_marks.append(self.steps.clock.close())
+        # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
+        error = sys.exception()
+        self._failed = None if error is None else (self.stage or "other", id(error))
+        self.stage = self._opener = None
+
+    def _take_over(self) -> bool:
+        """Another thread steps an optimizer: it is the one that trains if ours never did, or is no more."""
+        if self._thread == NOBODY:
+            return False
+        is_alive = any(thread.ident == self._thread for thread in threading.enumerate())
+        if is_alive and (self.num_steps or (self.step is not None and self.step.stepped)):
+            return False
+        if self.sprint is not None:
+            self.sprint.leave()
+        self._set_thread(get_ident())
+        self._depth, self.stage, self._opener = 0, None, None
+        return True
+
+    def _set_thread(self, thread: int) -> None:
+        self._thread = thread
+        if self.sprint is not None:
+            self.sprint.thread = thread

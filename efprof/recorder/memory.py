@@ -9,16 +9,21 @@ from typing import Final
 
 import torch
 
-MemoryReader = Callable[[], tuple[int, int]]
-"""Returns (allocated bytes, reserved bytes)."""
+MemoryReader = Callable[[], tuple[int, ...]]
+"""Returns (allocated bytes, reserved bytes); from the CUDA allocator also what `BoundaryMemory` says of it alone."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
-MIN_INTERVAL_NS: Final = 5_000_000
-"""A read costs 2 to 12 us (measured), which a step of 300 us should not pay each time."""
+MIN_INTERVAL_NS: Final = 20_000_000
+"""A read costs 1.3 us in a loop of reads and 30 us after a training step, when the kernel's data has left the caches
+(both measured): a short step should not pay it each time."""
 
-MAX_READING_SHARE: Final = 0.005
-"""Of a step's time, for reading memory: half of what the whole recorder may cost."""
+MAX_READING_SHARE: Final = 0.003
+"""Of a step's time, for reading memory: a third of what the whole recorder may cost."""
+
+SHORT_STEP_NS: Final = 20_000_000
+MAX_READING_NS: Final = 5_000
+"""In a short step the recorder may cost 40 us in all, whatever the share."""
 
 NUM_FULL_STEPS: Final = 20
 """The first steps are read in full at any cost: a short run has no others."""
@@ -51,8 +56,8 @@ class Memory:
             self.read = self._source[1]  # type: ignore[method-assign] # every later read goes there at once
         return self._source[0]
 
-    def read(self) -> tuple[int, int]:
-        """(allocated bytes, reserved bytes)."""
+    def read(self) -> tuple[int, ...]:
+        """What a `MemoryReader` gives."""
         self.choose()
         assert self._source is not None
         return self._source[1]()
@@ -68,23 +73,25 @@ def _best_source() -> tuple[str, MemoryReader]:
 
 
 class ReadingPlan:
-    """Which steps have their memory read at every boundary; the others only after the optimizer's step.
+    """Which steps pay for a costly reading: all of the first ones, later so many that it stays within its share.
 
-    glibc walks every hole of the heap to answer, which takes 0.5 us on a young heap and 3 ms on a fragmented one
-    (both measured).
+    glibc walks every hole of the heap to tell its size, which takes 0.5 us on a young heap and 3 ms on a fragmented
+    one; the norm of all gradients reads every one of them (all measured).
     """
 
     def __init__(self) -> None:
         self._next = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether this step's memory is read at every boundary."""
+        """Whether this step is read."""
         return step >= self._next
 
-    def note(self, step: int, reading_ns: int, step_ns: int) -> None:
-        """A step read at every boundary took `step_ns`, `reading_ns` of it for the reads."""
-        affordable = reading_ns / (MAX_READING_SHARE * max(step_ns, 1))
-        self._next = step + (1 if step < NUM_FULL_STEPS else min(MAX_STRIDE, max(1, math.ceil(affordable))))
+    def note(self, step: int, reading_ns: int, step_ns: int) -> int:
+        """A step that took `step_ns` was read, which took `reading_ns` of it; returns the steps to the next one."""
+        affordable = MAX_READING_NS if step_ns < SHORT_STEP_NS else MAX_READING_SHARE * step_ns
+        stride = 1 if step < NUM_FULL_STEPS else min(MAX_STRIDE, max(1, math.ceil(reading_ns / affordable)))
+        self._next = step + stride
+        return stride
 
 
 class ResidentSet:
@@ -103,10 +110,16 @@ class ResidentSet:
         return self._bytes
 
 
-def _read_cuda() -> tuple[int, int]:
+def _read_cuda() -> tuple[int, ...]:
     # The raw nested counters: flattening them, as torch.cuda.memory_stats does, costs ten times as much.
     stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
-    return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
+    return (
+        stats["allocated_bytes"]["all"]["current"],
+        stats["reserved_bytes"]["all"]["current"],
+        stats["active_bytes"]["all"]["current"],
+        stats["inactive_split_bytes"]["all"]["current"],
+        stats["num_alloc_retries"],
+    )
 
 
 def _malloc_reader() -> MemoryReader | None:

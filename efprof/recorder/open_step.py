@@ -1,32 +1,39 @@
 """The step that is being recorded, and how it becomes a line of steps.jsonl."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StepRecord
-from efprof.recorder.memory import ResidentSet
+from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord
+
+Span = tuple[str, int, int]
+"""Stage, start and end by `time.perf_counter_ns`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class OpenStep:
-    """The step that is being recorded; times are `time.perf_counter_ns`."""
+    """The step that is being recorded; times are `time.perf_counter_ns` unless they say otherwise."""
 
     number: int
     start_ns: int
     epoch_ns: int
-    cpu_ns: int
     recorder_ns: int = 0
     reading_ns: int = 0
     reads_boundaries: bool = True
-    spans: list[StageSpan] = field(default_factory=list)
-    memory: list[BoundaryMemory] = field(default_factory=list)
-    reads: dict[tuple[str, str], ScalarReads] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    device_marks: list[tuple[Any, Any]] | None = None
+    """For each of the last spans, the CUDA events at its start and its end."""
+    memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    """Boundary, when, and what `Memory.read` gave."""
+    reads: dict[tuple[str, str], ScalarReads] | None = None
+    stalls: dict[tuple[str, str], StallCalls] | None = None
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
     num_backwards: int = 0
+    num_gradient_calls: int = 0
+    """Of `torch.autograd.grad`, outside of every stage."""
     num_fetches: int = 0
     samples: int = 0
     has_forward: bool = False
@@ -38,24 +45,65 @@ class OpenStep:
     is_skipped: bool = False
     scale: torch.Tensor | None = None
     """The gradient scaler's, after its update."""
-    late: Callable[[], bool] | None = None
-    """Fills in numbers that the device still owes the record; returns whether they have arrived."""
+    numbers: Any = None
+    """What the collector of that name has for its record."""
+    late: list[Callable[[], bool]] | None = None
+    """Each fills in numbers that the device still owes the record, and returns whether they have arrived."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were computed in it."""
+        return self.num_backwards > 0 or self.num_gradient_calls > 0
+
+    def spans_of(self, spans: list[Span]) -> list[StageSpan]:
+        """As steps.jsonl has them: microseconds from the step's start."""
+        start = self.start_ns
+        return [
+            StageSpan(stage, max(0, began - start) / 1000, max(0, ended - start) / 1000)
+            for stage, began, ended in spans
+        ]
+
+    def owe(self, arrives: Callable[[], bool]) -> None:
+        """The device still owes the record something, which `arrives` fills in; it returns whether it has come."""
+        self.late = [*(self.late or ()), arrives]
+
+    def note_read(self, site: str, call: str, spent_ns: int) -> None:
+        """A tensor's value was copied to Python at this line."""
+        if self.reads is None:
+            self.reads = {}
+        read = self.reads.get((site, call))
+        if read is None:
+            read = self.reads[site, call] = ScalarReads(site=site, call=call, count=0, us=0.0)
+        read.count += 1
+        read.us += spent_ns / 1000
+
+    def note_stall(self, site: str, call: str, spent_ns: int) -> None:
+        """A call at this line made the step wait."""
+        if self.stalls is None:
+            self.stalls = {}
+        stall = self.stalls.get((site, call))
+        if stall is None:
+            stall = self.stalls[site, call] = StallCalls(site=site, call=call, count=0, us=0.0)
+        stall.count += 1
+        stall.us += spent_ns / 1000
 
 
-def record_of(step: OpenStep, end_ns: int, resident: ResidentSet) -> StepRecord:
-    """The line that says what happened in a step that ends now."""
+def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -> StepRecord:
+    """The line of a step that ends now."""
+    start = step.start_ns
     return StepRecord(
         step=step.number,
         started_ns=step.epoch_ns,
-        total_us=(end_ns - step.start_ns) / 1000,
-        spans=step.spans,
-        memory=step.memory,
-        cpu_us=(time.process_time_ns() - step.cpu_ns) / 1000,
-        rss_bytes=resident.bytes_at(end_ns),
-        micro_batches=step.num_backwards,
+        total_us=(end_ns - start) / 1000,
+        spans=step.spans_of(step.spans),
+        memory=[BoundaryMemory(name, max(0, at - start) / 1000, *sizes) for name, at, sizes in step.memory],
+        cpu_us=cpu_ns / 1000,
+        rss_bytes=resident_bytes,
+        micro_batches=step.num_backwards or step.num_gradient_calls,
         samples=step.samples,
         recorder_us=step.recorder_ns / 1000,
-        reads=list(step.reads.values()),
+        reads=list(step.reads.values()) if step.reads else [],
+        stalls=list(step.stalls.values()) if step.stalls else [],
         is_skipped=step.is_skipped,
         backward_site=step.backward_site,
         loader=step.loader,
@@ -72,6 +120,9 @@ def num_samples(batch: object) -> int:
         batch = tuple(batch.values())
     elif hasattr(batch, "__dataclass_fields__"):
         batch = tuple(getattr(batch, name) for name in batch.__dataclass_fields__)
+    elif not isinstance(batch, list | tuple):
+        batch = getattr(batch, "data", None)  # transformers' BatchEncoding
+        batch = tuple(batch.values()) if isinstance(batch, dict) else ()
     if isinstance(batch, list | tuple):
         for item in batch:
             if isinstance(item, torch.Tensor):

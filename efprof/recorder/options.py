@@ -63,8 +63,15 @@ def parse_options(
 ) -> Options:
     """The options of the command line, as text; raises EfprofError naming the one that is wrong.
 
-    Named steps of one kind of window move the default ones of the other kind out of their way.
+    Named steps of one kind of window move the default ones of the other kind out of their way. A profiler with stacks
+    takes away the hook of Python's that memray needs for its lines, so with `host_memory` there is no trace.
     """
+    if host_memory and trace_steps not in ("default", "none"):
+        raise EfprofError(
+            "--trace-steps and --host-memory both need Python's one profile hook; record twice, once with each."
+        )
+    if host_memory:
+        trace_steps = triggers = "none"
     deep = Options(host_memory=host_memory, holders=holders, keeps_diff=keeps_diff)
     if windows == "none":
         return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())

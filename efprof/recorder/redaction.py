@@ -6,10 +6,14 @@ from typing import Final
 
 HIDDEN: Final = "<hidden>"
 
-SECRET_NAME: Final = re.compile(
-    r"(?i)(?<!max_)(?<!max-)token(?!i[sz]|s(?![a-z]))|secret|passw|passphrase|credential|api[-_]?key|private[-_]?key"
+_NAME = (
+    r"(?<!max_)(?<!max-)token(?!i[sz]|s(?![a-z]))|secret|passw|passphrase|credential|api[-_]?key|private[-_]?key"
     r"|access[-_]?key|auth(?!or)"
 )
+_SECRET_WORDS = ("token", "secret", "pass", "credential", "key", "auth")
+"""One of these is in everything that `_NAME` fits."""
+
+SECRET_NAME: Final = re.compile(_NAME, re.IGNORECASE)
 """In the name of a variable or an option. `--tokenizer`, `--max-tokens` and `--author` are not secrets."""
 
 SECRET_VALUE: Final = re.compile(
@@ -19,9 +23,55 @@ SECRET_VALUE: Final = re.compile(
 """Tokens of the well-known services by their prefix, and the name and password in a URL."""
 
 
+SECRET_LITERAL: Final = re.compile(
+    rf"((?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?:{_NAME})[\w-]{{0,40}}[\"']?\]?[ \t]{{0,8}}"
+    r"(?::[^=\"'\n]{0,40}=|[:=])[ \t]{0,8})(?P<quote>[\"'])(?:(?!(?P=quote))[^\n\\]|\\.){6,}(?P=quote)",
+    re.IGNORECASE,
+)
+"""A quoted text given to a name that says secret: `password = "..."`, `"api_key": "..."`; not `pad_token="[PAD]"`."""
+
+SECRET_LINE: Final = re.compile(rf"(?:{_NAME})[\w-]*[\"']?\s*[:=]\s*(?=\S)", re.IGNORECASE)
+"""The beginning of such a line in a file that is no program: `API_KEY=...`, `password: ...`."""
+
+PRIVATE_KEY: Final = re.compile(
+    r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
+)
+
+HARMLESS_VALUE: Final = re.compile(r"-?\d{1,9}(\.\d{0,9})?|(?i:true|false|null|none|)|<[|\w]{0,20}>|\[[A-Z]{1,8}\]")
+"""Of a configuration: numbers, switches and special tokens such as `</s>` are no secrets, whatever their key."""
+
+
 def without_secrets(text: str) -> str:
-    """`text` with what looks like a token or a URL's password hidden."""
-    return SECRET_VALUE.sub(HIDDEN, text)
+    """`text` with what looks like a token, a URL's password, a private key or a secret's value hidden."""
+    text = SECRET_VALUE.sub(HIDDEN, text)
+    text = PRIVATE_KEY.sub(lambda key: HIDDEN + "\n" * key[0].count("\n"), text)  # no line may change its number
+    return "\n".join(_without_literals(line) if _may_name_secret(line) else line for line in text.split("\n"))
+
+
+def _may_name_secret(line: str) -> bool:
+    """Told at a tenth of what the expression costs: whole source files pass through here."""
+    lowered = line.lower()
+    return any(word in lowered for word in _SECRET_WORDS)
+
+
+def _without_literals(line: str) -> str:
+    return SECRET_LITERAL.sub(lambda found: f"{found[1]}{found['quote']}{HIDDEN}{found['quote']}", line)
+
+
+def without_secret_line(line: str) -> str:
+    """The same for a line of a file that is no program, where values need no quotes."""
+    found = SECRET_LINE.search(line)
+    return without_secrets(line) if found is None else f"{line[: found.end()]}{HIDDEN}"
+
+
+def without_secret_values(values: Mapping[str, str]) -> dict[str, str]:
+    """Values by their dotted keys, those hidden whose key, or a part of it, says that it is a secret."""
+    return {
+        key: HIDDEN
+        if SECRET_NAME.search(key) and not HARMLESS_VALUE.fullmatch(value)
+        else "\n".join(map(without_secret_line, value.split("\n")))
+        for key, value in values.items()
+    }
 
 
 def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Starts and stops the collectors inside the training process; the run folder is complete whatever happens."""
 
 import atexit
+import functools
 import importlib
 import os
 import pkgutil
@@ -25,15 +26,19 @@ from efprof.artifacts.events import (
 )
 from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
-from efprof.recorder import collectors
-from efprof.recorder.hooks import ForwardWatch, Undo, watch_backward, watch_loaders, watch_optimizers
-from efprof.recorder.loop import Listener, Loop
+from efprof.recorder import collectors, current
+from efprof.recorder.forward_watch import ForwardWatch
+from efprof.recorder.hooks import Undo, watch_backward, watch_captures, watch_loaders, watch_optimizers, watch_updates
+from efprof.recorder.loop import Loop
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import Options
+from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.redaction import without_secrets
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
+from efprof.recorder.sprint import Sprint
+from efprof.recorder.steps import Listener
 from efprof.recorder.writing import LineWriter, RankFolder
 
 MAX_LATE_STEPS = 16
@@ -64,13 +69,17 @@ class Session:
     def start(self) -> None:
         """Hook into torch and start every collector in the folder."""
         loop, shell = self.loop, self.shell
+        current.session = self
         self._folder.when_broken = self._break_off
         for essential in ("session", "loop", "steps"):
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
-        self._undo += watch_loaders(loop, shell, self.loader_numbers) + watch_backward(loop, shell, self.sites)
-        self._undo += [*watch_optimizers(loop, shell), ForwardWatch(loop, shell).remove]
+        loop.sprint = sprint = self._make_sprint()
+        self._undo += watch_loaders(loop, sprint, shell, self.loader_numbers)
+        self._undo += watch_backward(loop, sprint, shell, self.sites) + watch_optimizers(loop, sprint, shell)
+        self._undo += [*watch_updates(loop, sprint, shell), *watch_captures(loop, shell)]
+        self._undo.append(ForwardWatch(loop, sprint, shell).remove)
         for module in pkgutil.iter_modules(collectors.__path__):
             shell.guarded(module.name, self._start_collector)(module.name)
 
@@ -105,14 +114,29 @@ class Session:
         if self._is_ended:
             return
         self._is_ended = True
+        current.session = None
         self.shell.guarded("ending", self._note_last_error)()
         self.shell.guarded("loop", self.loop.finish)()
-        self.loop.is_on = False
+        self.loop.stop()
         for function in self._at_end:
             function()
         self.shell.guarded("steps", self._write_late)(True)
         for undo in reversed(self._undo):
             self.shell.guarded("hooks", undo)()
+
+    def _make_sprint(self) -> Sprint:
+        options = self.options
+        sprint = Sprint(
+            steps=self.loop.steps,
+            memory=self.memory,
+            windows=tuple(first for first, _ in (*options.trace_steps, *options.memory_steps)),
+            make_pending=lambda: PendingSteps(self.rank_folder),
+            write_together=self._steps.write_together,
+            resume=self.loop.go_on,
+            guard=functools.partial(self.shell.guarded, "loop"),
+        )
+        self.subscribe(self.loop.step_ended, "loop", lambda step, record: sprint.step_ended(step, record.total_us))
+        return sprint
 
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
@@ -125,7 +149,7 @@ class Session:
         importlib.import_module(f"{collectors.__name__}.{name}").start(self)
 
     def _write_when_whole(self, step: OpenStep, record: StepRecord) -> None:
-        if step.late is None and not self._late:
+        if not step.late and not self._late:
             self._steps.write(record)
             return
         self._late.append((step, record))
@@ -134,14 +158,15 @@ class Session:
     def _write_late(self, is_end: bool) -> None:
         while self._late:
             step, record = self._late[0]
-            if step.late is not None and not step.late() and not is_end and len(self._late) < MAX_LATE_STEPS:
+            step.late = [arrives for arrives in step.late or () if not arrives()]
+            if step.late and not is_end and len(self._late) < MAX_LATE_STEPS:
                 return
             self._steps.write(record)
             del self._late[0]
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
-        self.loop.is_on = False
+        self.loop.stop()
         self._is_ended = True
 
     def _note_last_error(self) -> None:
@@ -154,7 +179,7 @@ class Session:
         loop, stage = self.loop, self.loop.stage_of(error)
         now, number = time.time_ns(), self.step_number
         if loop.step is not None:
-            allocated, reserved = self.memory.read()
+            allocated, reserved = self.memory.read()[:2]
             self.note(
                 StepInterrupted(
                     at_ns=now, step=number, stage=stage or "other", allocated_bytes=allocated, reserved_bytes=reserved

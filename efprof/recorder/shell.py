@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
@@ -26,24 +27,43 @@ class Shell:
         self._events = events
         self._stopped: set[str] = set()
         self._when_stopped: dict[str, Callable[[], None]] = {}
+        self._put_off: list[Callable[[], None]] = []
+        self._guard: CodeType | None = None
 
-    def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., None]:
-        """`function`, harmless: it swallows its own errors and stops its collector at the first."""
-        stopped = self._stopped
+    def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first."""
+        stopped, put_off = self._stopped, self._put_off
 
-        def call(*args: Any) -> None:
-            if collector in stopped:
-                return
-            try:
-                function(*args)
-            except Exception as error:  # the recorder's shell: training must go on
-                self._stop(collector, error)
+        def call(*args: Any) -> Any:
+            answer = None
+            if collector not in stopped:
+                try:
+                    answer = function(*args)
+                except Exception as error:  # the recorder's shell: training must go on
+                    self._stop(collector, error)
+            if put_off:
+                self._call_put_off(sys._getframe(1))
+            return answer
 
+        self._guard = call.__code__
         return call
+
+    def when_left(self, function: Callable[[], None]) -> None:
+        """Call `function` as soon as nothing guarded runs in this thread: a signal may come in the midst of it."""
+        self._put_off.append(function)
+        self._call_put_off(sys._getframe(1))
 
     def when_stopped(self, collector: str, function: Callable[[], None]) -> None:
         """Have `function` called, guarded itself, if this collector is stopped by an error."""
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
+
+    def _call_put_off(self, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is self._guard:
+                return
+            frame = frame.f_back
+        while self._put_off:
+            self._put_off.pop(0)()
 
     def _stop(self, collector: str, error: Exception) -> None:
         self._stopped.add(collector)

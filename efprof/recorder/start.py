@@ -1,23 +1,38 @@
 """Starts recording in a process that has just imported torch."""
 
-from efprof.recorder.options import read_options
+from typing import TYPE_CHECKING
+
+from efprof.recorder.options import Options, read_options
+
+if TYPE_CHECKING:
+    from efprof.recorder.session import Session
 
 
 def start() -> None:
     """Start the session this process belongs to; a recorder that cannot start must not stop the training."""
     options = read_options()
-    if options is None:
-        return
+    if options is not None:
+        _start_session(options)
+
+
+def _start_session(options: Options) -> "Session | None":
+    """None where the recorder could not start, which has been said then."""
     from efprof.artifacts.events import EVENTS_FILE
     from efprof.recorder.shell import Shell
     from efprof.recorder.writing import LineWriter, RankFolder
 
-    folder = RankFolder(options.run_folder)
+    folder = RankFolder(options.run_folder, waits_for_training=True)
     shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
+    session: Session | None = None
 
     def begin() -> None:
+        nonlocal session
+        from efprof.recorder.child_processes import watch_child_processes
         from efprof.recorder.session import Session
 
-        Session(options, folder, shell).start()
+        session = Session(options, folder, shell)
+        session.start()
+        watch_child_processes(session, lambda: _start_session(options))
 
     shell.guarded("session", begin)()
+    return session

@@ -9,26 +9,53 @@ from pathlib import Path
 
 import msgspec
 
+from efprof.artifacts.events import TrainingRaised
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.claim import claim_folder
+
+ERRORS_OF_ANOTHER = (
+    "ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
+    "KeyboardInterrupt",
+)  # fmt: skip
+"""What ends a launcher (torchrun, accelerate, torch.multiprocessing.spawn) when its workers have ended badly. In a
+process without a step of its own they tell of nothing that the workers have not told themselves."""
+
 
 class RankFolder:
     """This process's folder in the run, made when something is first written: a child that never trains leaves none.
+
+    With `waits_for_training`, lines wait in memory until the process shows that it trains, or fails to: many an
+    imported torch trains nothing, such as a launcher's or a data worker's, and by then the rank is known too.
 
     When the disk refuses (full, gone, read-only) it warns once, and nothing more is written: half a recording
     that goes on in silence would be read as a whole one.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, *, waits_for_training: bool = False) -> None:
         self.is_broken = False
         self.when_broken: Callable[[str], None] | None = None
         self._run_folder = run_folder
         self._path: Path | None = None
+        self._waits = waits_for_training
+        self._waiting: list[tuple[Callable[[bytes], None], bytes]] = []
 
     @property
     def path(self) -> Path:
         """Where this process writes; raises OSError where it cannot be made."""
         if self._path is None:
-            self._path = self._make()
+            self._path = claim_folder(self._run_folder)
+            for append, line in self._waiting:
+                append(line)
+            self._waiting.clear()
         return self._path
+
+    def keeps_waiting(self, record: msgspec.Struct) -> bool:
+        """Whether this record is no reason to make the folder yet."""
+        return self._path is None and self._waits and not _shows_training(record)
+
+    def keep(self, append: Callable[[bytes], None], line: bytes) -> None:
+        """Have `append` called with this line once there is a folder."""
+        self._waiting.append((append, line))
 
     def give_up(self, error: OSError) -> None:
         """Say once that the recording is over."""
@@ -42,18 +69,6 @@ class RankFolder:
         if self.when_broken is not None:
             self.when_broken(why)
 
-    def _make(self) -> Path:
-        rank = os.environ.get("RANK", "")
-        number = int(rank) if rank.isdecimal() else 0
-        while True:
-            folder = self._run_folder / f"rank{number}"
-            try:
-                folder.mkdir()
-            except FileExistsError:  # a second training process of this run that torchrun did not number
-                number += 1
-            else:
-                return folder
-
 
 class LineWriter:
     """Writes one JSON object per line, each with a single system call."""
@@ -64,13 +79,33 @@ class LineWriter:
         self._encoder = msgspec.json.Encoder()
         self._descriptor: int | None = None
         self._is_torn = False
+        self._together: list[bytes] | None = None
+
+    def write_together(self, function: Callable[[], None]) -> None:
+        """Call `function`; the lines it writes are appended at its end, with a single system call."""
+        self._together = []
+        try:
+            function()
+        finally:
+            lines, self._together = self._together, None
+            if lines:
+                try:
+                    self._append(b"".join(lines))
+                except OSError as error:
+                    self._folder.give_up(error)
 
     def write(self, record: msgspec.Struct) -> None:
         """Append one record; after this call it survives the process being killed."""
         if self._folder.is_broken:
             return
         try:
-            self._append(self._encoder.encode(record) + b"\n")
+            line = self._encoder.encode(record) + b"\n"
+            if self._together is not None:
+                self._together.append(line)
+            elif self._descriptor is None and self._folder.keeps_waiting(record):
+                self._folder.keep(self._append, line)
+            else:
+                self._append(line)
         except OSError as error:
             self._folder.give_up(error)
 
@@ -80,10 +115,18 @@ class LineWriter:
             self._append(b"\n" * self._is_torn + self._encoder.encode(record) + b"\n")
 
     def _append(self, line: bytes) -> None:
+        folder = self._folder.path  # making it writes what waited for it, perhaps by this very writer
         if self._descriptor is None:
-            path = self._folder.path / self._name
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(folder / self._name, flags, 0o644)
         written = os.write(self._descriptor, line)
         self._is_torn = written != len(line)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _shows_training(record: msgspec.Struct) -> bool:
+    """A step, or the error that ended a process which was to train."""
+    return isinstance(record, StepRecord) or (
+        isinstance(record, TrainingRaised) and record.error not in ERRORS_OF_ANOTHER
+    )

@@ -1,10 +1,12 @@
 """How a run ended, in words: the first thing to know about one that did not finish."""
 
+import re
 import signal
 from typing import Final
 
 from efprof.model import RunIdentity
 from efprof.report.wording import count_of, shorten
+from efprof.units import format_bytes
 
 BAD_ENDINGS: Final[dict[str, str]] = {
     "raised": "The run stopped with an error of its own",
@@ -18,6 +20,7 @@ NEXT: Final[dict[str, str]] = {
     "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
     "running": "Report again when it has ended; what was recorded until now is below.",
 }
+REQUEST: Final = re.compile(r"tried to allocate (\d+) bytes")
 FIRST_SIGNAL_CODE: Final = 128
 """A shell gives 128 + n for a program that signal n ended."""
 MAX_MESSAGE: Final = 300
@@ -43,7 +46,7 @@ def error_phrase(run: RunIdentity) -> str:
         return ""
     error = run.error
     stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
-    message = shorten(error.message, MAX_MESSAGE)
+    message = shorten(_with_sizes(error.message), MAX_MESSAGE)
     return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
 
 
@@ -59,6 +62,11 @@ def next_after_ending(run: RunIdentity) -> str:
             "what was recorded until then is below."
         )
     return NEXT.get(run.ended, "")
+
+
+def _with_sizes(message: str) -> str:
+    """The request that failed in words too: torch's CPU allocator tells it in plain bytes, ten digits and more."""
+    return REQUEST.sub(lambda found: f"{found[0]} ({format_bytes(int(found[1]))})", message)
 
 
 def _signal_name(run: RunIdentity) -> str:

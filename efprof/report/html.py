@@ -15,7 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
-from efprof.report import comparison_words, memory_table, palette, step_table, verdict, wording
+from efprof.report import comparison_words, memory_table, palette, stall_table, step_table, verdict, wording
 from efprof.report.chart import Chart, TrackChart
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
@@ -47,6 +47,8 @@ def render_html(report: Report) -> str:
             cards=cards,
             pictures=pictures,
             totals=step_table.totals(report.measurements),
+            stall_columns=stall_table.COLUMNS,
+            stall_rows=stall_table.stall_rows(report.measurements.stalls),
             step_columns=step_table.COLUMNS,
             step_rows=step_table.step_rows(timeline.steps),
             stage_columns=memory_table.STAGE_COLUMNS,

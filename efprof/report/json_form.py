@@ -31,6 +31,7 @@ def render_json(report: Report) -> str:
                 "memory_source": report.measurements.memory_source,
                 "num_skipped_steps": report.measurements.num_skipped_steps,
                 "recommendations": list(report.measurements.recommendations),
+                "stalls": [_plain(stall) for stall in report.measurements.stalls],
                 "stage_deltas": [_plain(delta) for delta in report.measurements.stage_deltas],
                 "timeline": _plain(report.measurements.timeline),
             },

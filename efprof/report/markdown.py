@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from efprof.model import Report
 from efprof.report.memory_table import STAGE_COLUMNS, largest_jump_sentence, stage_rows
 from efprof.report.ranking import RankedFinding, rank_findings
+from efprof.report.stall_table import COLUMNS as STALL_COLUMNS
+from efprof.report.stall_table import stall_rows
 from efprof.report.verdict import (
     count_audits,
     counts_phrase,
@@ -34,6 +36,7 @@ def render_markdown(report: Report) -> str:
         escape(counts_phrase(count_audits(report))) + ".",
         *(_finding(item) for item in rank_findings(report)),
         *_measured(report),
+        *_stalls(report),
         *_stage_deltas(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         _checks(report),
@@ -107,6 +110,11 @@ def _measured(report: Report) -> list[str]:
     if not report.run.num_steps:
         return []
     return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]
+
+
+def _stalls(report: Report) -> list[str]:
+    rows = [(code(call), code(line), *rest) for call, line, *rest in stall_rows(report.measurements.stalls)]
+    return ["## Calls that make a step wait", table(STALL_COLUMNS, rows)] if rows else []
 
 
 def _stage_deltas(report: Report) -> list[str]:

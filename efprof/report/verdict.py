@@ -106,7 +106,8 @@ def overhead_phrase(report: Report) -> str:
     overhead = report.measurements.overhead
     if overhead is None:
         return "The cost of recording was not measured."
-    cost = f"Recording cost {show(overhead.step_ms, 'ms')} per step ({format_share(overhead.share)} of the step)"
+    share = format_share(overhead.share)
+    cost = f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({share} of the step)"
     if not overhead.num_windows:
         return f"{cost}; no window was opened."
     return f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."

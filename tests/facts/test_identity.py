@@ -1,5 +1,5 @@
 from efprof.artifacts.events import TrainingRaised
-from efprof.artifacts.run_file import Git
+from efprof.artifacts.run_file import DIFF_FILE, Git
 from efprof.facts.identity import identify
 from tests.builders import GPU, make_steps, write_run
 
@@ -22,6 +22,15 @@ def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
         "python", "torch", "cuda", "efprof", "device 0", "cpu", "memory", "working folder", "intra-op threads",
         "OMP_NUM_THREADS",
     ]  # fmt: skip
+
+
+def test_the_environment_opens_with_how_far_the_tree_was_from_its_commit(tmp_path):
+    git = Git(root="/project", commit="3f2c1ab", is_dirty=True, lines_added=12, lines_removed=3, num_untracked=1)
+    run = write_run(tmp_path / "run", git=git)
+    said = ("uncommitted changes", "lines added: 12, removed: 3, new files: 1")
+    assert identify(run).environment[0] == said
+    (run.folder / DIFF_FILE).write_text("")
+    assert identify(run).environment[0] == (said[0], f"{said[1]} (in uncommitted.diff)")
 
 
 def test_a_run_without_a_step_or_a_repository_has_an_identity(tmp_path):

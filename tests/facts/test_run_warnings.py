@@ -1,7 +1,9 @@
+import msgspec
 import pytest
 
-from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
 from efprof.facts.measurements import Measured
+from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
 from tests.builders import make_steps, write_run
 
@@ -18,6 +20,15 @@ def test_lines_lost_and_collectors_stopped_are_told(tmp_path):
     collector, torn = warnings_of(run)
     assert torn.startswith("1 line of steps.jsonl")
     assert "'windows' stopped at step 3 (OSError: no space left)" in collector
+
+
+def test_a_collector_that_stopped_in_another_rank_is_told_with_the_rank(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(5))
+    stopped = CollectorStopped(at_ns=0, step=-1, collector="numbers", reason="KeyError: 'loss'")
+    (run.folder / "rank1").mkdir()
+    (run.folder / "rank1" / EVENTS_FILE).write_bytes(msgspec.json.encode(stopped) + b"\n")
+    (warning,) = warnings_of(open_run(run.folder))
+    assert warning == "In rank1: The collector 'numbers' stopped (KeyError: 'loss'); training went on without it."
 
 
 @pytest.mark.parametrize("ended", ["running", "raised", "out_of_memory", "interrupted", "killed"])

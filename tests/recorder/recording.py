@@ -59,7 +59,7 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = ()) -> Ses
     options = Options(
         run_folder_name=str(folder), root_name=str(Path(__file__).parents[2]), trace_steps=windows, triggers=()
     )
-    rank_folder = RankFolder(folder)
+    rank_folder = RankFolder(folder, waits_for_training=True)
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 
 

@@ -155,7 +155,7 @@ def test_a_fault_in_the_loop_itself_ends_the_recording_and_not_the_training(
     before = patched(), num_global_hooks()
     session = open_session(tmp_path)
     session.start()
-    monkeypatch.setattr(session.loop, "_note_memory", lambda *_: 1 / 0)
+    monkeypatch.setattr(session.loop.steps, "note_memory", lambda *_: 1 / 0)
     train_plainly(5)
     assert (patched(), num_global_hooks()) == before
     assert capsys.readouterr().err.count("efprof:") == 1

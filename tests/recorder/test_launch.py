@@ -141,13 +141,64 @@ def test_ctrl_c_reaches_the_program_and_the_run_is_interrupted(home: Path) -> No
     assert read_run_file(only_run(home)).ended == "interrupted"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_sent_to_us_is_passed_on_and_the_run_closed(number: signal.Signals, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [
+        (signal.SIGTERM, "killed"),
+        (signal.SIGHUP, "killed"),
+        (signal.SIGQUIT, "killed"),
+        (signal.SIGINT, "interrupted"),
+    ],
+)
+def test_a_signal_sent_to_us_alone_is_passed_on_and_the_run_closed(
+    number: signal.Signals, ended: str, home: Path
+) -> None:
     process = start_waiting(home)
     process.send_signal(number)
     process.communicate(timeout=30)
     run = read_run_file(only_run(home))
-    assert (process.returncode, run.exit_code, run.ended) == (128 + number, 128 + number, "killed")
+    assert (process.returncode, run.exit_code, run.ended) == (128 + number, 128 + number, ended)
+
+
+COUNTING = """
+import signal, time
+count = 0
+def note(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+print('up', flush=True)
+while not count:
+    time.sleep(0.01)
+time.sleep(1)
+print(count)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_reaches_the_program_once(number: signal.Signals, home: Path) -> None:
+    process = start_waiting(home, COUNTING)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=30)
+    assert output == "1\n"
+    assert read_run_file(only_run(home)).ended == "finished"
+
+
+def test_a_program_that_answers_sigterm_by_an_error_was_killed(home: Path) -> None:
+    program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); {WAITING}"
+    process = start_waiting(home, program)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (1, "killed")
+
+
+def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) -> None:
+    program = "import time; print('up', flush=True); time.sleep(1)"
+    process = start_waiting(home, program)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=30)
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
 
 
 def test_a_program_that_ends_well_on_sigterm_is_finished(home: Path) -> None:
@@ -183,7 +234,7 @@ def test_a_child_that_never_imports_torch_loads_the_start_up_hook_alone(home: Pa
     recorded = record_python(home, program)
     added = set(recorded.output.split()) - set(bare.stdout.split())
     assert added <= {"sitecustomize", "__future__"}
-    hook = Path(__file__).parents[2] / "efprof" / "record" / "startup"
+    hook = Path(__file__).parents[2] / "efprof" / "recorder" / "startup"
     timed = [sys.executable, "-X", "importtime", "-c", "pass"]
     environment = {**os.environ, "PYTHONPATH": str(hook), "EFPROF_RECORD": "{}"}
     report = subprocess.run(timed, env=environment, capture_output=True, text=True, check=True).stderr

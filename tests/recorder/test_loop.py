@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from efprof.artifacts.events import StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
 from efprof.model import BOUNDARIES
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -282,14 +283,194 @@ def test_a_step_that_raised_and_was_caught_does_not_end_the_recording(tmp_path: 
     assert [step.micro_batches for step in steps] == [1, 2, 1, 1]
 
 
-def test_what_another_thread_runs_is_not_the_training(tmp_path: Path) -> None:
+def in_a_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_loop_in_another_thread_is_the_training_where_ours_trains_nothing(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, lambda: in_a_thread(train_plainly).join()).steps
+    assert [stages(step) for step in steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+
+
+def test_training_goes_on_in_our_thread_once_the_other_one_is_over(tmp_path: Path) -> None:
+    def train_by_turns() -> None:
+        in_a_thread(train_plainly).join()
+        train_plainly(3)
+
+    assert len(record_here(tmp_path, train_by_turns).steps) == 9
+
+
+def test_what_another_thread_trains_beside_ours_is_not_mixed_in(tmp_path: Path) -> None:
     def train_beside_a_thread() -> None:
-        other = threading.Thread(target=train_plainly)
-        other.start()
-        other.join()
+        train_plainly(2)
+        in_a_thread(train_plainly).join()
         train_plainly(2)
 
-    assert len(record_here(tmp_path, train_beside_a_thread).steps) == 2
+    steps = record_here(tmp_path, train_beside_a_thread).steps
+    assert [step.samples for step in steps] == [BATCH] * 4
+
+
+def test_several_threads_that_call_backward_work_for_one_step(tmp_path: Path) -> None:
+    def train_in_threads() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def work() -> None:
+            inputs = torch.randn(BATCH, 3)
+            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
+
+        for _ in range(4):
+            optimizer.zero_grad()
+            for thread in [in_a_thread(work) for _ in range(2)]:
+                thread.join()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_in_threads).steps
+    assert [step.micro_batches for step in steps] == [2] * 4
+    assert [stages(step)[-1] for step in steps] == ["optimizer"] * 4
+    assert [{*stages(step)} for step in steps] == [{"forward", "backward", "optimizer"}] * 4
+    for step in steps:
+        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+        assert instants == sorted(instants)
+
+
+def test_a_closure_s_passes_are_no_part_of_the_optimizer(tmp_path: Path) -> None:
+    def fit() -> None:
+        model, inputs = make_model(), torch.randn(BATCH, 3)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = error_of(model, inputs, inputs.sum(1, keepdim=True))
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)  # type: ignore[arg-type]
+
+    steps = record_here(tmp_path, fit).steps
+    assert len(steps) == 4
+    for step in steps:
+        assert stages(step) == ["forward", "backward", "optimizer"] * step.micro_batches
+        assert step.gradient_norm is not None
+
+
+def test_updates_by_hand_divide_steps_at_the_loader(tmp_path: Path) -> None:
+    def train_by_hand() -> None:
+        model = make_model()
+        for inputs, targets in make_loader(5):
+            error_of(model, inputs, targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
+                    parameter.grad = None
+
+    recorded = record_here(tmp_path, train_by_hand)
+    assert [stages(step)[-3:] for step in recorded.steps] == [["data", "forward", "backward"]] * 5
+    assert [step.samples for step in recorded.steps] == [BATCH] * 5
+    assert len(recorded.events(StepsWithoutOptimizer)) == 1
+
+
+def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_path: Path) -> None:
+    def descend() -> None:
+        weight = torch.ones(3, requires_grad=True)
+        for _ in range(4):
+            (gradient,) = torch.autograd.grad(weight.square().sum(), [weight])
+            with torch.no_grad():
+                weight -= 0.1 * gradient
+
+    assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
+
+
+def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Path) -> None:
+    def accumulate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(8), start=1):
+            error_of(model, inputs, targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if number % 4 == 0:
+                optimizer.step()
+
+    recorded = record_here(tmp_path, accumulate)
+    assert [step.micro_batches for step in recorded.steps] == [4, 4]
+    assert recorded.events(StepsWithoutOptimizer) == []
+
+
+def test_adversaries_without_a_loader_make_one_step_per_round(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in range(6):
+            real = torch.randn(BATCH, 3, requires_grad=True)
+            critics.zero_grad()
+            score = critic(real).sum()
+            (slope,) = torch.autograd.grad(score, [real], create_graph=True)
+            (slope.square().sum() - score).backward()
+            critics.step()
+            generators.zero_grad()
+            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
+            generators.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [len(step.spans) for step in steps] == [4, 4, *[8] * 5], "the first round shows who takes turns"
+    assert stages(steps[-1]) == [
+        "forward", "backward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+
+
+def test_a_critic_that_steps_more_often_makes_each_update_a_step(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in range(4):
+            for optimizer in (critics, critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert len(steps) == 12
+
+
+def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
+    def train_on_schedule() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for inputs, targets in make_loader(4):
+            error_of(model, inputs, targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+
+    steps = record_here(tmp_path, train_on_schedule).steps
+    assert [stages(step)[-6:] for step in steps] == [["data", "forward", "backward", *["optimizer"] * 3]] * 4
+    assert [step.learning_rate for step in steps] != [0.01] * 4
+
+
+def test_an_evaluation_that_keeps_gradients_on_belongs_to_no_step(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            train(model.train(), make_loader(3), optimizer)
+            model.eval()
+            for inputs, targets in make_loader(4):
+                error_of(model, inputs, targets)
+
+    assert [step.samples for step in record_here(tmp_path, train_and_evaluate).steps] == [BATCH] * 6
+
+
+def test_fine_tuning_in_evaluation_mode_is_training(tmp_path: Path) -> None:
+    def tune() -> None:
+        model = make_model().eval()
+        train(model, make_loader(4), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    assert [step.samples for step in record_here(tmp_path, tune).steps] == [BATCH] * 4
 
 
 def test_a_program_that_never_trains_leaves_no_rank_folder(tmp_path: Path) -> None:

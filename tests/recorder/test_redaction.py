@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.sources import read_sources
 from efprof.recorder.machine import kept_environment
-from efprof.recorder.redaction import HIDDEN, without_secret_words, without_secrets
+from efprof.recorder.redaction import (
+    HIDDEN,
+    without_secret_line,
+    without_secret_values,
+    without_secret_words,
+    without_secrets,
+)
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 
@@ -76,3 +82,55 @@ def test_a_token_in_a_source_file_is_hidden(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path)
     assert Sites(tmp_path, LineWriter(folder, "sources.jsonl")).file(str(source)) == "train.py"
     assert read_sources(folder.path) == {"train.py": [f'login("{HIDDEN}")', "loss.backward()"]}
+
+
+@given(name=NAMES, secret=SECRETS, quote=st.sampled_from("\"'"))
+def test_a_quoted_value_given_to_a_name_that_says_secret_is_hidden(name: str, secret: str, quote: str) -> None:
+    variable = name.replace("-", "_")
+    for line in (f"{variable} = {quote}{secret}{quote}", f"self.{variable}: str = {quote}{secret}{quote}",
+                 f"call({variable}={quote}{secret}{quote}, lr=1)", f"{{{quote}{name}{quote}: {quote}{secret}{quote}}}",
+                 f"os.environ[{quote}{variable.upper()}{quote}] = {quote}{secret}{quote}"):  # fmt: skip
+        assert secret not in without_secrets(f"x = 1\n{line}\n")
+    other = "'" if quote == '"' else '"'
+    assert secret not in without_secrets(f"{variable} = {quote}{other}{secret}\\{quote}{secret}{quote}")
+
+
+CODE = [
+    'pad_token = "<|endoftext|>"',
+    'tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")',
+    "token = next(tokens)",
+    'self.token_embedding = Embedding("sinusoidal")',
+    'author = "somebody else"',
+    "max_tokens: int = 512",
+]
+
+
+@pytest.mark.parametrize("line", CODE)
+def test_ordinary_code_is_left_as_it_is(line: str) -> None:
+    assert without_secrets(line) == line
+
+
+def test_a_private_key_is_hidden_and_no_line_changes_its_number() -> None:
+    text = "a\n-----BEGIN RSA PRIVATE KEY-----\nhunter\n-----END RSA PRIVATE KEY-----\nb\n"
+    clean = without_secrets(text)
+    assert "hunter" not in clean
+    assert clean.split("\n")[4:] == ["b", ""]
+
+
+@given(name=NAMES, secret=SECRETS)
+def test_a_value_without_quotes_is_hidden_in_a_file_that_is_no_program(name: str, secret: str) -> None:
+    for line in (f"{name}: {secret}", f"{name.upper()}={secret}", f"+ {name} = {secret}"):
+        assert secret not in without_secret_line(line)
+
+
+@given(name=NAMES, secret=SECRETS)
+def test_values_of_a_configuration_are_hidden_by_their_keys(name: str, secret: str) -> None:
+    values = {f"hub.{name}": secret, f"{name}.value": secret, "text": f"lr: 1\n{name}: {secret}\n", "lr": "0.1"}
+    clean = without_secret_values(values)
+    assert secret not in " ".join(clean.values())
+    assert clean["lr"] == "0.1"
+
+
+def test_numbers_switches_and_special_tokens_of_a_configuration_are_kept() -> None:
+    values = {"model.token_dim": "512", "use_auth": "false", "pad_token": "[PAD]", "bos_token": "<s>", "token": "null"}
+    assert without_secret_values(values) == values

@@ -1,12 +1,9 @@
 """Whole training programs, each in a process of its own: how they end, and what is left of them."""
 
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from efprof.artifacts.events import CollectorStopped, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.sources import read_sources
 from efprof.artifacts.steps import read_steps
@@ -22,7 +19,6 @@ from tests.recorder.recording import (
     EFPROF,
     Recorded,
     environment_of,
-    line_of,
     only_run,
     record_command,
     record_script,
@@ -105,50 +101,11 @@ def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32"))
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
-    allocated = [step.memory[-1].allocated_bytes for step in recorded.steps]
-    early, late = median(allocated[400:600]), median(allocated[1400:1600])
+    allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
+    early, late = (
+        median(size for step, size in allocated if step in steps) for steps in (range(400, 600), range(1400, 1600))
+    )
     assert late - early < 1000 * 8
-
-
-def test_a_crash_leaves_its_own_traceback_and_the_users_lines(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", training("model(inputs[:, :3]) if step == 20 else None  # crash"))
-    line = line_of(tmp_path / "train.py", "crash")
-    assert (recorded.exit_code, recorded.run.exit_code, recorded.run.ended) == (1, 1, "raised")
-    assert recorded.errors.startswith("Traceback (most recent call last):")
-    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in recorded.errors
-    (raised,) = recorded.events(TrainingRaised)
-    assert (raised.error, raised.step, raised.stage) == ("RuntimeError", 20, "forward")
-    assert [site.split(":")[1:] for site in raised.sites] == [["27", "<module>"], [str(line), "train"]]
-    (interrupted,) = recorded.events(StepInterrupted)
-    assert (interrupted.step, interrupted.stage) == (20, "forward")
-    assert interrupted.allocated_bytes > 0
-
-
-def test_a_hook_of_the_programs_own_for_exceptions_hides_nothing(tmp_path: Path) -> None:
-    own = "sys.excepthook = lambda *_: print('mine'); raise KeyError('lost')"
-    recorded = record_script(tmp_path / "home", training(f'exec("{own}") if step == 3 else None'))
-    assert recorded.output == "mine\n"
-    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyError"]
-
-
-@pytest.mark.parametrize(
-    "demand", ["torch.empty(1 << 50)", "[0] * (1 << 60)"], ids=["of torch's allocator", "of Python"]
-)
-def test_memory_that_runs_out_is_the_ending(demand: str, tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", training(f"{demand} if step == 5 else None"))
-    assert (recorded.exit_code, recorded.run.ended) == (1, "out_of_memory")
-    (event,) = recorded.events(OutOfMemory)
-    assert (event.step, event.site) == (5, "train.py:24:train")
-
-
-def test_a_disk_that_fills_stops_the_recording_and_not_the_training(tmp_path: Path) -> None:
-    limit = "__import__('resource').setrlimit(1, (30_000, 30_000)) if step == 0 else None"
-    recorded = record_script(tmp_path / "home", training(limit), options=())
-    assert recorded.exit_code == 0
-    assert len(recorded.output.split()) == 200
-    assert len([line for line in recorded.our_lines if "training goes on" in line]) == 1
-    assert 3 <= len(recorded.steps) < 60
-    assert [path.name for path in recorded.rank.iterdir() if path.name.startswith(".")] == []
 
 
 @contextmanager
@@ -169,8 +126,10 @@ def running_training(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def child_of(process: "subprocess.Popen[bytes]") -> int:
+    """The recorded program; efprof has another child, a copy of itself."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (child,) = map(int, children)
+    own = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    (child,) = (int(number) for number in children if Path(f"/proc/{number}/cmdline").read_bytes() != own)
     return child
 
 
@@ -179,22 +138,17 @@ def count_lines(home: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_a_run_killed_at_any_instant_reads_and_misses_one_step_at_most(tmp_path: Path) -> None:
-    home, copies = tmp_path / "home", tmp_path / "copies"
-    dice = random.Random(0)
+def test_a_training_that_is_killed_misses_one_step_at_most(tmp_path: Path) -> None:
+    home = tmp_path / "home"
     with running_training(home) as process:
         assert process.stdout is not None
-        for number in range(50):  # a copy is what a kill at this instant would have left
-            time.sleep(dice.uniform(0, 0.02))
-            shutil.copytree(only_run(home), copies / str(number), ignore=shutil.ignore_patterns(".*"))
+        for _ in range(20):
+            process.stdout.readline()
         os.kill(child_of(process), signal.SIGKILL)
-        num_printed = 1 + process.stdout.read().count(b"\n")
-    for number in range(50):
-        steps, num_torn = read_steps(copies / str(number) / "rank0")
-        assert [step.step for step in steps] == list(range(len(steps)))
-        assert num_torn <= 1
-        assert read_run_file(copies / str(number)).ended == "running"
-    assert num_printed - len(read_steps(only_run(home) / "rank0")[0]) <= 1
+        num_printed = 21 + process.stdout.read().count(b"\n")
+    steps, num_torn = read_steps(only_run(home) / "rank0")
+    assert num_printed - len(steps) <= 1
+    assert num_torn <= 1
     assert (process.returncode, read_run_file(only_run(home)).ended) == (137, "killed")
 
 
@@ -213,23 +167,6 @@ def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) 
     assert read_run_file(only_run(home)).ended == "running"
 
 
-def test_ctrl_c_in_a_training_is_interrupted_at_its_step(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    with running_training(home) as process:
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=30)
-    recorded = Recorded(folder=only_run(home))
-    assert (process.returncode, recorded.run.ended) == (130, "interrupted")
-    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyboardInterrupt"]
-
-
-def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(tmp_path: Path) -> None:
-    interrupt = "__import__('os').kill(__import__('os').getpid(), 2) if step == 5 else None"
-    recorded = record_script(tmp_path / "home", training(interrupt), options=("--trace-steps", "5:7"))
-    assert (recorded.exit_code, recorded.run.ended) == (130, "interrupted")
-    assert (recorded.rank / "allocations-1.parquet").exists()
-
-
 def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_path: Path) -> None:
     package = tmp_path / "code" / "trainer"
     package.mkdir(parents=True)
@@ -244,11 +181,3 @@ def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_pat
     assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}
     assert recorded.run.git is not None
     assert [step.step for step in recorded.steps if step.window] == [3]
-
-
-def test_a_shell_script_around_the_training_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(training())
-    (tmp_path / "run.sh").write_text(f"cd /\n{sys.executable} {tmp_path}/train.py > {tmp_path}/losses\nexit 7\n")
-    recorded = record_command(tmp_path / "home", ["sh", "run.sh"], options=["--windows", "none"])
-    assert (recorded.exit_code, recorded.run.ended, len(recorded.steps)) == (7, "raised", 200)
-    assert set(read_sources(recorded.rank)) == {"train.py"}

@@ -7,10 +7,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, read_events
+from efprof.artifacts.events import (
+    EVENTS_FILE,
+    WHOLE_RECORDING,
+    CollectorStopped,
+    RecordingEnded,
+    TrainingRaised,
+    read_events,
+)
 from efprof.artifacts.lines import read_lines
+from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.recorder.shell import Shell
 from efprof.recorder.writing import LineWriter, RankFolder
+from tests.builders import make_step
 from tests.recorder.recording import open_session
 from tests.recorder.test_hooks import num_global_hooks
 from tests.recorder.test_loop import train_plainly
@@ -33,16 +42,27 @@ def test_no_folder_is_made_before_something_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("rank", "folder"), [("2", "rank2"), ("", "rank0"), ("not a number", "rank0")])
-def test_the_folder_is_numbered_by_rank(
-    rank: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_lines_wait_until_the_process_shows_that_it_trains(tmp_path: Path) -> None:
+    folder = RankFolder(tmp_path, waits_for_training=True)
+    events, others, steps = (LineWriter(folder, name) for name in (EVENTS_FILE, "others.jsonl", STEPS_FILE))
+    events.write(RecordingEnded(at_ns=1, step=0))
+    others.write(Line(1))
+    events.write(RecordingEnded(at_ns=2, step=0))
+    assert list(tmp_path.iterdir()) == []
+    steps.write(make_step(0))
+    events.write(RecordingEnded(at_ns=3, step=1))
+    assert [event.at_ns for event in read_events(tmp_path / "rank0")[0]] == [1, 2, 3]
+    assert len(read_lines(tmp_path / "rank0" / "others.jsonl", Line, "")[0]) == 1
+    assert [step.step for step in read_steps(tmp_path / "rank0")[0]] == [0]
+
+
+@pytest.mark.parametrize(("error", "is_kept"), [("ValueError", True), ("ChildFailedError", False)])
+def test_the_error_of_a_process_without_a_step_is_kept_unless_it_is_a_launchers(
+    error: str, is_kept: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RANK", rank)
-    assert RankFolder(tmp_path).path == tmp_path / folder
-
-
-def test_a_second_training_process_takes_the_next_folder(tmp_path: Path) -> None:
-    assert [RankFolder(tmp_path).path.name for _ in range(3)] == ["rank0", "rank1", "rank2"]
+    writer = LineWriter(RankFolder(tmp_path, waits_for_training=True), EVENTS_FILE)
+    writer.write(TrainingRaised(at_ns=1, step=0, error=error, message="", stage=None, sites=[]))
+    assert bool(list(tmp_path.iterdir())) is is_kept
 
 
 def test_a_full_disk_is_warned_of_once_and_then_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,3 +55,9 @@ def test_a_run_that_goes_on_is_not_called_sound() -> None:
     assert lines.tone != "none"
     assert lines.next == next_after_ending(make_run(ended="running"))
     assert "Report again when it has ended" in lines.next
+
+
+def test_the_request_that_failed_is_told_in_words() -> None:
+    error = RunError(kind="RuntimeError", message="you tried to allocate 4503599627370496 bytes.", step=5, stage=None,
+                     blame=None)  # fmt: skip
+    assert "4503599627370496 bytes (4194304 GiB)" in error_phrase(make_run(ended="out_of_memory", error=error))

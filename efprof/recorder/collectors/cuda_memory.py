@@ -1,77 +1,176 @@
-"""Records the CUDA allocator's history from before the model is built, and dumps a snapshot of it.
+"""Records the CUDA allocator's history in windows, the first from before the model is built.
 
 Never run on a GPU so far: the machine this was written on has none.
 """
 
-import pickle
+import functools
 import time
 from typing import Any
 
 import torch
 
-from efprof.artifacts.events import WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.cuda_history import CudaHistory, is_possible, why_backend_has_none
+from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
+from efprof.recorder.triggers import TRIGGERED_STEPS, MemoryPeaks
 
-MAX_ENTRIES = 1_000_000
-"""Several kilobytes each once dumped: enough for some hundred steps, and bounded."""
-
-LAST_STEP = 3
-"""The history ends before the first profiler window: the two are never on in the same step."""
+OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
 
 class CudaMemory:
-    """One snapshot after the first steps, and another if the program dies of memory before."""
+    """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, history: CudaHistory) -> None:
         self._session = session
-        self._is_on = False
-        self._start = 0.0
+        self._history = history
+        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
+        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
+        self._is_ready = self._is_over = False
+        self._end: int | None = None
+        """Of the open window: the step before which it closes."""
+        self._is_told = True
+        self._why = ""
+        self._count = 0
 
-    def open(self) -> None:
-        """Turn the history on, once CUDA is initialised: turning it on would initialise it."""
-        self._start = time.perf_counter()
-        self._is_on = True
-        self._session.note(WindowOpened(at_ns=time.time_ns(), step=0, window="memory-1", why="cold start"))
-        torch.cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+    def subscribe(self) -> None:
+        """Listen to the steps, and see the program's own use of the history."""
+        session = self._session
+        session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
+        session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
+        session.on_end("cuda_memory", self.end)
+        session.shell.when_stopped("cuda_memory", self._abandon)
+        session.undo_at_end([_watch_program(session, self)])
+
+    def cuda_began(self) -> None:
+        """CUDA is initialised; nothing is allocated yet. A window that is due now starts cold."""
+        if self._is_over:
+            return
+        why_none = why_backend_has_none() or (OWN_HISTORY if self._history.is_on else None)
+        if why_none is not None:
+            self._give_up(why_none)
+            return
+        self._is_ready = True
+        number = self._session.step_number
+        if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
+            _, end, _ = self._wanted.pop(0)
+            self._open(end, "cold start")
 
     def begin(self, step: OpenStep) -> None:
-        """Mark the steps that the history slows down."""
-        if self._is_on:
-            step.window = "memory-1"
+        """Open the window that is due, and mark the steps that it slows down."""
+        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
+        if is_due and self._end is None and self._may_be_on(step.number):
+            start, end, why = self._wanted.pop(0)
+            self._open(step.number + end - start, why)
+        if self._end is not None:
+            self._mark(step)
 
-    def finish(self, step: OpenStep, _: StepRecord) -> None:
-        """Dump and turn off after the last step."""
-        if self._is_on and step.number >= LAST_STEP:
-            self.close()
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
+        """Close the window after its last step, or before one that a profiler is meant for."""
+        if self._is_ready and self._peaks is not None and record.memory:
+            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
+            if rise is not None:
+                self._ask_for_peak(step.number, rise)
+        if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
+            self._close(step.number)
 
-    def close(self) -> None:
-        """Write what was recorded; taking the snapshot comes first, since turning off clears it."""
-        if not self._is_on:
+    def yield_to_program(self) -> None:
+        """The program turns the history on or off itself, by which it would clear ours."""
+        if self._end is not None or (self._is_ready and self._wanted):
+            self._close(self._session.step_number)
+            self._give_up(OWN_HISTORY)
+
+    def end(self) -> None:
+        """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
+        self._is_over = True
+        self._close(self._session.step_number)
+        self._stop_watching()
+
+    @property
+    def _name(self) -> str:
+        return f"memory-{self._count}"
+
+    def _may_be_on(self, number: int) -> bool:
+        """Two costly recorders at once would each be measured in the other."""
+        is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
+        return not is_traced and not torch._C._autograd._profiler_enabled()
+
+    def _ask_for_peak(self, number: int, rise: float) -> None:
+        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
+        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
+        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
+
+    def _open(self, end: int, why: str) -> None:
+        self._session.loop.disturb()
+        self._history.turn_on()
+        self._count += 1
+        self._end, self._why, self._is_told = end, why, False
+        step = self._session.loop.step
+        if step is not None:
+            self._mark(step)
+
+    def _mark(self, step: OpenStep) -> None:
+        """The first step also says that a window is open: a process that never trains has none to tell of."""
+        step.window = self._name
+        if not self._is_told:
+            self._is_told = True
+            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=self._why))
+
+    def _close(self, last: int) -> None:
+        """Write what was recorded; that comes first, since turning off clears it."""
+        if self._end is None:
             return
-        self._is_on = False
+        if not self._is_told:
+            self._abandon()
+            return
         self._session.loop.disturb()
         start = time.perf_counter()
-        path = self._session.rank_folder / "memory-1.pickle"
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(pickle.dumps(torch.cuda.memory._snapshot(), protocol=4))
-        part.rename(path)
-        torch.cuda.memory._record_memory_history(enabled=None)
+        path = self._session.rank_folder / f"{self._name}.pickle"
+        self._history.write(path)
+        self._abandon()
         seconds = time.perf_counter() - start
-        number = self._session.step_number
         self._session.note(
-            WindowClosed(at_ns=time.time_ns(), step=number, window="memory-1", seconds=seconds, files=[path.name])
+            WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=[path.name])
         )
+
+    def _abandon(self) -> None:
+        """Turn off, whatever becomes of the records."""
+        if self._end is not None:
+            self._end = None
+            self._history.turn_off()
+
+    def _give_up(self, reason: str) -> None:
+        self._stop_watching()
+        self._session.note(
+            CollectorStopped(
+                at_ns=time.time_ns(), step=self._session.step_number, collector="cuda_memory", reason=reason
+            )
+        )
+
+    def _stop_watching(self) -> None:
+        self._is_ready, self._peaks = False, None
+        self._wanted.clear()
 
 
 def start(session: Session) -> None:
     """Wait for CUDA to be initialised by the program itself."""
-    if torch.version.cuda is None or not session.options.memory_steps:
-        return
-    memory = CudaMemory(session)
-    open_guarded: Any = session.shell.guarded("cuda_memory", memory.open)
-    torch.cuda._lazy_call(open_guarded)  # type: ignore[no-untyped-call]
-    session.subscribe(session.loop.step_began, "cuda_memory", memory.begin)
-    session.subscribe(session.loop.step_ended, "cuda_memory", memory.finish)
-    session.on_end("cuda_memory", memory.close)
+    options = session.options
+    if is_possible() and (options.memory_steps or "memory-peak" in options.triggers):
+        memory = CudaMemory(session, CudaHistory())
+        memory.subscribe()
+        began: Any = session.shell.guarded("cuda_memory", memory.cuda_began)
+        torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+
+
+def _watch_program(session: Session, memory: CudaMemory) -> Undo:
+    original = torch.cuda.memory._record_memory_history
+    begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
+
+    @functools.wraps(original)
+    def record(*args: Any, **kwargs: Any) -> None:
+        begins()
+        original(*args, **kwargs)
+
+    return replace(torch.cuda.memory, "_record_memory_history", record)

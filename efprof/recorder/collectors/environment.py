@@ -1,14 +1,27 @@
-"""Adds to run.json what only the training process knows: versions, devices, settings, where memory is read from."""
+"""Adds to run.json what only the training process knows: versions, devices, settings, where memory is read from.
 
+Among it is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
+What is read of a CUDA device was never run on one so far: the machine this was written on has none.
+"""
+
+import os
 import platform
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import torch
 
 import efprof
 from efprof.artifacts.run_file import Device, read_run_file, write_run_file
+from efprof.recorder.machine import driver_version
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
+
+NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
+"""Packages whose version can explain a difference between two runs, where the program has imported them."""
 
 
 def start(session: Session) -> None:
@@ -32,32 +45,72 @@ def _write(session: Session) -> None:
     write_run_file(session.run_folder, run)
 
 
+def _has_cuda() -> bool:
+    """Whether the program itself has initialised CUDA; we never do."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "efprof": efprof.__version__}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    return versions
+    built_for = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    versions |= {name: version for name, version in built_for.items() if version}
+    if _has_cuda():
+        found = {"driver": driver_version(), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+        versions |= {name: str(version) for name, version in found.items() if version}
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in NAMED_PACKAGES}
+    return versions | {name: version for name, version in loaded.items() if isinstance(version, str)}
 
 
 def _devices() -> list[Device]:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return []
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [
-        Device(index=index, name=device.name, total_bytes=device.total_memory)
-        for index, device in enumerate(properties)
-    ]
+    return [_device(index) for index in range(torch.cuda.device_count())] if _has_cuda() else []
+
+
+def _device(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    # Only of the device in use: asking another for its free memory would start a context on it.
+    is_current = index == torch.cuda.current_device()
+    free = torch.cuda.mem_get_info(index)[0] if is_current else None
+    return Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free)
 
 
 def _settings() -> dict[str, str]:
-    settings = {
-        "intra-op threads": str(torch.get_num_threads()),
-        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "anomaly detection": str(torch.is_anomaly_enabled()),
-        "matmul precision": torch.get_float32_matmul_precision(),
+    readers: dict[str, Callable[[], Any]] = {
+        "intra-op threads": torch.get_num_threads,
+        "inter-op threads": torch.get_num_interop_threads,
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+        "anomaly detection": torch.is_anomaly_enabled,
+        "default dtype": torch.get_default_dtype,
+        "matmul precision": torch.get_float32_matmul_precision,
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        settings["cudnn benchmark"] = str(torch.backends.cudnn.benchmark)
-        settings["CUDA allocator"] = torch.cuda.memory.get_allocator_backend()
-        settings["memory fraction"] = str(torch.cuda.memory.get_per_process_memory_fraction())
+    if _has_cuda():
+        readers |= cuda_readers()
+    settings = {}
+    for name, reader in readers.items():
+        # torch refuses to say where a program has set the precision in its old and its new way.
+        with suppress(RuntimeError, AttributeError):
+            settings[name] = str(reader())
     return settings
+
+
+def cuda_readers() -> dict[str, Callable[[], Any]]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {
+        "cudnn enabled": lambda: cudnn.enabled,
+        "cudnn benchmark": lambda: cudnn.benchmark,
+        "cudnn deterministic": lambda: cudnn.deterministic,
+        "cudnn TF32": lambda: cudnn.allow_tf32,
+        "matmul TF32": lambda: matmul.allow_tf32,
+        "matmul fp32 precision": lambda: matmul.fp32_precision,
+        "matmul reduced bf16 sums": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "matmul reduced fp16 sums": lambda: matmul.allow_fp16_reduced_precision_reduction,
+        "CUDA allocator": torch.cuda.memory.get_allocator_backend,
+        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(),  # not in every torch
+        "CUDA allocator settings": _allocator_settings,
+    }
+
+
+def _allocator_settings() -> str:
+    """As torch took them, a change at run time included; a torch that does not tell had them from the environment."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    text = read() if read is not None else os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    return str(text) or "none: its defaults"

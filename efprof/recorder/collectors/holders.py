@@ -1,5 +1,9 @@
-"""When memory has grown for a while, counts twice who holds tensors, some steps apart, and keeps what grew."""
+"""Counts twice who holds tensors, some steps apart, when memory has grown for a while, and keeps what grew.
 
+With `--holders` also at fixed steps, whether or not memory grows; then it keeps what did not grow as well.
+"""
+
+import sys
 import time
 from collections import deque
 from itertools import pairwise
@@ -11,7 +15,8 @@ from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.writing import write_atomically
-from efprof.recorder.census import Census, Held
+from efprof.recorder.census import Census
+from efprof.recorder.held import Held
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 
@@ -23,6 +28,10 @@ STEPS_APART = 4
 
 MAX_CENSUSES = 3
 
+FIXED_FACTOR = 10
+"""Each census that was asked for comes at ten times the step of the last: 8, 80, 800; a little later where steps are
+so short that they are finished together."""
+
 MAX_STEPS_BACK = 512
 """A look goes back over half of the steps so far, and no further: a longer memory would itself grow."""
 
@@ -33,66 +42,127 @@ MIN_SHARE_RISING = 0.75
 """Of the steps looked back on; a sawtooth rises in half of them."""
 
 
+MAX_HOLDERS = 500
+"""In one file; a dictionary of tensors has as many holders as keys."""
+
+
 class Holders:
     """Looks at the memory after every step, and takes a census where it grows; each later look is further off."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._keeps_all = session.options.holders
+        self._next_fixed = FIRST_CHECK
         self._allocated: deque[int] = deque(maxlen=MAX_STEPS_BACK)
         self._num_seen = 0
-        self._next_check = FIRST_CHECK
-        self._before: tuple[int, dict[tuple[str, str], Held]] | None = None
+        self._next_check = 2 * FIRST_CHECK if self._keeps_all else FIRST_CHECK  # the first fixed one sees as much
+        self._wished_ns: int | None = None
+        self._before: tuple[int, Census] | None = None
+        self._num_for_growth = 0
         self._count = 0
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Note the memory; count where it is time to."""
-        if record.memory and record.window is None:
-            self._allocated.append(record.memory[-1].allocated_bytes)
-            self._num_seen += 1
+        self._note(record)
+        if self._before is None and self._wished_ns is None and not self._is_time(step.number + 1):
+            return
+        # Short steps may be finished together, long after they ended; between disturbed ones each is when it ends.
+        self._session.loop.disturb()
         if self._before is not None:
             if step.number >= self._before[0] + STEPS_APART:
                 self._compare(step.number)
-        elif self._num_seen >= self._next_check and self._count < MAX_CENSUSES:
-            self._look(step.number)
+        elif self._wished_ns is None:
+            self._wished_ns = time.perf_counter_ns()
+        elif step.start_ns > self._wished_ns:
+            self._wished_ns = None
+            self._before = (step.number, self._census())
 
-    def _look(self, step: int) -> None:
+    def _note(self, record: StepRecord) -> None:
+        if record.memory and record.window is None:
+            self._allocated.append(record.memory[-1].allocated_bytes)
+            self._num_seen += 1
+
+    def _is_time(self, step: int) -> bool:
+        """Whether holders are to be counted at the end of this step, the next one to end."""
+        if self._keeps_all and step >= self._next_fixed:
+            self._next_fixed *= FIXED_FACTOR
+            return True
+        if self._num_seen < self._next_check or self._num_for_growth >= MAX_CENSUSES:
+            return False
+        is_growing = self._is_growing()
+        self._num_for_growth += is_growing
+        self._next_check = max(self._next_check + 4, int(self._next_check * 1.5))
+        return is_growing
+
+    def _is_growing(self) -> bool:
         recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
         rises = [after - before for before, after in pairwise(recent)]
-        is_growing = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
+        is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
         # The median: what a window leaves behind, once, is no growth.
-        if is_growing and median(rises) >= MIN_GROWTH_BYTES:
-            self._session.loop.disturb()
-            self._before = (step, Census(self._session.sites).count())
-        self._next_check = max(self._next_check + 4, int(self._next_check * 1.5))
+        return is_rising and median(rises) >= MIN_GROWTH_BYTES
 
     def _compare(self, step: int) -> None:
         assert self._before is not None
         start = time.perf_counter()
-        self._session.loop.disturb()
-        first, before = self._before
-        self._before = None
-        after = Census(self._session.sites).count()
-        grown = [_holder(before.get(key), held) for key, held in after.items() if _has_grown(before.get(key), held)]
-        grown.sort(
-            key=lambda holder: (
-                -(
-                    holder.graph_bytes_after
-                    + holder.tensor_bytes_after
-                    - holder.tensor_bytes_before
-                    - holder.graph_bytes_before
-                )
-            )
-        )
+        (first, before), self._before = self._before, None
+        after = self._census()
         self._count += 1
         name = f"holders-{self._count}.json"
-        census = HolderCensus(step_before=first, step_after=step, holders=grown)
+        grown, steady = _sorted(before, after)
+        if grown:
+            self._keep_sources()
+        census = HolderCensus(
+            step_before=first,
+            step_after=step,
+            holders=[self._named(holder) for holder in [*grown, *(steady if self._keeps_all else ())][:MAX_HOLDERS]],
+            is_partial=before.is_partial or after.is_partial,
+        )
         write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(census)))
         self._session.note(CensusEvent(at_ns=time.time_ns(), step=step, file=name, seconds=time.perf_counter() - start))
+
+    def _census(self) -> Census:
+        census = Census(self._session.sites)
+        census.count()
+        return census
+
+    def _keep_sources(self) -> None:
+        """The text of all the user's files: the statement that makes a holder grow may stand in any of them."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if file and self._session.sites.is_user_file(file):
+                self._session.sites.file(file)
+
+    def _named(self, holder: Holder) -> Holder:
+        file = holder.file and self._session.sites.file(holder.file)
+        return msgspec.structs.replace(holder, file=file)
 
 
 def start(session: Session) -> None:
     """Listen to the ends of steps."""
     session.subscribe(session.loop.step_ended, "holders", Holders(session).finish)
+
+
+def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:
+    """What grew and what did not, most bytes first; of what was not counted to its end nobody knows that it grew."""
+    is_partial = before.is_partial or after.is_partial
+    unsure = before.cut | after.cut
+    grown, steady = [], []
+    for key, held in after.held.items():
+        earlier = before.held.get(key)
+        if key in unsure or (is_partial and earlier is None):
+            steady.append(_holder(held, held))
+        elif _has_grown(earlier, held):
+            grown.append(_holder(earlier, held))
+        elif earlier is not None:
+            steady.append(_holder(earlier, held))
+    grown.sort(key=lambda holder: -_growth(holder))
+    steady.sort(key=lambda holder: -(holder.tensor_bytes_after + holder.graph_bytes_after))
+    return grown, steady
+
+
+def _growth(holder: Holder) -> int:
+    tensor_bytes = holder.tensor_bytes_after - holder.tensor_bytes_before
+    return tensor_bytes + holder.graph_bytes_after - holder.graph_bytes_before
 
 
 def _has_grown(before: Held | None, after: Held) -> bool:

@@ -5,7 +5,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +14,19 @@ from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.hooks import replace
+from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
+
+MAX_CANARY_ELEMENTS = 4096
+"""A gradient of this size is summed in two microseconds."""
 
 _read = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
 
 @dataclass(slots=True)
 class _Open:
-    """The numbers of the open step so far, and what the device owes for them."""
+    """The numbers of an open step so far, and what the device owes for them."""
 
     loss: float | None = None
     gradient_norm: float | None = None
@@ -32,8 +36,10 @@ class _Open:
     num_inf: int | None = None
     learning_rate: float | None = None
     is_guarded: bool = False
-    device_losses: list[torch.Tensor] = field(default_factory=list)
-    device_norms: list[torch.Tensor] = field(default_factory=list)
+    is_read: bool | None = None
+    """Whether this step can afford to read its gradients."""
+    device_losses: tuple[torch.Tensor, ...] = ()
+    device_norms: tuple[torch.Tensor, ...] = ()
 
 
 class Numbers:
@@ -43,88 +49,111 @@ class Numbers:
         self._session = session
         self._has_walked = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._open = _Open()
-        self._clip_norm: torch.Tensor | None = None
-
-    def begin(self, _: OpenStep) -> None:
-        """Forget the step before."""
-        self._open = _Open()
-        self._clip_norm = None
+        self._clip_norm: tuple[int, torch.Tensor] | None = None
+        self._plan = ReadingPlan()
+        self._step_ns = 0
+        self._canary: weakref.ref[torch.Tensor] | None = None
 
     def note_loss(self, step: OpenStep, tensors: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
+        opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
-        if shown.device.type != "cpu":
-            self._open.device_losses.append(shown.detach().reshape(()).to(torch.float32))
+        if not shown.is_cpu:
+            opened.device_losses += (shown.detach().reshape(()).to(torch.float32),)
             return
         self._loss = weakref.ref(loss)
         value = float(_read(shown))
-        self._open.loss = value if self._open.loss is None else self._open.loss + value
+        opened.loss = value if opened.loss is None else opened.loss + value
         if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
             self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
 
     def note_clip(self, norm: torch.Tensor) -> None:
         """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
-        self._clip_norm = norm.detach() if type(norm) is torch.Tensor else None
+        self._clip_norm = (self._session.step_number, norm.detach()) if type(norm) is torch.Tensor else None
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        """Count the gradients an optimizer is about to apply, and take their norm."""
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        self._open.num_gradients += len(gradients)
+        """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
+        opened = _numbers_of(step)
         # An optimizer that was given this flag skips a bad step by itself, on the device.
-        self._open.is_guarded |= getattr(optimizer, "found_inf", None) is not None
-        if self._open.learning_rate is None:
-            self._open.learning_rate = _learning_rate(optimizer)
-        dense = [gradient for gradient in gradients if _is_plain(gradient)]
-        self._open.gradient_bytes += sum(gradient.nbytes for gradient in dense)
-        clip_norm, self._clip_norm = self._clip_norm, None
+        opened.is_guarded |= getattr(optimizer, "found_inf", None) is not None
+        if opened.learning_rate is None:
+            opened.learning_rate = _learning_rate(optimizer)
+        clip_norm = self._clip_norm[1] if self._clip_norm and self._clip_norm[0] == step.number else None
+        self._clip_norm = None
+        if opened.is_read is None:
+            opened.is_read = self._plan.is_due(step.number)
+        if clip_norm is None and not opened.is_read and self._seems_fine():
+            return
+        before = time.perf_counter_ns()
+        self._read_gradients(step, optimizer, clip_norm)
+        self._plan.note(step.number, time.perf_counter_ns() - before, self._step_ns)
+
+    def _seems_fine(self) -> bool:
+        """Whether a small gradient is finite that a bad one anywhere above would have reached: it is read for little.
+
+        Where nobody has chosen one yet, or it is gone, all gradients have to be read.
+        """
+        parameter = self._canary() if self._canary is not None else None
+        gradient = None if parameter is None else parameter.grad
+        return gradient is not None and math.isfinite(_read(gradient.sum()))
+
+    def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
+        opened = _numbers_of(step)
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        opened.num_gradients += len(parameters)
+        dense = [parameter.grad for parameter in parameters if _is_plain(parameter.grad)]
+        opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
             return
         if all(gradient.is_cpu for gradient in dense):
+            self._canary = _canary_of(parameters)
             norm = _norm(dense) if clip_norm is None else _read(clip_norm)
-            self._open.gradient_norm = (
-                norm if self._open.gradient_norm is None else _root_of_squares((self._open.gradient_norm, norm))
+            opened.gradient_norm = (
+                norm if opened.gradient_norm is None else _root_of_squares((opened.gradient_norm, norm))
             )
             self._count_bad(step, dense, norm)
         else:
-            self._open.device_norms.append(_device_norm(dense) if clip_norm is None else clip_norm)
+            opened.device_norms += (_device_norm(dense) if clip_norm is None else clip_norm,)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
-        if self._open.num_gradients:
-            record.num_gradients, record.gradient_bytes = self._open.num_gradients, self._open.gradient_bytes
-            record.num_nan, record.num_inf = self._open.num_nan, self._open.num_inf
-        record.learning_rate = self._open.learning_rate
-        record.loss = _spelled(self._open.loss)
-        _fill_norm(record, self._open.gradient_norm, self._open.is_guarded)
+        self._step_ns = int(record.total_us * 1000)
+        opened: _Open | None = step.numbers
+        if opened is None:
+            return
+        if opened.num_gradients:
+            record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes
+            record.num_nan, record.num_inf = opened.num_nan, opened.num_inf
+        record.learning_rate = opened.learning_rate
+        record.loss = _spelled(opened.loss)
+        _fill_norm(record, opened.gradient_norm, opened.is_guarded)
         is_on_device = step.scale is not None and step.scale.device.type != "cpu"
         if step.scale is not None and not is_on_device:
             record.scaler_scale = float(_read(step.scale))
-        if self._open.device_losses or self._open.device_norms or is_on_device:
-            step.late = _later(record, self._open, step.scale if is_on_device else None)
+        if opened.device_losses or opened.device_norms or is_on_device:
+            step.owe(_later(record, opened, step.scale if is_on_device else None))
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
-        self._open.num_nan, self._open.num_inf = self._open.num_nan or 0, self._open.num_inf or 0
+        opened = _numbers_of(step)
+        opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
         if math.isfinite(norm):
             return
         with torch.no_grad():
-            self._open.num_nan += sum(int(_read(torch.isnan(gradient).sum())) for gradient in gradients)
-            self._open.num_inf += sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
+            opened.num_nan += sum(int(_read(torch.isnan(gradient).sum())) for gradient in gradients)
+            opened.num_inf += sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
         if not self._has_walked:
             self._has_walked = True
             loss = self._loss() if self._loss is not None else None
             self._note_bad(step, "gradient", norm, [] if loss is None else find_steep(loss, step.sequence or 0))
 
     def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
+        self._session.window_requests.append("non-finite")
         self._session.note(
             NonFiniteSeen(
                 at_ns=time.time_ns(),
@@ -140,7 +169,6 @@ class Numbers:
 def start(session: Session) -> None:
     """Listen to backward passes, optimizer steps and gradient clipping."""
     numbers, loop = Numbers(session), session.loop
-    session.subscribe(loop.step_began, "numbers", numbers.begin)
     session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
@@ -162,9 +190,25 @@ def start(session: Session) -> None:
     )
 
 
-def _is_plain(gradient: torch.Tensor) -> bool:
+def _numbers_of(step: OpenStep) -> _Open:
+    if step.numbers is None:
+        step.numbers = _Open()
+    opened: _Open = step.numbers
+    return opened
+
+
+def _is_plain(gradient: torch.Tensor | None) -> bool:
     """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
+    if gradient is None:
+        return False
     return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
+
+
+def _canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
+    """The first small parameter: the first layers' gradients are made from all the others'."""
+    small = (one for one in parameters if one.numel() <= MAX_CANARY_ELEMENTS and _is_plain(one.grad))
+    first = next(small, None)
+    return None if first is None else weakref.ref(first)
 
 
 def _norm(gradients: list[torch.Tensor]) -> float:

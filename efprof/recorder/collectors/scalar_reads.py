@@ -53,8 +53,13 @@ class _Reads:
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
-            # Loading data and stepping the optimizer read by design, on the CPU.
-            if loop.step is None or self._is_reading or loop.stage in ("data", "optimizer") or not loop.is_ours:
+            if (
+                loop.step is None
+                or self._is_reading
+                or loop.stage == "data"
+                or loop.is_in_optimizer
+                or not loop.is_ours
+            ):
                 return original(*args, **kwargs)
             if _waits_for_nothing(args[0] if args else None):
                 return original(*args, **kwargs)
@@ -78,8 +83,8 @@ def _note(session: Session, call: str, caller: FrameType, spent_ns: int) -> None
     file = caller.f_code.co_filename
     is_ours_to_count = call == "print" or file.endswith(FORMATTING) or not _is_inside_torch(file)
     site = session.sites.of_caller(caller) if is_ours_to_count else None
-    if site is not None:
-        session.loop.note_read(site, call, spent_ns)
+    if site is not None and session.loop.step is not None:
+        session.loop.step.note_read(site, call, spent_ns)
 
 
 _TORCH = torch.__file__.removesuffix("__init__.py")

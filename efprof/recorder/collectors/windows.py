@@ -21,6 +21,7 @@ from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.operators import watch_operators
 from efprof.recorder.session import Session
+from efprof.recorder.triggers import TRIGGERED_STEPS, Triggers
 
 MAX_DATA_MS = 20.0
 """A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
@@ -32,34 +33,40 @@ class Windows:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._ranges = {start: end for start, end in session.options.trace_steps if end > start}
+        self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
+        self._triggers = Triggers(session.options.triggers, session.window_requests)
         self._profiler: torch.profiler.profile | None = None
         self._first = 0
         self._end = 0
+        self._why = ""
         self._count = 0
         self._seconds = 0.0
-        self._last_data_ms = 0.0
+        self._last: StepRecord | None = None
         self._is_opening = False
         self._operators: list[Undo] = []
 
     def begin(self, step: OpenStep) -> None:
         """Open a window that starts at this step, unless the program is profiling itself."""
-        end = self._ranges.get(step.number)
-        if self._profiler is None and end is not None and self._last_data_ms <= MAX_DATA_MS:
-            self._session.loop.disturb()
-            self._open(step, end, "schedule")
+        if self._profiler is None:
+            if self._triggers.requests and step.window is None:
+                self._plan_triggered(step.number)
+            if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
+                self._session.loop.disturb()
+                self._open(step, *self._planned[step.number])
         if self._profiler is not None:
             step.window = self._name
 
     def begin_after_fetch(self, step: OpenStep) -> None:
         """Open a window of this one step, less the fetch that was too long to be in it."""
-        if self._profiler is None and step.number in self._ranges and step.window is None:
-            self._open(step, step.number + 1, "schedule, without the data stage")
+        if self._profiler is None and step.number in self._planned and step.window is None:
+            _, why = self._planned[step.number]
+            self._open(step, step.number + 1, f"{why}, without the data stage")
             step.window = self._name if self._profiler is not None else None
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Close the window after its last step."""
-        self._last_data_ms = sum(span.end_us - span.start_us for span in record.spans if span.stage == "data") / 1000
+        self._last = record
+        self._triggers.note(record)
         if self._profiler is not None and step.number + 1 >= self._end:
             self._close(step.number)
 
@@ -70,7 +77,7 @@ class Windows:
         if step.number > self._first:
             self._close(step.number - 1)
             return
-        self._ranges[step.number + 1] = self._end + 1
+        self._planned[step.number + 1] = self._end + 1, self._why
         self._discard(step.number)
 
     def yield_to_program(self) -> None:
@@ -87,9 +94,17 @@ class Windows:
     def _name(self) -> str:
         return f"trace-{self._count}"
 
+    def _plan_triggered(self, number: int) -> None:
+        """At this step, where it may be; otherwise the request waits."""
+        memory_steps = self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        scheduled = [(start, end) for start, (end, _) in self._planned.items()]
+        why = None if _is_profiling_itself() else self._triggers.take(number, [*scheduled, *memory_steps])
+        if why is not None:
+            self._planned[number] = number + TRIGGERED_STEPS, why
+
     def _open(self, step: OpenStep, end: int, why: str) -> None:
-        del self._ranges[step.number]
-        if torch._C._autograd._profiler_enabled() or sys.getprofile() is not None:
+        del self._planned[step.number]
+        if _is_profiling_itself():
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._session.note(
                 CollectorStopped(at_ns=time.time_ns(), step=step.number, collector="windows", reason=reason)
@@ -97,7 +112,7 @@ class Windows:
             return
         start = time.perf_counter()
         self._count += 1
-        self._first, self._end = step.number, end
+        self._first, self._end, self._why = step.number, end, why
         self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
         self._is_opening = True
         profiler = torch.profiler.profile(
@@ -159,8 +174,8 @@ class Windows:
 
 
 def start(session: Session) -> None:
-    """Watch the steps for the ones that a window begins or ends with."""
-    if session.options.trace_steps:
+    """Watch the steps for the ones that a window begins or ends with, and for what calls for one."""
+    if session.options.trace_steps or session.options.triggers:
         windows = Windows(session)
         session.subscribe(session.loop.step_began, "windows", windows.begin)
         session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
@@ -182,6 +197,16 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
         original(self, *args, **kwargs)
 
     return replace(torch.autograd.profiler.profile, "__init__", construct)
+
+
+def _is_profiling_itself() -> bool:
+    return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
+
+
+def _data_ms(record: StepRecord | None) -> float:
+    """Milliseconds that a step fetched its batch for."""
+    spans = [] if record is None else record.spans
+    return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000
 
 
 def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:

@@ -1,0 +1,37 @@
+"""A block of steps, as it is asked for and as it is answered, and how a block's steps become one figure."""
+
+import statistics
+from typing import Any, Literal
+
+import msgspec
+
+SHARE_KEPT = 0.9
+"""Of a block's steps, the fastest: what another program takes from the rest is not ours, while a cost that comes
+with every tenth step still counts."""
+
+Under = Literal["nothing", "efprof", "torch.profiler"]
+
+
+class BlockRequest(msgspec.Struct, kw_only=True):
+    """`steps` to be timed after `warm_up` others, under a tool that is started before them and ended after them."""
+
+    warm_up: int
+    steps: int
+    under: Under = "nothing"
+    options: dict[str, Any] = {}
+    """Of `efprof.record`."""
+
+
+class BlockTimes(msgspec.Struct, kw_only=True):
+    """The timed steps; `around_s` is what starting and ending the tool took, `folder` where it wrote."""
+
+    times_ms: list[float]
+    cpu_ms: float
+    around_s: float
+    peak_bytes: int
+    folder: str | None = None
+
+    @property
+    def step_ms(self) -> float:
+        """The mean of the fastest steps."""
+        return statistics.fmean(sorted(self.times_ms)[: max(1, round(len(self.times_ms) * SHARE_KEPT))])

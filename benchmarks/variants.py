@@ -1,0 +1,113 @@
+"""What is measured: the recorder's tiers, and beside them the tools that people use for the same."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.blocks import BlockRequest, Under
+
+BIN = Path(sys.executable).parent
+WORKER = "benchmarks/worker.py"
+
+PLAIN = (sys.executable, WORKER)
+
+RECORDED = (sys.executable, "-m", "efprof", "record", "--windows", "none", "--", *PLAIN)
+"""The always-on tier as people start it, for the memory that it adds to a process."""
+
+STEPS_TO_SETTLE = 30
+"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 20 steps in full."""
+
+STEPS_BEFORE_WINDOW = 6
+WINDOW_STEPS = 5
+
+TIMED_MS = 400.0
+"""Of a block: long against a switch between blocks, short against the moods of a shared machine."""
+
+LEAST_STEPS, MOST_STEPS = 10, 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One row of the table.
+
+    `under` and `options` are what a block of it runs under. A tool that must be there from a process's start is all
+    in `launcher` and `arguments` instead (`is_whole_process`).
+    """
+
+    name: str
+    rounds: int
+    under: Under = "nothing"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    launcher: tuple[str, ...] = PLAIN
+    arguments: tuple[str, ...] = ()
+    is_whole_process: bool = False
+    num_processes: int = 1
+    """That the rounds are spread over: two where the luck of one could be taken for a small cost."""
+    has_window: bool = False
+    expects: str | None = None
+    """A file that its recording must leave."""
+
+    def request(self, bare_ms: float) -> BlockRequest:
+        """A block with the tool on."""
+        if self.is_whole_process:
+            return bare_request(bare_ms)
+        warm_up, steps = STEPS_TO_SETTLE, _steps_of(bare_ms)
+        if self.has_window:
+            warm_up, steps = STEPS_BEFORE_WINDOW, WINDOW_STEPS
+        return BlockRequest(under=self.under, options=dict(self.options), warm_up=warm_up, steps=steps)
+
+
+def bare_request(bare_ms: float) -> BlockRequest:
+    """A block with no tool on; its first steps find the caches cold."""
+    return BlockRequest(warm_up=3, steps=_steps_of(bare_ms))
+
+
+def _steps_of(bare_ms: float) -> int:
+    return min(MOST_STEPS, max(LEAST_STEPS, round(TIMED_MS / bare_ms)))
+
+
+TIER_1 = Variant(name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2)
+TIER_2 = Variant(
+    name="tier 2: in a window",
+    rounds=9,
+    under="efprof",
+    options={
+        # It opens one step before the first that is timed, and closes after the last.
+        "trace_steps": f"{STEPS_BEFORE_WINDOW - 1}:{STEPS_BEFORE_WINDOW + WINDOW_STEPS}",
+        "memory_steps": "none",
+        "triggers": "none",
+    },
+    has_window=True,
+    expects="trace-1.json.gz",
+)
+HOLDERS = Variant(name="tier 3: --holders", rounds=9, under="efprof", options={"windows": "none", "holders": True})
+HOST_MEMORY = Variant(
+    name="tier 3: --host-memory",
+    rounds=9,
+    under="efprof",
+    options={"windows": "none", "host_memory": True},
+    expects="host.memray",
+)
+PROFILER = Variant(name="torch.profiler alone", rounds=9, under="torch.profiler", has_window=True)
+MEMRAY = Variant(
+    name="memray alone",
+    rounds=9,
+    launcher=(sys.executable, "-m", "memray", "run", "--quiet", "--output", "{home}/bare.memray", WORKER),
+    is_whole_process=True,
+)
+TRACEML = Variant(
+    name="TraceML 0.5",
+    rounds=12,
+    launcher=(
+        *(str(BIN / "traceml"), "run", WORKER, "--mode", "summary", "--logs-dir", "{home}/logs"),
+        *("--aggregator-port", "{port}", "--master-port", "{other_port}", "--args"),
+    ),
+    arguments=("--traceml",),
+    is_whole_process=True,
+    num_processes=2,
+)
+BARE = Variant(name="bare, another process", rounds=12, is_whole_process=True, num_processes=2)
+
+VARIANTS = (TIER_1, TIER_2, HOLDERS, HOST_MEMORY, PROFILER, MEMRAY, TRACEML, BARE)

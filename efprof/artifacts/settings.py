@@ -1,0 +1,125 @@
+"""efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded, and where its own settings lie."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from efprof.model import EfprofError
+
+SETTINGS_FILE = "efprof.toml"
+PROJECT_FILE = "pyproject.toml"
+
+WINDOWED = ("trace_steps", "memory_steps", "triggers")
+"""What `windows = "none"` turns off together."""
+
+Words = str | list[str]
+
+
+class RecordSettings(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, rename={"keeps_diff": "diff"}
+):
+    """[record]: the options of `efprof record` in their own words; None where the file says nothing."""
+
+    name: str | None = None
+    windows: str | None = None
+    trace_steps: Words | None = None
+    memory_steps: Words | None = None
+    triggers: Words | None = None
+    host_memory: bool | None = None
+    holders: bool | None = None
+    keeps_diff: bool | None = None
+
+
+class _Content(msgspec.Struct, kw_only=True, frozen=True):
+    record: RecordSettings = RecordSettings()
+    configuration: Words = []
+
+
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """`file` is where they were read, None where there is none; `configuration` names the project's own files."""
+
+    file: Path | None = None
+    record: RecordSettings = RecordSettings()
+    configuration: tuple[Path, ...] = ()
+
+
+def read_settings(folder: Path) -> Settings:
+    """Those of the nearest folder from `folder` upwards that has any; raises EfprofError naming what is wrong."""
+    for place in (folder, *folder.parents):
+        for name in (SETTINGS_FILE, PROJECT_FILE):
+            content = _read(place / name)
+            if content is not None:
+                return _checked(place / name, content)
+    return Settings()
+
+
+def merge(settings: RecordSettings, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, by option: `flags` win, those that are None were not given."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    wanted = {name: _joined(value) for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+    if "windows" in given:
+        wanted = {name: value for name, value in wanted.items() if name not in WINDOWED}
+    elif wanted.get("windows") == "none":
+        wanted = {**wanted, **dict.fromkeys(WINDOWED, "none"), "windows": "default"}
+    return wanted | given
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Our table of the file; None where there is no file, or none of ours in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise EfprofError(f"{path} cannot be read: {reason}.") from None
+    if path.name == PROJECT_FILE and "efprof" not in text:
+        return None  # whatever else is wrong with it is no business of ours
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise EfprofError(f"{path} is not valid TOML: {error}.") from None
+    if path.name == SETTINGS_FILE:
+        return content
+    tools = content.get("tool")
+    ours = tools.get("efprof") if isinstance(tools, dict) else None
+    return ours if isinstance(ours, dict) else None
+
+
+def _checked(path: Path, content: dict[str, Any]) -> Settings:
+    _refuse_unknown(path, "", content, _Content)
+    record = content.get("record", {})
+    if isinstance(record, dict):
+        _refuse_unknown(path, "record.", record, RecordSettings)
+    try:
+        read = msgspec.convert(content, type=_Content)
+    except msgspec.ValidationError as error:
+        why, _, place = str(error).replace(" | null", "").partition(" - at `$.")
+        raise EfprofError(f"{path}: '{place.removesuffix('`')}' is wrong: {why[0].lower()}{why[1:]}.") from None
+    return Settings(file=path, record=read.record, configuration=_files(path, read.configuration))
+
+
+def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)[0]
+            raise EfprofError(f"{path}: there is no setting '{section}{key}'; did you mean '{section}{near}'?")
+
+
+def _files(path: Path, names: Words) -> tuple[Path, ...]:
+    """Those that `configuration` names, from where the settings lie."""
+    files = tuple(path.parent / name for name in ([names] if isinstance(names, str) else names))
+    for file in files:
+        if not file.is_file():
+            raise EfprofError(f"{path}: 'configuration' names {file}, which is not a file.")
+    return files
+
+
+def _joined(value: Any) -> Any:
+    """`["5:7", "100:102"]` as the command line writes it."""
+    return ",".join(value) if isinstance(value, list) else value

@@ -1,0 +1,67 @@
+"""`efprof doctor`: what can be recorded on this machine and what not, and why."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from efprof.recorder.doctor.check import Check
+
+CANNOT_RECORD: Final = 1
+
+WIDTH: Final = 110
+"""Of a line: what a terminal beside an editor shows."""
+
+
+@click.command()
+@click.option("--json", "is_json", is_flag=True, help="Print every check as JSON.")
+def doctor(is_json: bool) -> int:
+    """Say what can be recorded on this machine and what not, and why.
+
+    It looks at the Python, torch and settings of the folder it is called in; it imports torch, which takes seconds,
+    and starts nothing on a GPU.
+
+    Exit code: 0 where training can be recorded, 1 where it cannot.
+    """
+    import msgspec
+
+    from efprof.artifacts.runs import runs_folder
+    from efprof.recorder.doctor.check import can_record
+    from efprof.recorder.doctor.examination import examine
+
+    checks = examine(Path.cwd(), runs_folder())
+    is_fine = can_record(checks)
+    if is_json:
+        found = {"can_record": is_fine, "checks": checks}
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        click.echo(render_checks(checks, is_fine))
+    return 0 if is_fine else CANNOT_RECORD
+
+
+def render_checks(checks: "Sequence[Check]", is_fine: bool) -> str:
+    """A line for each, what to do below it, and the verdict at the end."""
+    status_width = max(len(check.status) for check in checks)
+    name_width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        head = f"{check.status:{status_width}}  {check.name:{name_width}}  "
+        lines += _wrapped(head, check.why)
+        lines += _wrapped(" " * len(head), check.advice) if check.advice else []
+    stopping = [check.name for check in checks if check.is_essential and check.status == "no"]
+    verdict = "Training can be recorded here." if is_fine else f"Training cannot be recorded here: {_and(stopping)}."
+    return "\n".join([*lines, "", verdict])
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

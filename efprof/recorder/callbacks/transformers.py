@@ -1,0 +1,37 @@
+"""`Trainer(callbacks=[RecordTraining()])`: records a training of the Hugging Face Trainer, a step per `global_step`."""
+
+from typing import Any, Unpack
+
+from transformers import TrainerCallback
+
+from efprof.recorder.callbacks.marks import TrainingMarks
+from efprof.recorder.in_code import Wanted
+
+
+class RecordTraining(TrainerCallback):
+    """Records each `train`, into a run of its own unless one is being recorded already.
+
+    Takes the options of `efprof.record`. Evaluation belongs to no step. The Trainer has no event for an error: a
+    training that raises is closed when the program ends, or when the next training begins.
+    """
+
+    def __init__(self, name: str | None = None, **wanted: Unpack[Wanted]) -> None:
+        self._marks = TrainingMarks(name, **wanted)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start the recording and mark steps from here on."""
+        self._marks.end(RuntimeError("the training before this one did not reach its end"))
+        self._marks.record()
+        self._marks.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """End the step."""
+        self._marks.step_ended()
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        """Begin the next step only here."""
+        self._marks.evaluated()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """End the recording, if it was started here."""
+        self._marks.end()

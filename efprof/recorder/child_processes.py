@@ -1,0 +1,53 @@
+"""Records what Python's multiprocessing starts to train: such a process ends without what ends a program."""
+
+import functools
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from efprof.recorder.hooks import replace
+from efprof.recorder.session import Session
+
+SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+"""Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
+
+_run = BaseProcess.run
+
+
+def watch_child_processes(session: Session, begin_anew: Callable[[], Session | None]) -> None:
+    """Wrap what every child runs, so that its session ends with its work, and its error is known.
+
+    A child that was forked has no session of its own yet: `begin_anew` starts one, unless it is a servant.
+    """
+    recorded = os.getpid()
+
+    @functools.wraps(_run)
+    def run(self: Any) -> None:
+        is_forked = os.getpid() != recorded
+        own = session if not is_forked else None if _is_servant(self) else begin_anew()
+        if own is None or multiprocessing.parent_process() is None:
+            return _run(self)
+        try:
+            return _run(self)
+        except BaseException as error:
+            sys.last_value = _origin(error)  # where the session looks for what ended the program
+            raise
+        finally:
+            own.end()
+
+    session.undo_at_end([replace(BaseProcess, "run", run)])
+
+
+def _is_servant(process: Any) -> bool:
+    target = getattr(process, "_target", None)
+    return (getattr(target, "__module__", None) or "").startswith(SERVANTS)
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """What made a child call `sys.exit`, as torch.multiprocessing does where its function raised."""
+    if isinstance(error, SystemExit):
+        return error.__context__ if error.code else None
+    return error

@@ -1,0 +1,49 @@
+"""With `--host-memory`: records every allocation of the host with memray, from the import of torch to the end.
+
+memray writes as it goes, so that a process that is killed leaves a file that memray reads. It finds Python's lines by
+the interpreter's one profile hook: a torch.profiler with stacks takes that away, and what is allocated afterwards has
+no line.
+"""
+
+import os
+import sys
+
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.session import Session
+
+HOST_FILE = "host.memray"
+
+
+class HostMemory:
+    """Writes beside the rank folders until the first step: which rank this is, and whether it trains, shows then."""
+
+    def __init__(self, session: Session) -> None:
+        import memray
+
+        self._session = session
+        self._is_moved = False
+        self._waiting = session.run_folder / f"host-{os.getpid()}.memray"
+        # memray would compress the file at its end by its first name, which it has no longer then.
+        destination = memray.FileDestination(self._waiting, compress_on_exit=False)
+        self._tracker = memray.Tracker(destination=destination, native_traces=False, follow_fork=False)
+        self._tracker.__enter__()
+
+    def move(self, _: OpenStep) -> None:
+        """Into the rank folder; memray goes on writing to it."""
+        if not self._is_moved:
+            self._is_moved = True
+            self._waiting.rename(self._session.rank_folder / HOST_FILE)
+
+    def close(self) -> None:
+        """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
+        self._tracker.__exit__(None, None, None)
+        if not self._is_moved and getattr(sys, "last_value", None) is None:
+            self._waiting.unlink(missing_ok=True)
+
+
+def start(session: Session) -> None:
+    """Begin at once: much of what the host keeps is loaded before the first step."""
+    if session.options.host_memory:
+        host_memory = HostMemory(session)
+        session.subscribe(session.loop.step_began, "host_memory", host_memory.move)
+        session.on_end("host_memory", host_memory.close)

@@ -1,0 +1,139 @@
+"""Sees where compiled code is entered and left, without importing the compiler where nobody uses it."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+
+from efprof.recorder.compiled_functions import CompiledFunction
+from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.shell import Shell
+from efprof.recorder.sprint import Sprint
+from efprof.recorder.untraced import keep_out_of_graphs
+
+COMPILER = "torch._dynamo.eval_frame"
+
+
+class Watcher(Protocol):
+    """Who wants to know; none of these ever raises."""
+
+    def module_began(self, module: torch.nn.Module) -> None:
+        """A compiled module is called."""
+
+    def module_ended(self) -> None:
+        """It returned or raised."""
+
+    def function_began(self, function: CompiledFunction) -> None:
+        """A compiled function is called."""
+
+    def function_ended(self, function: CompiledFunction) -> None:
+        """It returned or raised."""
+
+    def function_returned(self, function: CompiledFunction, result: object) -> None:
+        """It returned this."""
+
+    def compilation_began(self) -> None:
+        """Something is being compiled."""
+
+
+def watch_compilation(watcher: Watcher, shell: Shell) -> Undo:
+    """Tell `watcher` of compiled code from now on; the compiler is there once somebody has asked for it."""
+    undo: list[Undo] = []
+
+    def prepare_once() -> None:
+        if not undo:
+            undo.append(_watch_modules(watcher))
+            undo.append(_watch_compiler(watcher, shell))
+
+    prepare, original = shell.guarded("compilation", prepare_once), torch.compile
+
+    @functools.wraps(original)
+    def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        compiled = original(model, *args, **kwargs)
+        prepare()
+        is_function = callable(model) and compiled is not model and not isinstance(compiled, torch.nn.Module)
+        return _watched(model, compiled, watcher) if is_function else compiled
+
+    undo_compile = replace(torch, "compile", compile_)
+    if COMPILER in sys.modules:
+        prepare()
+
+    def undo_all() -> None:
+        for back in [undo_compile, *undo]:
+            back()
+
+    return undo_all
+
+
+def _watch_modules(watcher: Watcher) -> Undo:
+    """What `torch.compile` makes of a module, all of one class."""
+    kind = importlib.import_module(COMPILER).OptimizedModule
+    original = kind.__call__
+
+    @functools.wraps(original)
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher.module_began(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            watcher.module_ended()
+
+    return replace(kind, "__call__", call)
+
+
+def _watch_compiler(watcher: Watcher, shell: Shell) -> Undo:
+    handler = importlib.import_module("torch._dynamo.callback").callback_handler
+    keep_out = shell.guarded("compilation", keep_out_of_graphs)
+    entrances = keep_out.__code__, Sprint.mark.__code__
+    is_out = False
+
+    def began(*_: Any) -> None:
+        nonlocal is_out
+        if not is_out:
+            is_out = True
+            keep_out(*entrances)  # not before: now all hooks are in place
+        watcher.compilation_began()
+
+    handler.register_start_callback(began)
+    return functools.partial(handler.remove_start_callback, began)
+
+
+def _watched(model: Any, compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+    if isinstance(model, MethodType) and isinstance(model.__self__, torch.nn.Module) and model.__name__ == "_call_impl":
+        return _watched_module(model.__self__, compiled, watcher)
+    return _watched_function(compiled, watcher)
+
+
+def _watched_module(module: torch.nn.Module, compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+    """What `Module.compile` puts into a module."""
+
+    @functools.wraps(compiled)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        watcher.module_began(module)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            watcher.module_ended()
+
+    return run
+
+
+def _watched_function(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+    function = CompiledFunction()
+
+    @functools.wraps(compiled)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        watcher.function_began(function)
+        try:
+            result = compiled(*args, **kwargs)
+        finally:
+            watcher.function_ended(function)
+        if not function.is_known:
+            watcher.function_returned(function, result)
+        return result
+
+    return run

@@ -1,0 +1,27 @@
+"""What one look at the machine found."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Status = Literal["yes", "careful", "no", "unknown"]
+"""`careful` works, and something about it needs a person's attention."""
+
+
+class Check(msgspec.Struct, kw_only=True, frozen=True):
+    """Whether `name` can be recorded, or is as it should be; why; and what to do, where there is anything to do.
+
+    Where an essential one is `no`, training cannot be recorded at all.
+    """
+
+    name: str
+    status: Status
+    why: str
+    advice: str = ""
+    is_essential: bool = False
+
+
+def can_record(checks: Sequence[Check]) -> bool:
+    """Whether training can be recorded, be it with less than everything."""
+    return not any(check.is_essential and check.status == "no" for check in checks)

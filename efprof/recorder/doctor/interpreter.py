@@ -1,0 +1,189 @@
+"""Whether a program can be recorded at all: Python, torch, the start-up hook."""
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from efprof.model import EfprofError
+from efprof.recorder.doctor.check import Check
+from efprof.recorder.launch import _child_environment, _find_program
+from efprof.recorder.options import Options
+
+LEAST_PYTHON = (3, 11)
+LEAST_TORCH = (2, 6)
+
+CHILD_TIMEOUT_S = 60
+"""For a Python that does nothing: a cold start from a network drive takes seconds."""
+
+STARTERS = ("torchrun", "accelerate", "lightning", "deepspeed")
+"""Console scripts that people start training by."""
+
+_PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for finder in sys.meta_path))"
+
+PACKAGES = ("torch", "msgspec")
+"""What a Python has to have beside its standard library; efprof itself is found where it is."""
+
+_OTHER_PYTHON = f"""
+import importlib.util, sys
+found = [importlib.util.find_spec(name) is not None for name in {PACKAGES}]
+print(sys.prefix, ".".join(map(str, sys.version_info[:2])), *found, sep="\\n")
+"""
+
+
+def import_torch() -> ModuleType | None:
+    """None where it is not installed, or cannot be loaded; `checks` then says why."""
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):
+        return None
+
+
+def checks(torch: ModuleType | None) -> Iterator[Check]:
+    """In the order in which a recording needs them."""
+    yield _python()
+    yield _python_of_commands()
+    yield _torch(torch)
+    yield _hook()
+    yield from _starters()
+
+
+def _python() -> Check:
+    is_new = sys.version_info >= LEAST_PYTHON
+    least = ".".join(map(str, LEAST_PYTHON))
+    return Check(
+        name="Python",
+        status="yes" if is_new else "no",
+        why=f"{platform.python_version()}, {sys.executable}.",
+        advice="" if is_new else f"Install efprof into an environment of Python {least} or newer.",
+        is_essential=True,
+    )
+
+
+def _python_of_commands() -> Check:
+    """`efprof record -- python train.py` starts that one, whichever Python efprof itself is in."""
+    name = "'python' of a command"
+    try:
+        path = _find_program("python")
+    except EfprofError:
+        return Check(
+            name=name, status="careful", why="There is none on PATH.", advice=f"Write {sys.executable} in the command."
+        )
+    done = _run([path, "-c", _OTHER_PYTHON], dict(os.environ))
+    lines = done.stdout.split("\n") if done is not None and done.returncode == 0 else []
+    if len(lines) < 4:
+        return Check(name=name, status="careful", why=f"{path} does not start.", advice="Mend it, or name another.")
+    prefix, version, *has = lines[:4]
+    if Path(prefix) == Path(sys.prefix):
+        return Check(name=name, status="yes", why="It is the Python that efprof is installed in.")
+    is_new = tuple(map(int, version.split("."))) >= LEAST_PYTHON
+    lacking = ["a newer version"] * (not is_new) + [
+        package for package, found in zip(PACKAGES, has, strict=True) if found != "True"
+    ]
+    if not lacking:
+        return Check(name=name, status="yes", why=f"{path} is another Python than efprof's, and can be recorded too.")
+    return Check(
+        name=name,
+        status="careful",
+        why=f"{path} (Python {version}) is another than efprof's and cannot be recorded: it lacks {lacking[0]}.",
+        advice=f"Write {sys.executable} in the command, or install efprof there.",
+    )
+
+
+def _torch(torch: ModuleType | None) -> Check:
+    if torch is None:
+        return Check(
+            name="torch",
+            status="no",
+            why=_why_no_torch(),
+            advice="Install torch into the environment that efprof is in.",
+            is_essential=True,
+        )
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    build = build if torch.version.cuda or torch.version.hip else "the CPU"
+    is_new = version_of(torch) >= LEAST_TORCH
+    return Check(
+        name="torch",
+        status="yes" if is_new else "no",
+        why=f"{torch.__version__}, built for {build}.",
+        advice="" if is_new else f"Install torch {'.'.join(map(str, LEAST_TORCH))} or newer.",
+        is_essential=True,
+    )
+
+
+def version_of(torch: ModuleType) -> tuple[int, int]:
+    """Its major and minor number."""
+    major, minor = str(torch.__version__).split(".")[:2]
+    return int(major), int(minor)
+
+
+def _why_no_torch() -> str:
+    try:
+        importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        return f"It cannot be imported: {error}."
+    return "It could not be imported."
+
+
+def _hook() -> Check:
+    """Really started: nothing else tells what a site's own customization does to it."""
+    done = _run([sys.executable, "-c", _PROBE], _child_environment(Options()))
+    name = "start-up hook"
+    if done is None or done.stdout.strip() != "True":
+        said = f" ({_last_line(done.stderr)})" if done is not None and done.stderr.strip() else ""
+        return Check(
+            name=name,
+            status="no",
+            why=f"A child of Python started without it{said}.",
+            advice="Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record().",
+            is_essential=True,
+        )
+    if done.stderr.strip():
+        return Check(
+            name=name,
+            status="careful",
+            why=f"A child of Python ran it, and said: {_last_line(done.stderr)}.",
+            advice="Mend the sitecustomize that says so.",
+        )
+    return Check(name=name, status="yes", why="A child of Python ran it (one started with -I, -E or -S would not).")
+
+
+def _starters() -> Iterator[Check]:
+    """Console scripts whose first line makes Python ignore the environment, and with it the hook."""
+    for name in STARTERS:
+        path = shutil.which(name)
+        first = _first_line(Path(path)) if path is not None else ""
+        if re.match(r"#!.*python\S*(\s+-\w+)*\s+-\w*[EIS]", first):
+            yield Check(
+                name=name,
+                status="careful",
+                why=f"{path} begins with '{first}', by which Python ignores the start-up hook.",
+                advice=f"Start it as 'python {path}'.",
+            )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline(1000).rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str] | None":
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=CHILD_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].rstrip(".")

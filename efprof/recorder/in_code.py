@@ -1,0 +1,183 @@
+"""Records the training inside a `with` statement, into a run folder like that of the command."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import msgspec
+
+from efprof.artifacts.attempts import list_attempts
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import RunFile
+from efprof.artifacts.runs import runs_folder
+from efprof.artifacts.settings import merge, read_settings
+from efprof.model import EfprofError
+from efprof.recorder import current
+from efprof.recorder.launch import _close_run, _describe, _make_folder, _name_of
+from efprof.recorder.machine import kept_configuration, refuse_missing_memray
+from efprof.recorder.options import parse_options, read_options
+from efprof.recorder.ranks import join_or_make
+from efprof.recorder.start import _start_session
+from efprof.recorder.uncommitted import keep_diff
+
+if TYPE_CHECKING:
+    from efprof.recorder.session import Session
+
+
+class Wanted(TypedDict, total=False):
+    """The options of `efprof record`, in the same words; what is left out is as efprof.toml says, or the default."""
+
+    windows: str
+    trace_steps: str
+    memory_steps: str
+    triggers: str
+    host_memory: bool
+    holders: bool
+    keeps_diff: bool
+
+
+@contextmanager
+def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Recording]:
+    """Record the training in this `with` statement, or in the function under this decorator.
+
+    Inside a process that `efprof record` records already, that recording goes on and this one does nothing.
+    Raises EfprofError for a wrong option, a run folder that cannot be made, and a recording inside another.
+    """
+    recording = begin_recording(name, **wanted)
+    try:
+        yield recording
+    except BaseException as error:
+        recording.end(error)
+        raise
+    recording.end()
+
+
+def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Recording:
+    """Record this process until the result is ended, or the program ends; raises as `record` does."""
+    settings = read_settings(Path.cwd())
+    merged = merge(settings.record, {**wanted, "name": name})
+    name = merged.pop("name", None)
+    options = parse_options(**merged)
+    refuse_missing_memray(options)
+    running = read_options()
+    if running is not None:
+        return Recording(running.run_folder, None, is_ours=False)
+    _refuse_second()
+    command = sys.orig_argv
+    run = _describe(command, name or _name_of(command), kept_configuration(settings.configuration))
+
+    def make(runs: Path, run: RunFile) -> Path:
+        folder = _make_folder(runs, run)
+        keep_diff(folder, run.git if options.keeps_diff else None)
+        return folder
+
+    folder = join_or_make(runs_folder(), run, make)
+    root = run.git.root if run.git else run.working_folder
+    return Recording(
+        folder, _start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
+    )
+
+
+def _refuse_second() -> None:
+    if current.session is not None:
+        raise EfprofError(
+            f"this process is being recorded already, into {current.session.run_folder}; "
+            "let that recording end before the next one begins."
+        )
+
+
+class Recording:
+    """A recording of this process; `folder` is where it is written.
+
+    One that is not ours stands for the one that `efprof record` began, and ending it does nothing.
+    """
+
+    def __init__(self, folder: Path, session: Session | None, *, is_ours: bool = True) -> None:
+        self.folder = folder
+        self._session = session
+        self._start = time.monotonic()
+        self._process = os.getpid() if is_ours else None
+        """Which process ends it; a child that was forked meanwhile does not."""
+        if is_ours:
+            atexit.register(self._end_with_program)
+        if session is not None:
+            session.undo_at_end([self._close_if_killed, *_quiet_profiler()])
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take the recorder out of the process and note how the training ended; safe to call twice."""
+        if self._process != os.getpid():
+            return
+        self._process = None
+        atexit.unregister(self._end_with_program)
+        if self._session is not None:
+            with _last_error(error):
+                self._session.end()
+        self._close(_exit_code_of(error))
+
+    def _end_with_program(self) -> None:
+        last = getattr(sys, "last_value", None)
+        self.end(last if isinstance(last, BaseException) else None)
+
+    def _close_if_killed(self) -> None:
+        """The session ends: where a signal made it, the program will not come back to say so."""
+        if self._process is None or self._session is None:
+            return
+        for event in read_events(self._session.rank_folder)[0]:
+            if isinstance(event, RecordingEnded) and event.signal is not None:
+                self._close(-signal.Signals[event.signal])
+
+    def _close(self, code: int) -> None:
+        if code or not self._has_failed_rank():
+            _close_run(self.folder, code, time.monotonic() - self._start)
+
+    def _has_failed_rank(self) -> bool:
+        """Whether a rank beside this one has written that it raised, which stands."""
+        ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
+        return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
+
+
+def _quiet_profiler() -> list[Callable[[], None]]:
+    """Keep torch's profiler from printing two lines at each window; the result undoes it."""
+    if _PROFILER_LEVEL in os.environ:
+        return []
+
+    def undo() -> None:
+        os.environ.pop(_PROFILER_LEVEL, None)
+
+    os.environ[_PROFILER_LEVEL] = "6"
+    return [undo]
+
+
+_PROFILER_LEVEL = "KINETO_LOG_LEVEL"
+"""The library reads it when it is first used; at 6 nothing is worth a line."""
+
+
+@contextmanager
+def _last_error(error: BaseException | None) -> Iterator[None]:
+    """Let the session find this error where Python keeps the one that ends a program, and no older one."""
+    before = sys.__dict__.pop("last_value", None)
+    if error is not None and not isinstance(error, SystemExit | GeneratorExit):
+        sys.last_value = error
+    try:
+        yield
+    finally:
+        sys.__dict__.pop("last_value", None)
+        if before is not None:
+            sys.last_value = before
+
+
+def _exit_code_of(error: BaseException | None) -> int:
+    """The code that a program would end with by this error."""
+    if error is None or isinstance(error, GeneratorExit):
+        return 0
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1

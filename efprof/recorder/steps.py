@@ -1,0 +1,177 @@
+"""Where one step ends and the next begins, and what is written of each."""
+
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.device_clock import DeviceClock
+from efprof.recorder.memory import Memory, ReadingPlan, ResidentSet
+from efprof.recorder.open_step import OpenStep, record_of
+from efprof.recorder.optimizer_cycle import OptimizerCycle
+from efprof.recorder.other_threads import OtherThreads
+from efprof.recorder.parameter_probe import ParameterProbe
+from efprof.recorder.process_time import ProcessTime
+
+Listener = Callable[..., None]
+
+MAX_END_SHARE = 0.002
+"""Of a step's time, for the one reading of memory at its end, from which growth is told."""
+
+CHEAP_READING_NS = 5_000
+"""A reading on a heap without many holes; any step can afford it."""
+
+
+class Steps:
+    """Begins and finishes steps; `open` is the one that is being recorded.
+
+    A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a
+    loader, from one forward pass to the next; where the user marks steps, from mark to mark.
+    """
+
+    def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None]) -> None:
+        self.open: OpenStep | None = None
+        self.num_finished = 0
+        self.began: list[Listener] = []
+        self.dropped: list[Listener] = []
+        self.ended: list[Listener] = []
+        self.manual_updates_found: list[Listener] = []
+        self.others = OtherThreads()
+        self.cycle = OptimizerCycle()
+        self.probe: ParameterProbe | None = ParameterProbe()
+        """None once a torch optimizer has stepped."""
+        self.clock: DeviceClock | None = None
+        self.has_loader = False
+        self.has_marks = False
+        self.is_disturbed = False
+        self._memory = memory
+        self._plan = ReadingPlan()
+        self.reads_end = True
+        self._cpu = ProcessTime()
+        self._resident = ResidentSet()
+        self._write = write
+
+    def before_fetch(self, at: int) -> OpenStep:
+        """The step that a batch fetched now belongs to."""
+        step = self.open
+        if step is None:
+            return self.begin(at)
+        if self.probe is not None:
+            self._note_manual_update(step, at)
+        if step.stepped and not self.has_marks:
+            return self.finish_and_begin(at)
+        if step.has_evaluation and not step.has_gradients:
+            for listener in self.dropped:
+                listener(step)
+            return self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
+        return step
+
+    def to_train(self, at: int) -> OpenStep:
+        """The step that a forward or backward pass starting now belongs to."""
+        step = self.open
+        if step is None:
+            return self.begin(at)
+        if self.has_loader or self.has_marks:
+            return step
+        if self.probe is not None:
+            self._note_manual_update(step, at)
+        if step.stepped and self.cycle.is_complete(step.stepped):
+            return self.finish_and_begin(at)
+        return step
+
+    def to_update(self, optimizer: int, at: int) -> OpenStep:
+        """The step that a call of this optimizer, by its `id`, belongs to."""
+        self.probe = None
+        step = self.open
+        if step is not None and (optimizer not in step.stepped or self.has_marks):
+            return step
+        if step is not None:
+            # Two steps of one optimizer without a fetch between them: this loop does not feed from its loader.
+            self.has_loader = False
+            self.cycle.broke()
+        last = step.spans[-1][2] if step is not None and step.spans else 0
+        return self.finish_and_begin(self.others.first_since(last) or at)
+
+    def data_ended(self, step: OpenStep) -> None:
+        """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
+        if step.has_gradients or self.has_marks:
+            return
+        self.open = None
+        if step.num_fetches and not step.has_evaluation:
+            self.has_loader = False  # read to its end without training: `batches = list(loader)`
+
+    def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
+        """This optimizer, by its `id`, has stepped, or was held back."""
+        self.note_memory(step, "post_optimizer_step", at)
+        step.stepped.append(optimizer)
+        self.cycle.stepped(optimizer)
+
+    def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
+        """Read memory at this boundary, if this step can afford it."""
+        if step.reads_boundaries or (self.reads_end and boundary == "post_optimizer_step"):
+            before = perf_counter_ns()
+            step.memory.append((boundary, at, self._memory.read()))
+            step.reading_ns += perf_counter_ns() - before
+
+    def finish_and_begin(self, at: int) -> OpenStep:
+        """One step ends, and the next begins."""
+        if self.open is not None:
+            self.finish(self.open, at)
+        return self.begin(at)
+
+    def begin(self, at: int) -> OpenStep:
+        """A step begins."""
+        epoch_ns = time.time_ns() - (perf_counter_ns() - at)
+        step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
+        step.reads_boundaries = self._plan.is_due(step.number)
+        self.open = step
+        for listener in self.began:
+            listener(step)
+        step.reads_boundaries |= step.window is not None
+        if self.is_disturbed:
+            self.is_disturbed = False
+            step.start_ns, step.epoch_ns = perf_counter_ns(), time.time_ns()
+            self._cpu.restart()
+        elif not step.number:
+            self._cpu.restart()
+        return step
+
+    def finish_last(self, at: int) -> None:
+        """The program ends: write the open step if it is whole, drop it otherwise."""
+        if self.open is not None:
+            self._note_manual_update(self.open, at)
+            if self.open.stepped:
+                self.finish(self.open, at)
+
+    def finish(self, step: OpenStep, at: int) -> None:
+        """A step ended at `at`: have it completed and written."""
+        self.open = None
+        self.num_finished += 1
+        others, num_backwards = self.others.take_spans(step.spans, at)
+        step.num_backwards += num_backwards
+        record = record_of(step, at, self._cpu.within(step.start_ns, at), self._resident.bytes_at(at))
+        if step.device_marks:
+            assert self.clock is not None
+            step.owe(self.clock.reader(record.spans[-len(step.device_marks) :], step.device_marks))
+        if others:
+            record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
+        if step.window is None:
+            self._plan_readings(step, at - step.start_ns)
+        for listener in self.ended:
+            listener(step, record)
+        self._write(step, record)
+
+    def _plan_readings(self, step: OpenStep, step_ns: int) -> None:
+        if step.reads_boundaries:
+            self._plan.note(step.number, step.reading_ns, step_ns)
+            affordable = max(CHEAP_READING_NS, MAX_END_SHARE * step_ns)
+            self.reads_end = step.reading_ns <= affordable * max(1, len(step.memory))
+
+    def _note_manual_update(self, step: OpenStep, at: int) -> None:
+        if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():
+            return
+        self.note_memory(step, "post_optimizer_step", at)
+        step.stepped.append(0)
+        for listener in self.manual_updates_found:
+            listener(step)
+        self.manual_updates_found.clear()

@@ -1,0 +1,64 @@
+"""What the tests on a CUDA device share: when they run, where results go, how a snapshot is read."""
+
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.recorder.recording import Recorded, record_command
+
+ROOT = Path(__file__).parents[2]
+
+needs_cuda = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads snapshots, which hold plain values only."""
+
+    def find_class(self, module: str, name: str) -> object:
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a snapshot")
+
+
+def results_folder() -> Path:
+    folder = Path(os.environ.get("OUT", ROOT / "reports" / "gpu"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read_snapshot(path: Path) -> Any:
+    return _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+
+
+def events_of(snapshot: Any) -> list[dict[str, Any]]:
+    """The history of the one device that has any."""
+    (events,) = [events for events in snapshot["device_traces"] if events]
+    return events  # type: ignore[no-any-return]
+
+
+def record_text(folder: Path, text: str, *options: str) -> Recorded:
+    """Record a script of this text."""
+    script = folder / "train.py"
+    script.write_text(text)
+    return record_command(folder / "home", [sys.executable, str(script)], options=options)
+
+
+TRAIN_PLAINLY = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for number in range(STEPS):
+    inputs = torch.randn(64, 256, device="cuda")
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+"""

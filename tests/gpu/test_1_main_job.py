@@ -1,0 +1,62 @@
+"""The main job on a CUDA device: training is recorded end to end and reported."""
+
+import json
+import sys
+
+import pytest
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.trace import read_trace
+from efprof.commands.report import analyse, render
+from tests.gpu.cuda_runs import needs_cuda, results_folder
+from tests.recorder.recording import Recorded, record_command
+
+pytestmark = needs_cuda
+
+TRAIN = ["--config", "debug", "--device", "cuda", "--steps", "40"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    home = tmp_path_factory.mktemp("home")
+    return record_command(
+        home, [sys.executable, "-m", "energy_flow.train", "train", *TRAIN, "--out", str(home / "out")]
+    )
+
+
+def test_training_on_cuda_is_recorded_to_its_end(recorded: Recorded) -> None:
+    assert recorded.exit_code == 0, recorded.errors
+    assert recorded.events(CollectorStopped) == []
+    assert len(recorded.steps) == 40
+    assert recorded.run.memory_source == "CUDA allocator"
+    assert recorded.run.devices[0].total_bytes > 0
+
+
+def test_every_step_has_its_loss_although_it_comes_late(recorded: Recorded) -> None:
+    assert all(isinstance(step.loss, float) for step in recorded.steps)
+
+
+def test_memory_at_the_boundaries_is_the_allocators_own(recorded: Recorded) -> None:
+    boundaries = [boundary for step in recorded.steps for boundary in step.memory]
+    assert all(0 < boundary.allocated_bytes <= boundary.reserved_bytes for boundary in boundaries)
+
+
+def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Recorded) -> None:
+    trace = read_trace(recorded.rank / "trace-1.json.gz")
+    assert any(event.category == "kernel" for event in trace.events)
+    assert any(event.arguments.call_site for event in trace.events)
+
+
+def test_no_step_is_in_two_windows(recorded: Recorded) -> None:
+    windows = [step.window for step in recorded.steps]
+    assert windows[:4] == ["memory-1"] * 4
+    assert windows[5:7] == ["trace-1"] * 2
+
+
+def test_the_sound_trainer_has_no_finding(recorded: Recorded) -> None:
+    report = analyse(recorded.folder)
+    for form, name in {"html": "energy_flow.html", "json": "energy_flow.json"}.items():
+        (results_folder() / name).write_text(render(report, form), encoding="utf-8")
+    content = json.loads(render(report, "json"))
+    assert [finding for audit in content["audits"] for finding in audit["findings"]] == []
+    assert [audit for audit in content["audits"] if audit["status"] == "errored"] == []

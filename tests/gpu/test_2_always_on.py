@@ -1,0 +1,58 @@
+"""The always-on tier on a CUDA device: it adds no synchronisation, and what it reads late is right."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
+from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text
+from tests.recorder.recording import Recorded, open_session
+
+pytestmark = needs_cuda
+
+BAD_STEP = 7
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    text = TRAIN_PLAINLY.replace("STEPS", "12").replace(
+        "    loss =", f"    inputs *= float('nan') ** (number == {BAD_STEP})\n    loss ="
+    )
+    return record_text(tmp_path_factory.mktemp("nan"), text, "--windows", "none")
+
+
+def test_one_hundred_recorded_steps_add_no_synchronisation(tmp_path: Path) -> None:
+    model = torch.nn.Linear(256, 256, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs = torch.randn(64, 256, device="cuda")
+    session = open_session(tmp_path / "run")
+    session.options = msgspec.structs.replace(session.options, memory_steps=())
+    session.start()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(100):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        session.end()
+    recorded = Recorded(folder=tmp_path / "run")
+    assert recorded.events(CollectorStopped) == []
+    assert len(recorded.steps) == 100
+    assert all(isinstance(step.loss, float) for step in recorded.steps)
+
+
+def test_a_nan_is_told_of_the_step_it_came_in(recorded: Recorded) -> None:
+    assert [step.loss == "nan" for step in recorded.steps[: BAD_STEP + 1]] == [False] * BAD_STEP + [True]
+    assert recorded.events(NonFiniteSeen)[0].step == BAD_STEP
+
+
+def test_stages_have_their_time_on_the_device(recorded: Recorded) -> None:
+    spans = [span for step in recorded.steps[2:] for span in step.spans if span.stage != "data"]
+    assert spans
+    assert all(span.device_us is not None and span.device_us > 0 for span in spans)

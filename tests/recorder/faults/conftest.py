@@ -1,0 +1,43 @@
+"""A recorded training script in a fraction of a second, for tests that need one to die."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.run_file import write_run_file
+from efprof.recorder.options import Options, encode_options
+from tests.builders import make_run_file
+from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
+
+Begin = Callable[..., Child]
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def begin(server: ForkServer, tmp_path: Path) -> Iterator[Begin]:
+    """Start a script of this text in `place`, recorded into `folder`; further keywords are the recording's options."""
+    children: list[Child] = []
+
+    def begin(text: str, *, place: Path = tmp_path, folder: Path | None = None, **fields: Any) -> Child:
+        folder = folder or place / "run"
+        folder.mkdir(parents=True)
+        write_run_file(folder, make_run_file(ended="running"))
+        (place / SCRIPT).write_text(text)
+        quiet: dict[str, Any] = {"trace_steps": (), "memory_steps": (), "triggers": ()}
+        options = Options(run_folder_name=str(folder), root_name=str(place), **(quiet | fields))
+        children.append(server.start(place, folder, options=encode_options(options)))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        if child.code is None:
+            child.end_by(signal.SIGKILL)

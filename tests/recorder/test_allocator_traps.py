@@ -1,0 +1,107 @@
+"""Each trap in the allocator's settings is found, and nothing else is."""
+
+import pytest
+import torch
+
+from efprof.recorder.doctor.allocator_traps import Version, find_traps, parse, settings_in_effect
+
+
+def traps(text: str, version: Version = (2, 13)) -> list[str]:
+    return [why for why, _ in find_traps({"PYTORCH_CUDA_ALLOC_CONF": text}, version)]
+
+
+def of_variables(version: Version, **variables: str) -> list[tuple[str, str]]:
+    return list(find_traps({f"PYTORCH_{name}": value for name, value in variables.items()}, version))
+
+
+def test_settings_are_split_outside_of_brackets() -> None:
+    text = "roundup_power2_divisions:[256:1,>:8], expandable_segments:True,lone"
+    assert parse(text) == [("roundup_power2_divisions", "[256:1,>:8]"), ("expandable_segments", "True"), ("lone", "")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[256:1,512:2,>:8]",
+     "garbage_collection_threshold:0.8,per_process_memory_fraction:0.9", "backend:native,max_split_size_mb:64",
+     "large_segment_size_mb:64,max_split_size_mb:64", "pinned_num_register_threads:8"],
+)  # fmt: skip
+def test_sound_settings_are_no_trap(text: str) -> None:
+    assert traps(text) == []
+
+
+VALIDATED = [
+    "expandable_segments:true", "expandable_segments:False", "max_split_size_mb:10", "max_split_size_mb:20",
+    "max_split_size_mb:x", "max_non_split_rounding_mb:10", "max_non_split_rounding_mb:20",
+    "garbage_collection_threshold:1", "garbage_collection_threshold:0", "garbage_collection_threshold:0.5",
+    "roundup_power2_divisions:3", "roundup_power2_divisions:0", "roundup_power2_divisions:4",
+    "roundup_power2_divisions:[256:1,3:5]", "roundup_power2_divisions:[256:0,>:2]", "large_segment_size_mb:10",
+    "pinned_use_background_threads:yes", "pinned_max_cached_size_mb:x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", VALIDATED)
+@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="needs torch 2.13")
+def test_what_torch_refuses_is_said_to_be_refused_and_nothing_else(text: str) -> None:
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        torch._C._accelerator_setAllocatorSettings(text)
+        is_refused = False
+    except (RuntimeError, ValueError):
+        is_refused = True
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
+    assert any("is refused" in why for why in traps(text)) == is_refused
+
+
+def test_a_key_that_no_torch_knows_is_answered_with_the_nearest() -> None:
+    ((why, advice),) = find_traps({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}, (2, 13))
+    assert "knows no setting 'expandable_segment'" in why
+    assert advice == "Write 'expandable_segments'."
+
+
+def test_a_key_newer_than_torch_is_named_with_its_release() -> None:
+    assert traps("large_segment_size_mb:64", (2, 11)) == []
+    assert traps("large_segment_size_mb:64", (2, 10)) == [
+        "'large_segment_size_mb' came with torch 2.11, and this is 2.10."
+    ]
+
+
+def test_expandable_segments_and_a_largest_split_size_are_a_trap_together() -> None:
+    (why,) = traps("expandable_segments:True,max_split_size_mb:128")
+    assert "mapped anew although gigabytes are free" in why
+    assert traps("expandable_segments:False,max_split_size_mb:128") == []
+
+
+def test_a_collection_threshold_without_a_cap_does_nothing() -> None:
+    assert "does nothing unless the program caps its memory" in traps("garbage_collection_threshold:0.8")[0]
+    capped = "garbage_collection_threshold:0.8,per_process_memory_fraction:1.0"
+    assert "does nothing" in traps(capped)[0], "a cap of everything is none"
+
+
+def test_the_other_allocator_ignores_all_settings() -> None:
+    assert traps("backend:cudaMallocAsync") == []
+    assert traps("backend:cudaMallocAsync,expandable_segments:True") == [
+        "The allocator cudaMallocAsync ignores expandable_segments."
+    ]
+
+
+@pytest.mark.parametrize("version", [(2, 8), (2, 9)])
+def test_the_plain_variable_does_nothing_before_2_10(version: Version) -> None:
+    ((why, advice),) = of_variables(version, ALLOC_CONF="expandable_segments:True")
+    assert why.startswith("PYTORCH_ALLOC_CONF does nothing: torch 2.")
+    assert advice == "Set PYTORCH_CUDA_ALLOC_CONF instead."
+    assert settings_in_effect({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, version) == []
+
+
+def test_the_plain_variable_works_from_2_10_on_unless_the_other_is_set_too() -> None:
+    assert of_variables((2, 10), ALLOC_CONF="expandable_segments:True") == []
+    ((why, _),) = of_variables((2, 10), ALLOC_CONF="expandable_segments:True", CUDA_ALLOC_CONF="max_split_size_mb:64")
+    assert "PYTORCH_CUDA_ALLOC_CONF is set too and wins" in why
+    assert of_variables((2, 10), ALLOC_CONF="max_split_size_mb:64", CUDA_ALLOC_CONF="max_split_size_mb:64") == []
+
+
+def test_every_trap_says_what_to_do() -> None:
+    text = "backend:cudaMallocAsync,expandable_segments:1,max_split_size_mb:1,garbage_collection_threshold:2,x:y"
+    found = list(find_traps({"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": ""}, (2, 9)))
+    assert len(found) >= 6
+    assert all(why.endswith(".") and advice.endswith(".") for why, advice in found)

@@ -1,0 +1,183 @@
+"""What `efprof doctor` finds on this machine, and on machines with something amiss."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from efprof.recorder import machine
+from efprof.recorder.doctor import allocator, device, host, interpreter, place
+from efprof.recorder.doctor.check import Check, can_record
+from efprof.recorder.doctor.examination import examine
+from efprof.recorder.machine import driver_version
+
+
+def named(checks: Iterable[Check], name: str) -> Check:
+    (check,) = [check for check in checks if check.name == name]
+    return check
+
+
+def write_executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_training_can_be_recorded_here_and_each_check_says_why(tmp_path: Path) -> None:
+    checks = examine(tmp_path, tmp_path / "home" / "runs")
+    assert can_record(checks)
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(check.why.endswith(".") for check in checks)
+    assert all(check.advice for check in checks if check.status == "careful")
+    assert not torch.cuda.is_initialized()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_that_ignores_its_environment_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolated = write_executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
+    monkeypatch.setattr(sys, "executable", str(isolated))
+    checks = list(interpreter.checks(torch))
+    assert named(checks, "start-up hook").status == "no"
+    assert not can_record(checks)
+
+
+def test_what_a_customization_of_the_site_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = named(interpreter.checks(torch), "start-up hook")
+    assert check.status == "careful"
+    assert "mine is broken" in check.why
+
+
+def test_a_starter_whose_first_line_ignores_the_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_executable(tmp_path / "torchrun", "#!/usr/bin/python3 -sE\n")
+    write_executable(tmp_path / "accelerate", "#!/usr/bin/python3 -s\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    checks = list(interpreter.checks(torch))
+    assert named(checks, "torchrun").advice == f"Start it as 'python {tmp_path / 'torchrun'}'."
+    assert "accelerate" not in {check.name for check in checks}
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "said"),
+    [
+        (("/other", "3.9", "True", "True"), "careful", "lacks a newer version"),
+        (("/other", "3.12", "False", "True"), "careful", "lacks torch"),
+        (("/other", "3.12", "True", "True"), "yes", "can be recorded too"),
+        (("nothing",), "careful", "does not start"),
+    ],
+)
+def test_another_python_in_commands_is_looked_at(
+    lines: tuple[str, ...], status: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_executable(tmp_path / "python", "#!/bin/sh\n" + "".join(f"echo {line}\n" for line in lines))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    check = named(interpreter.checks(torch), "'python' of a command")
+    assert check.status == status
+    assert said in check.why
+
+
+def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    checks = examine(tmp_path, tmp_path)
+    assert named(checks, "torch").status == "no"
+    assert "cannot be imported" in named(checks, "torch").why
+    assert not can_record(checks)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = named(place.checks(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
+    assert (check.status, check.is_essential) == ("no", True)
+    assert "EFPROF_HOME" in check.advice
+
+
+@pytest.mark.parametrize("text", ["[recrod]\n", 'configuration = "missing.toml"\n', "["])
+def test_settings_that_record_would_refuse_are_found_before(text: str, tmp_path: Path) -> None:
+    (tmp_path / "efprof.toml").write_text(text)
+    check = named(place.checks(tmp_path, tmp_path), "settings")
+    assert (check.status, check.is_essential) == ("no", True)
+    assert str(tmp_path / "efprof.toml") in check.why
+
+
+def test_a_folder_outside_of_git_is_no_obstacle(tmp_path: Path) -> None:
+    checks = list(place.checks(tmp_path, tmp_path))
+    assert named(checks, "git").status == "no"
+    assert can_record(checks)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56\nGCC version: 12\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (x@y)\nGCC version: 12\n",
+    ],
+)
+def test_the_driver_is_read_from_its_kernel_module(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
+    assert driver_version() == "550.54.15"
+
+
+def test_a_build_for_the_cpu_on_a_machine_with_a_driver_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("needs a build of torch for the CPU")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
+    check = named(device.checks(torch), "CUDA")
+    assert "there is an NVIDIA driver 550.54.15" in check.why
+    assert "Install a CUDA build" in check.advice
+
+
+def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "memray", None)
+    check = named(host.checks(torch), "memray")
+    assert (check.status, check.advice) == ("no", "Run 'pip install memray'.")
+
+
+@pytest.mark.parametrize(("scope", "said"), [("0", "is allowed"), ("1", "needs root"), ("3", "is forbidden")])
+def test_what_ptrace_is_needed_for_is_said(
+    scope: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(host, "PTRACE_FILE", tmp_path / "ptrace_scope")
+    assert said in named(host.checks(torch), "memray").why
+
+
+def test_an_allocator_that_counts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from efprof.recorder import memory
+
+    monkeypatch.setattr(memory.Memory, "choose", lambda self: "C allocator (malloc)")
+    monkeypatch.setattr(memory.Memory, "read", lambda self: (1, 1))
+    assert "another malloc is preloaded" in named(host.checks(torch), "host memory counters").why
+
+
+def fake_torch(**members: object) -> ModuleType:
+    """torch, with other C functions or other signatures."""
+    fake = ModuleType("torch")
+    fake.__dict__.update({"__version__": "2.13.0", "_C": ModuleType("_C"), "cuda": torch.cuda, **members})
+    return fake
+
+
+def test_the_history_needs_its_function_its_arguments_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = ModuleType("_C")
+    compiled.__dict__["_cuda_record_memory_history"] = None
+    cuda_build = fake_torch(_C=compiled)
+    assert named(allocator.checks(fake_torch()), "allocator history").status == "no"
+    assert named(allocator.checks(cuda_build), "allocator history").status == "yes"
+    old = ModuleType("cuda")
+    old.__dict__["memory"] = ModuleType("memory")
+    old.__dict__["memory"]._record_memory_history = lambda enabled, device=None: None
+    check = named(allocator.checks(fake_torch(_C=compiled, cuda=old)), "allocator history")
+    assert check.why == "This torch records it without context, max_entries, stacks."
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert "keeps none" in named(allocator.checks(cuda_build), "allocator history").why
+    assert named(allocator.checks(cuda_build), "allocator backend").status == "careful"

@@ -1,0 +1,85 @@
+"""What run.json keeps of the process that trains."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.recorder.collectors import environment
+from tests.recorder.recording import Recorded, record_command, record_here
+
+
+def train() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def _new_precision() -> Iterator[None]:
+    """The precision set by torch's new way alone, after which its old way refuses to answer."""
+    torch.backends.fp32_precision = "tf32"
+    yield
+    torch.backends.fp32_precision = "none"
+
+
+def test_versions_and_settings_of_the_process_are_kept(tmp_path: Path) -> None:
+    run = record_here(tmp_path, train).run
+    assert run.versions["torch"] == torch.__version__
+    assert run.versions["python"] == sys.version.split()[0]
+    assert run.settings["intra-op threads"] == str(torch.get_num_threads())
+    assert run.settings["default dtype"] == "torch.float32"
+    assert run.memory_source
+
+
+def test_a_package_is_named_only_if_the_program_imported_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    run = record_here(tmp_path, train).run
+    assert "transformers" not in run.versions
+    assert run.versions["numpy"] == sys.modules["numpy"].__version__
+
+
+@pytest.mark.usefixtures("_new_precision")
+def test_a_setting_that_torch_refuses_to_tell_is_left_out_and_the_others_are_kept(tmp_path: Path) -> None:
+    run = record_here(tmp_path, train).run
+    assert "matmul precision" not in run.settings
+    assert run.settings["deterministic algorithms"] == "False"
+
+
+NEEDS_A_DEVICE = {"memory fraction", "CUDA allocator"}
+
+
+def test_settings_of_cuda_are_read_by_names_that_torch_knows() -> None:
+    for name, read in environment.cuda_readers().items():
+        if name not in NEEDS_A_DEVICE:
+            assert str(read()), name
+
+
+def record_with_settings(tmp_path: Path, settings: str, *flags: str) -> Recorded:
+    """A command that trains nothing, in a folder with these settings."""
+    (tmp_path / "efprof.toml").write_text(settings)
+    return record_command(tmp_path / "home", ["true"], options=flags, working_folder=tmp_path)
+
+
+def test_the_users_configuration_is_kept_without_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text('lr = 0.1\n[hub]\ntoken = "hunter22"\nurl = "https://me:hunter33@host"\n')
+    run = record_with_settings(tmp_path, 'configuration = "train.toml"\n').run
+    assert run.configuration == {"lr": "0.1", "hub.token": "<hidden>", "hub.url": "https://<hidden>@host"}
+
+
+def test_settings_of_the_file_are_options_and_flags_win(tmp_path: Path) -> None:
+    settings = '[record]\nname = "from-file"\n'
+    assert record_with_settings(tmp_path, settings).run.name == "from-file"
+    (tmp_path / "second").mkdir()
+    assert record_with_settings(tmp_path / "second", settings, "--name", "from-flag").run.name == "from-flag"
+
+
+def test_a_wrong_setting_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "efprof.toml").write_text("[record]\nwindow = 'none'\n")
+    with pytest.raises(FileNotFoundError):
+        record_command(tmp_path / "home", ["true"], working_folder=tmp_path)

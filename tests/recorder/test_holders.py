@@ -1,0 +1,170 @@
+"""Counting holders within a time limit, and `--holders`: counting them though nothing grows."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from efprof.artifacts.holders import read_censuses
+from efprof.recorder import census as census_module
+from efprof.recorder.census import Census
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
+from tests.recorder.recording import Recorded, open_session
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time enough to count pytest's own heap on a busy machine."""
+    monkeypatch.setattr(census_module, "MAX_SECONDS", 20.0)
+
+
+@pytest.fixture
+def _hurry(_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little time for 400,000 objects."""
+    monkeypatch.setattr(census_module, "MAX_SECONDS", 0.2)
+
+
+class Sample:
+    """An element of a data set in memory."""
+
+    def __init__(self) -> None:
+        self.texts = ["a", "b"]
+
+
+def big_loss(weight: torch.Tensor) -> torch.Tensor:
+    """A loss whose graph keeps 40 kB."""
+    return (weight * torch.ones(10_000)).square().mean()
+
+
+def keep_many(tmp_path: Path) -> Census:
+    """With a data set of more objects than a census has time for, before the list that is asked about."""
+    dataset = [Sample() for _ in range(400_000)]
+    history = [torch.ones(3)]
+    census = Census(Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    del dataset
+    history.clear()
+    return census
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_census_of_a_heap_too_large_says_so_and_counts_what_stands_beside_it(tmp_path: Path) -> None:
+    census = keep_many(tmp_path)
+    assert census.is_partial
+    assert census.held["local", "keep_many.history"].tensors == 1
+    assert ("local", "keep_many.history") not in census.cut
+
+
+def keep_tensors(tmp_path: Path) -> Census:
+    """With more tensors than a census has time for."""
+    dataset = [torch.ones(1)] * 400_000
+    census = Census(Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    dataset.clear()
+    return census
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_variable_that_is_not_counted_to_its_end_is_marked(tmp_path: Path) -> None:
+    census = keep_tensors(tmp_path)
+    assert ("local", "keep_tensors.dataset") in census.cut
+    assert 0 < census.held["local", "keep_tensors.dataset"].tensors < 400_000
+
+
+def record_all_holders(tmp_path: Path, train: Callable[[], object]) -> Recorded:
+    """Record `train` with --holders."""
+    session = open_session(tmp_path)
+    session.options = msgspec.structs.replace(session.options, holders=True)
+    session.start()
+    try:
+        train()
+    finally:
+        session.end()
+    return Recorded(folder=tmp_path)
+
+
+def train_with(kept: list[torch.Tensor], num_steps: int) -> Callable[[], object]:
+    """A training that keeps these all along, and nothing more."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        held = kept
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            big_loss(weight).backward()
+            optimizer.step()
+        del held
+
+    return train
+
+
+def test_all_holders_are_counted_when_asked_for_though_nothing_grows(tmp_path: Path) -> None:
+    recorded = record_all_holders(tmp_path, train_with([torch.ones(1000), torch.ones(1000)], 600))
+    censuses = read_censuses(recorded.rank)
+    assert {census.step_after - census.step_before for census in censuses} == {4}
+    assert any(census.step_before == 8 for census in censuses)
+    assert any(census.step_before >= 80 for census in censuses)
+    for census in censuses:
+        (kept,) = [holder for holder in census.holders if holder.name == "held"]
+        assert (kept.tensors_before, kept.tensors_after, kept.tensor_bytes_after) == (2, 2, 8000)
+
+
+def test_what_grows_comes_before_what_does_not(tmp_path: Path) -> None:
+    losses: list[torch.Tensor] = []
+
+    def train() -> None:
+        weight, steady = torch.ones(1, requires_grad=True), torch.ones(1_000_000)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        history = losses
+        for _ in range(14):
+            optimizer.zero_grad()
+            loss = big_loss(weight)
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            history.append(loss)
+        del steady
+
+    names = [holder.name for holder in read_censuses(record_all_holders(tmp_path, train).rank)[0].holders]
+    assert names[0] in ("history", "losses")
+    assert "steady" in names
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_holder_that_a_census_had_no_time_for_is_not_said_to_grow(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        dataset = [torch.ones(1)] * 400_000
+        for _ in range(14):
+            optimizer.zero_grad()
+            big_loss(weight).backward()
+            optimizer.step()
+        dataset.clear()
+
+    (census,) = read_censuses(record_all_holders(tmp_path, train).rank)
+    (holder,) = [holder for holder in census.holders if holder.name == "dataset"]
+    assert census.is_partial
+    assert holder.tensors_before == holder.tensors_after > 0
+
+
+def test_short_steps_are_counted_when_they_end_and_not_when_they_are_written(tmp_path: Path) -> None:
+    kept: list[torch.Tensor] = []
+
+    def train() -> None:
+        weight, history = torch.ones(1, requires_grad=True), kept
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(1200):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+            history.append(torch.ones(100))
+
+    late = read_censuses(record_all_holders(tmp_path, train).rank)[-1]
+    (holder,) = [holder for holder in late.holders if holder.name == "history"]
+    assert late.step_before >= 80
+    assert holder.tensors_before == pytest.approx(late.step_before, abs=1)
+    assert holder.tensors_after - holder.tensors_before == 4

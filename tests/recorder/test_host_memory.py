@@ -1,0 +1,116 @@
+"""`--host-memory`: a file that memray itself reads, whatever becomes of the program."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import memray
+import msgspec
+import pytest
+import torch
+
+from tests.recorder.recording import EFPROF, Recorded, environment_of, open_session, record_command
+
+TRAINING = """
+import os, signal
+import torch
+
+def hoard(size):
+    return torch.zeros(size, dtype=torch.uint8)
+
+class Halve(torch.optim.Optimizer):
+    def step(self):
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].mul_(0.5)
+
+weight = torch.ones(1, requires_grad=True)
+optimizer = Halve([weight], {})
+kept = []
+for step in range(3):
+    weight.sum().backward()
+    optimizer.step()
+    kept.append(hoard(5_000_000))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def record_host(folder: Path, train: Callable[[], object]) -> Recorded:
+    """Record `train` with memray in this process."""
+    session = open_session(folder)
+    session.options = msgspec.structs.replace(session.options, host_memory=True)
+    session.start()
+    try:
+        train()
+    finally:
+        session.end()
+    return Recorded(folder=folder)
+
+
+def bytes_by_function(file: Path) -> dict[str, int]:
+    """What was allocated at the peak, by the function that allocated it."""
+    found: dict[str, int] = {}
+    with memray.FileReader(file) as reader:
+        for record in reader.get_high_watermark_allocation_records(merge_threads=True):
+            stack = record.stack_trace(1)
+            function = stack[0][0] if stack else ""
+            found[function] = found.get(function, 0) + record.size
+    return found
+
+
+def train() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    kept = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+        kept.append(torch.zeros(5_000_000, dtype=torch.uint8))
+
+
+def test_memray_reads_what_a_training_allocated(tmp_path: Path) -> None:
+    recorded = record_host(tmp_path / "run", train)
+    assert bytes_by_function(recorded.rank / "host.memray")["train"] >= 15_000_000
+    assert list(recorded.folder.glob("host-*")) == []
+
+
+def test_memray_reads_what_a_program_allocated_until_it_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    options = ("--host-memory", "--windows", "none")
+    recorded = record_command(tmp_path / "home", [sys.executable, "train.py"], options=options)
+    assert recorded.run.ended == "killed"
+    assert bytes_by_function(recorded.rank / "host.memray")["hoard"] >= 15_000_000
+
+
+def test_a_program_that_never_trains_leaves_no_file(tmp_path: Path) -> None:
+    assert list(record_host(tmp_path / "run", lambda: None).folder.rglob("*.memray")) == []
+
+
+def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        torch.zeros(20_000_000)
+        monkeypatch.setattr(sys, "last_value", MemoryError(), raising=False)  # as Python leaves what ended it
+
+    (file,) = record_host(tmp_path / "run", fail).folder.glob("host-*.memray")
+    assert bytes_by_function(file)["fail"] >= 80_000_000
+
+
+def test_memray_that_is_not_installed_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['memray'] = None")
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [EFPROF, "record", "--host-memory", "--", sys.executable, "-c", "open('started', 'w')"],
+        env=environment_of(home, {"PYTHONPATH": str(tmp_path)}), cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
+    assert not (tmp_path / "started").exists()
+    assert not home.exists()
+
+
+def test_memray_is_imported_by_no_other_recording(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import torch, sys; print('memray' in sys.modules)"]
+    assert record_command(tmp_path / "home", command).output == "False\n"

@@ -1,0 +1,234 @@
+"""Short steps that are all alike are recorded in another way, and must read as if they were not."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.pending import PENDING_FILE
+from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
+from efprof.recorder import sprint
+from efprof.recorder.sprint import MAX_PENDING, Sprint
+from tests.recorder.recording import environment_of, only_run, open_session, record_here
+from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
+
+LONG = 60
+
+
+def described(steps: list[StepRecord]) -> list[tuple[object, ...]]:
+    """Whatever of a step does not depend on the clock."""
+    return [
+        (step.step, stages(step), step.samples, step.micro_batches, step.loader, step.loss, step.learning_rate,
+         step.backward_site, [(read.site, read.count) for read in step.reads])
+        for step in steps
+    ]  # fmt: skip
+
+
+def record_both_ways(train_it: Callable[[], object]) -> tuple[list[StepRecord], list[StepRecord], int]:
+    """With sprints and without; and how many steps were sprinted."""
+    recorded, num_sprinted = [], 0
+    begin = Sprint._begin
+
+    def counted(self: Sprint, at: int) -> None:
+        nonlocal num_sprinted
+        num_sprinted += 1
+        begin(self, at)
+
+    for alike in (sprint.NUM_ALIKE, 10**9):
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.setattr(sprint, "NUM_ALIKE", alike)
+            patch.setattr(Sprint, "_begin", counted)
+            torch.manual_seed(0)
+            run = record_here(Path(folder) / "run", train_it)
+            assert run.events(CollectorStopped) == []
+            recorded.append(run.steps)
+    return recorded[0], recorded[1], num_sprinted
+
+
+def train_long() -> None:
+    model = make_model()
+    train(model, make_loader(LONG), torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def test_a_sprint_takes_place_and_leaves_the_same_steps() -> None:
+    sprinted, walked, num_sprinted = record_both_ways(train_long)
+    assert described(sprinted) == described(walked)
+    assert num_sprinted > LONG / 3
+
+
+def test_sprinted_steps_follow_each_other_without_a_gap() -> None:
+    steps, _, _ = record_both_ways(train_long)
+    gaps = [
+        after.started_ns - before.started_ns - before.total_us * 1000 for before, after in itertools.pairwise(steps)
+    ]
+    assert sum(abs(gap) < 1000 for gap in gaps) > LONG / 3, "where they are sprinted, one ends as the next begins"
+    for step in steps:
+        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+        assert instants == sorted(instants)
+        assert instants[-1] <= step.total_us
+
+
+KINDS = ("plain", "clipped", "accumulated", "evaluated", "taught", "read", "failed", "two at once", "by hand")
+
+
+def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], batches: object) -> None:
+    optimizer = optimizers[0]
+    for _ in range(2 if kind == "accumulated" else 1):
+        inputs, targets = next(batches)  # type: ignore[call-overload]
+        if kind == "taught":
+            with torch.no_grad():
+                targets = targets + 0 * model(inputs)
+        if kind == "failed":
+            with pytest.raises(RuntimeError):
+                model(inputs[:, :2])
+        loss = error_of(model, inputs, targets)
+        if kind == "read":
+            loss.item()
+        loss.backward()
+    if kind == "clipped":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if kind == "by hand":
+        torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
+    optimizer.step()
+    if kind == "two at once":
+        optimizers[1].step()
+    optimizer.zero_grad()
+    if kind == "evaluated":
+        model.eval()
+        error_of(model, inputs, targets)
+        model.train()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12)), min_size=1, max_size=8))
+def test_whatever_breaks_a_sprint_leaves_the_same_steps(program: list[tuple[str, int]]) -> None:
+    kinds = ["plain"] * 28 + [kind for kind, count in program for _ in range(count)]
+
+    def train_in_turns() -> None:
+        torch.manual_seed(1)
+        model = make_model()
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2)]
+        batches = iter(make_loader(2 * len(kinds)))
+        for kind in kinds:
+            run_step(kind, model, list(optimizers), batches)
+
+    sprinted, walked, _ = record_both_ways(train_in_turns)
+    assert described(sprinted) == described(walked)
+
+
+def test_epochs_end_a_sprint_and_lose_nothing() -> None:
+    def train_epochs() -> None:
+        model, loader = make_model(), make_loader(13)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(6):
+            train(model, loader, optimizer)
+
+    sprinted, walked, num_sprinted = record_both_ways(train_epochs)
+    assert described(sprinted) == described(walked)
+    assert [step.samples for step in sprinted] == [BATCH] * 78
+    assert num_sprinted > 20
+
+
+def test_a_loop_without_a_loader_sprints_too() -> None:
+    def train_on_made_tensors() -> None:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(make_model())  # the outermost module's class is that of a module inside as well
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(LONG):
+            inputs = torch.randn(BATCH, 3)
+            optimizer.zero_grad()
+            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
+            optimizer.step()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_on_made_tensors)
+    assert described(sprinted) == described(walked)
+    assert num_sprinted > LONG / 3
+
+
+def test_a_loss_that_turns_bad_within_a_sprint_is_seen_where_it_happens(tmp_path: Path) -> None:
+    from efprof.artifacts.events import NonFiniteSeen
+
+    def train_into_nan() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            loss = error_of(model, inputs, targets) * (float("nan") if number == 45 else 1.0)
+            loss.backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_into_nan)
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what) == (45, "loss")
+    assert seen.site is not None
+    assert [step.step for step in recorded.steps if step.loss == "nan"] == list(range(45, LONG))
+
+
+def test_the_stage_of_an_error_within_a_sprint_is_known(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        model = make_model()
+        train(model, make_loader(LONG), torch.optim.SGD(model.parameters(), lr=0.01))
+        assert session.loop.sprint is not None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:  # noqa: PT012
+            for number, (inputs, targets) in enumerate(make_loader(LONG)):
+                error_of(model, inputs[:, :2] if number == 40 else inputs, targets).backward()
+                optimizer.step()
+        assert session.loop.stage_of(raised.value) == "forward"
+    finally:
+        session.end()
+    assert len(read_steps(tmp_path / "rank0")[0]) == LONG + 40
+
+
+KILLED = """
+import os, signal, torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range({kill_at} + 1):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 2, 5))
+def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(kill_at: int, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(KILLED.format(kill_at=kill_at)))
+    command = [str(Path(sys.executable).parent / "efprof"), "record", "--windows", "none", "--", sys.executable, script]
+    done = subprocess.run(command, env=environment_of(tmp_path / "home", {}), capture_output=True, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    rank = only_run(tmp_path / "home") / "rank0"
+    steps, num_torn = read_steps(rank)
+    assert [step.step for step in steps] == list(range(kill_at))
+    assert num_torn == 0
+    assert all(stages(step) == ["forward", "backward", "optimizer"] for step in steps)
+
+
+def test_pending_steps_are_gone_once_everything_is_written(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_long)
+    assert not (recorded.rank / PENDING_FILE).exists()
+
+
+def test_a_pending_file_of_another_size_is_left_alone(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, lambda: train(make_model_once, make_loader(5), optimizer_once))
+    (recorded.rank / PENDING_FILE).write_bytes(os.urandom(100))
+    assert len(read_steps(recorded.rank)[0]) == 5
+    assert (recorded.rank / STEPS_FILE).exists()
+
+
+make_model_once = make_model()
+optimizer_once = torch.optim.SGD(make_model_once.parameters(), lr=0.01)

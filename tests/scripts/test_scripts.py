@@ -1,0 +1,212 @@
+"""Training scripts as people publish them: recorded unedited, each must show its steps and stages as they are."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.events import CollectorStopped, read_events
+from efprof.artifacts.steps import StepRecord, read_steps
+from tests.recorder.recording import Recorded, environment_of, record_command
+
+FOLDER = Path(__file__).parent
+
+NUM_AT_ONCE = 2
+"""Most machines that run tests have two cores to spare."""
+
+PASS = ("forward", "backward")
+MICRO_BATCH = ("data", *PASS)
+PLAIN = (*MICRO_BATCH, "optimizer")
+TWO_MICRO_BATCHES = (*MICRO_BATCH, *PLAIN)
+
+TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step as a reader of the script would describe it; a stage that goes on is named once."""
+
+    stages: tuple[str, ...] = PLAIN
+    micro_batches: int = 1
+    samples: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a recording of `tests/scripts/<name>.py` must hold, on every rank."""
+
+    name: str
+    steps: list[Step]
+    evaluates: bool = False
+    launcher: tuple[str, ...] = (sys.executable,)
+
+    @property
+    def num_ranks(self) -> int:
+        return 2 if self.launcher == TORCHRUN else 1
+
+    @property
+    def path(self) -> str:
+        return str(FOLDER / f"{self.name}.py")
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.launcher, self.path]
+
+
+FOUR_BATCHES = Step(stages=(*MICRO_BATCH * 3, *PLAIN), micro_batches=4, samples=32)
+TWO_BATCHES = Step(stages=TWO_MICRO_BATCHES, micro_batches=2, samples=16)
+TAKING_TURNS = (*PLAIN, *PASS, "optimizer")
+FETCHED_BEFORE_THE_FIRST = ("data", *PASS, *PASS, "optimizer")
+
+SCRIPTS = (
+    Script(name="plain", steps=[Step(samples=16)] * 20),
+    Script(name="accumulation", steps=[*[FOUR_BATCHES] * 3, TWO_BATCHES] * 2),
+    Script(
+        name="minimal_gpt",
+        steps=[Step(stages=(*PASS, *PASS, "optimizer"), micro_batches=2, samples=0)] * 12,
+        evaluates=True,
+    ),
+    Script(name="gan", steps=[Step(stages=TAKING_TURNS, micro_batches=2)] * 20),
+    Script(name="lightning_fit", steps=[TWO_BATCHES] * 8, evaluates=True),
+    Script(
+        name="trainer", steps=[Step(stages=FETCHED_BEFORE_THE_FIRST, micro_batches=2, samples=8)] * 10, evaluates=True
+    ),
+    Script(name="accelerate_loop", steps=[TWO_BATCHES] * 10, evaluates=True),
+    Script(name="ddp", steps=[TWO_BATCHES] * 10, launcher=TORCHRUN),
+    Script(name="fsdp2", steps=[Step(samples=4)] * 8, launcher=TORCHRUN),
+    Script(name="lbfgs", steps=[Step(stages=(*PASS, "optimizer") * 4, micro_batches=4, samples=0)] * 8),
+    Script(name="manual_update", steps=[Step(stages=PASS, samples=0)] * 20),
+    Script(name="compiled", steps=[Step()] * 12),
+    Script(name="checkpointing", steps=[Step()] * 12),
+    Script(name="twice", steps=[Step()] * 20),
+    Script(name="threads", steps=[Step(micro_batches=2)] * 12),
+    Script(name="evaluation", steps=[Step()] * 20, evaluates=True),
+)
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Every script that a test of this session asks for, run bare and recorded; what is bare lies in `folder`."""
+
+    folder: Path
+    bare: Future[None]
+    recorded: dict[str, Future[Recorded]]
+
+
+@pytest.fixture(scope="session")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    callspecs = [getattr(item, "callspec", None) for item in request.session.items]
+    names = {spec.params["script"].name for spec in callspecs if spec is not None and "script" in spec.params}
+    folder = tmp_path_factory.mktemp("bare")
+    scripts = [script for script in SCRIPTS if script.name in names]
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        yield Runs(
+            folder=folder,
+            bare=pool.submit(run_bare, scripts, folder),
+            recorded={
+                script.name: pool.submit(record, script, tmp_path_factory.mktemp(script.name)) for script in scripts
+            },
+        )
+        pool.shutdown(cancel_futures=True)
+
+
+def run_bare(scripts: list[Script], folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.scripts.forked", folder, *(f"{one.path}:{one.num_ranks}" for one in scripts)],
+        cwd=folder,
+        env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1])}),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def record(script: Script, folder: Path) -> Recorded:
+    return record_command(folder / "home", script.command, options=("--windows", "none"))
+
+
+@pytest.fixture
+def bare(script: Script, runs: Runs) -> tuple[str, str]:
+    """What the script prints without the recorder, and its standard error."""
+    runs.bare.result()
+    return (runs.folder / f"{script.name}.out").read_text(), (runs.folder / f"{script.name}.err").read_text()
+
+
+@pytest.fixture
+def recorded(script: Script, runs: Runs) -> Recorded:
+    return runs.recorded[script.name].result()
+
+
+def steps_of(recorded: Recorded, rank: int = 0) -> list[StepRecord]:
+    return read_steps(recorded.folder / f"rank{rank}")[0]
+
+
+def stages_of(step: StepRecord) -> tuple[str, ...]:
+    return tuple(stage for stage, _ in groupby(span.stage for span in step.spans))
+
+
+def num_warnings(errors: str) -> int:
+    return sum("Warning:" in line for line in errors.splitlines())
+
+
+@every_script
+def test_a_published_script_prints_what_it_prints_without_the_recorder(
+    script: Script, recorded: Recorded, bare: tuple[str, str]
+) -> None:
+    output, errors = bare
+    assert (recorded.exit_code, recorded.run.ended) == (0, "finished"), recorded.errors
+    assert len(output.splitlines()) >= len(script.steps)
+    assert recorded.output == output
+    assert len(recorded.our_lines) == 1
+    assert num_warnings(recorded.errors) == num_warnings(errors)
+
+
+@every_script
+def test_every_rank_of_a_published_script_is_recorded_by_every_collector(script: Script, recorded: Recorded) -> None:
+    ranks = sorted(recorded.folder.glob("rank*"))
+    assert [rank.name for rank in ranks] == [f"rank{number}" for number in range(script.num_ranks)]
+    stopped = [event for rank in ranks for event in read_events(rank)[0] if isinstance(event, CollectorStopped)]
+    assert stopped == []
+
+
+@every_script
+def test_every_update_of_a_published_script_is_a_step(script: Script, recorded: Recorded) -> None:
+    for rank in range(script.num_ranks):
+        assert [step.step for step in steps_of(recorded, rank)] == list(range(len(script.steps)))
+
+
+@every_script
+def test_the_stages_of_a_published_script_come_in_its_order(script: Script, recorded: Recorded) -> None:
+    for rank in range(script.num_ranks):
+        assert [stages_of(step) for step in steps_of(recorded, rank)] == [step.stages for step in script.steps]
+
+
+@every_script
+def test_the_micro_batches_of_a_published_script_are_counted(script: Script, recorded: Recorded) -> None:
+    for rank in range(script.num_ranks):
+        found = [step.micro_batches for step in steps_of(recorded, rank)]
+        assert found == [step.micro_batches for step in script.steps]
+
+
+@every_script
+def test_the_samples_of_a_published_script_are_counted(script: Script, recorded: Recorded) -> None:
+    for rank in range(script.num_ranks):
+        assert [step.samples for step in steps_of(recorded, rank)] == [step.samples for step in script.steps]
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script.evaluates], ids=lambda script: script.name)
+def test_the_evaluation_of_a_published_script_belongs_to_no_step(script: Script, recorded: Recorded) -> None:
+    instants = [float(instant) for instant in re.findall(r"(?m)^(\d+\.\d+) evaluating$", recorded.errors)]
+    steps = [(step.started_ns / 1e9, (step.started_ns + step.total_us * 1000) / 1e9) for step in steps_of(recorded)]
+    assert len(instants) >= 6
+    inside = [number for number, (start, end) in enumerate(steps) if any(start < instant < end for instant in instants)]
+    assert inside == []

@@ -1,0 +1,78 @@
+"""The arithmetic of the overhead table, and that a loop can be measured with and without the recorder."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.blocks import BlockTimes
+from benchmarks.intervals import Estimate, median_with_interval
+from benchmarks.measuring import Pair, measure
+from benchmarks.table import MAX_PEAK_BYTES, Row, budgets, row_of, table_line
+from benchmarks.variants import TIER_1
+
+SHORT, LONG = 2.0, 30.0
+
+
+def block(step_ms: float, cpu_ms: float) -> BlockTimes:
+    return BlockTimes(times_ms=[step_ms] * 10, cpu_ms=cpu_ms, around_s=0.0, peak_bytes=0)
+
+
+def row(bare_ms: float, *, ratio: Estimate, added_us: Estimate) -> Row:
+    pairs = [Pair(tool=block(bare_ms, bare_ms), bare=block(bare_ms, bare_ms))]
+    one = row_of("mlp", "tier 1", pairs, is_by_wall=False, peak_added_bytes=0)
+    return replace(one, cpu_ratio=ratio, added_us=added_us)
+
+
+def test_the_interval_of_thirty_pairs_leaves_nine_out_at_each_end() -> None:
+    assert median_with_interval(range(1, 31)) == Estimate(value=15.5, low=10, high=21)
+
+
+def test_six_pairs_are_the_fewest_that_have_an_interval() -> None:
+    assert median_with_interval(range(6)) == Estimate(value=2.5, low=0, high=5)
+    assert math.isinf(median_with_interval(range(5)).high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.99, 1.008, "held"), (1.002, 1.02, "unclear"), (1.011, 1.02, "not held")],
+)
+def test_a_long_step_is_judged_by_its_ratio(low: float, high: float, verdict: str) -> None:
+    time, _ = budgets(row(LONG, ratio=Estimate(value=1.0, low=low, high=high), added_us=Estimate(value=900.0)))
+    assert f"time {verdict}:" in time
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(20, 39, "held"), (30, 50, "unclear"), (41, 60, "not held")])
+def test_a_short_step_is_judged_by_what_is_added(low: float, high: float, verdict: str) -> None:
+    time, _ = budgets(row(SHORT, ratio=Estimate(value=1.5), added_us=Estimate(value=40.0, low=low, high=high)))
+    assert f"time {verdict}:" in time
+
+
+def test_memory_has_a_budget_of_its_own() -> None:
+    within = row(SHORT, ratio=Estimate(value=1.0), added_us=Estimate(value=0.0))
+    assert "memory held" in budgets(replace(within, peak_added_bytes=MAX_PEAK_BYTES))[1]
+    assert "memory not held" in budgets(replace(within, peak_added_bytes=MAX_PEAK_BYTES + 1))[1]
+
+
+def test_each_round_is_compared_with_its_own_bare_block() -> None:
+    pairs = [
+        Pair(tool=block(slow * 1.1, slow * 1.05), bare=block(slow, slow)) for slow in (2.0, 4.0, 3.0, 9.0, 2.0, 5.0)
+    ]
+    one = row_of("mlp", "tier 1", pairs, is_by_wall=False, peak_added_bytes=2**20)
+    assert one.wall_ratio.value == pytest.approx(1.1)
+    assert one.cpu_ratio.low == one.cpu_ratio.value == pytest.approx(1.05)
+    assert table_line(one).endswith("| 1 MiB |")
+
+
+def test_a_block_leaves_out_its_slowest_tenth() -> None:
+    times = BlockTimes(times_ms=[1.0] * 18 + [50.0] * 2, cpu_ms=1.0, around_s=0.0, peak_bytes=0)
+    assert times.step_ms == 1.0
+
+
+def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
+    (pair,) = measure(TIER_1, "mlp", "cpu", bare_ms=50.0, rounds=1)
+    assert len(pair.tool.times_ms) == len(pair.bare.times_ms) == 10
+    assert min(pair.tool.times_ms) > 0
+    assert pair.own_us is not None
+    assert 0 < pair.own_us < 1000 * sum(pair.tool.times_ms)
+    assert pair.bare.folder is None
