@@ -60,7 +60,7 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
 
 
 def _say_where(folder: Path) -> None:
-    if any(folder.glob("rank*/steps.jsonl")):
+    if any(folder.glob("**/rank*/steps.jsonl")):
         click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
     else:
         click.echo(

@@ -91,15 +91,27 @@ def _watch_compiler(watcher: Watcher, shell: Shell) -> Undo:
     entrances = keep_out.__code__, Sprint.mark.__code__
     is_out = False
 
-    def began(*_: Any) -> None:
+    def began(*details: Any) -> None:
         nonlocal is_out
         if not is_out:
             is_out = True
             keep_out(*entrances)  # not before: now all hooks are in place
-        watcher.compilation_began()
+        if _is_of_python(*details):
+            watcher.compilation_began()
 
     handler.register_start_callback(began)
-    return functools.partial(handler.remove_start_callback, began)
+
+    def undo() -> None:
+        if began in handler.start_callbacks:  # `torch._dynamo.reset` forgets them all
+            handler.remove_start_callback(began)
+
+    return undo
+
+
+def _is_of_python(details: Any = None, *_: Any) -> bool:
+    """Whether it is Python that is compiled, and not a graph that was traced before: its backward pass comes late."""
+    trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
+    return getattr(trigger, "name", "DYNAMO") == "DYNAMO"
 
 
 def _watched(model: Any, compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:

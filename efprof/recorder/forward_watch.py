@@ -93,7 +93,7 @@ class ForwardWatch:
                 self._outermost[type(module)] = None
             self._depth += 1
         self._mark(OTHER)
-        self._began(module.training)
+        self._began(module)
 
     def _after_any(self, *_: Any) -> None:
         if self._loop.is_ours:
@@ -170,7 +170,7 @@ class ForwardWatch:
             if learning._learning or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             if not mark(FORWARD if module.training and torch.is_grad_enabled() else OTHER):
-                began(module.training)
+                began(module)
             try:
                 return original(*args, **kwargs)
             finally:

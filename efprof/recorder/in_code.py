@@ -21,11 +21,11 @@ from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder import current
-from efprof.recorder.launch import _close_run, _describe, _make_folder, _name_of
+from efprof.recorder.launch import close_run, describe_run, make_run_folder, name_of_command
 from efprof.recorder.machine import kept_configuration, refuse_missing_memray
 from efprof.recorder.options import parse_options, read_options
 from efprof.recorder.ranks import join_or_make
-from efprof.recorder.start import _start_session
+from efprof.recorder.start import start_session
 from efprof.recorder.uncommitted import keep_diff
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Record
         return Recording(running.run_folder, None, is_ours=False)
     _refuse_second()
     command = sys.orig_argv
-    run = _describe(command, name or _name_of(command), kept_configuration(settings.configuration))
+    run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
 
     def make(runs: Path, run: RunFile) -> Path:
-        folder = _make_folder(runs, run)
+        folder = make_run_folder(runs, run)
         keep_diff(folder, run.git if options.keeps_diff else None)
         return folder
 
     folder = join_or_make(runs_folder(), run, make)
     root = run.git.root if run.git else run.working_folder
     return Recording(
-        folder, _start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
+        folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
     )
 
 
@@ -136,7 +136,7 @@ class Recording:
 
     def _close(self, code: int) -> None:
         if code or not self._has_failed_rank():
-            _close_run(self.folder, code, time.monotonic() - self._start)
+            close_run(self.folder, code, time.monotonic() - self._start)
 
     def _has_failed_rank(self) -> bool:
         """Whether a rank beside this one has written that it raised, which stands."""

@@ -45,21 +45,21 @@ def launch(
 
     Raises EfprofError before anything is started where the program or the folder cannot be had.
     """
-    path = _find_program(command[0])
-    run = _describe(command, name or _name_of(command), dict(configuration or {}))
-    folder = _make_folder(runs_folder, run)
+    path = find_program(command[0])
+    run = describe_run(command, name or name_of_command(command), dict(configuration or {}))
+    folder = make_run_folder(runs_folder, run)
     root = run.git.root if run.git else run.working_folder
     options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
     keep_diff(folder, run.git if options.keeps_diff else None)
     start = time.monotonic()
-    program, environment = Program(run_folder=folder), _child_environment(options)
+    program, environment = Program(run_folder=folder), child_environment(options)
     code = _run_child([path, *command[1:]], environment, program)
-    _close_run(folder, code, time.monotonic() - start, program)
+    close_run(folder, code, time.monotonic() - start, program)
     _say_how_it_ended(folder)
     return folder, as_shell(code)
 
 
-def _close_run(folder: Path, code: int, seconds: float, program: Program | None = None) -> None:
+def close_run(folder: Path, code: int, seconds: float, program: Program | None = None) -> None:
     """Note how it ended; what the child added to run.json meanwhile is kept."""
     try:
         ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
@@ -78,7 +78,7 @@ def _say_how_it_ended(folder: Path) -> None:
             print(f"efprof: {sentence}", file=sys.stderr)
 
 
-def _find_program(program: str) -> str:
+def find_program(program: str) -> str:
     """Its path: on PATH, or beside the efprof that was called from an environment that is not activated."""
     ours = Path(sys.argv[0]).parent
     is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
@@ -98,7 +98,7 @@ def _why_not_found(program: str) -> str:
     return f"'{program}' may not be executed; run 'chmod +x {program}' or write its interpreter before it."
 
 
-def _name_of(command: list[str]) -> str:
+def name_of_command(command: list[str]) -> str:
     """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
     modules = [module for flag, module in pairwise(command) if flag == "-m" and module not in LAUNCHERS]
     if modules:
@@ -107,7 +107,7 @@ def _name_of(command: list[str]) -> str:
     return Path(scripts[0] if scripts else command[0]).stem
 
 
-def _describe(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
+def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
     started = datetime.datetime.now(datetime.UTC)
     unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
     clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
@@ -125,7 +125,7 @@ def _describe(command: list[str], name: str, configuration: dict[str, str]) -> R
     )
 
 
-def _make_folder(runs_folder: Path, run: RunFile) -> Path:
+def make_run_folder(runs_folder: Path, run: RunFile) -> Path:
     folder = (runs_folder / run.run_id).absolute()
     try:
         folder.mkdir(parents=True)
@@ -140,7 +140,7 @@ def _make_folder(runs_folder: Path, run: RunFile) -> Path:
     return folder
 
 
-def _child_environment(options: Options) -> dict[str, str]:
+def child_environment(options: Options) -> dict[str, str]:
     environment = dict(os.environ)
     paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)

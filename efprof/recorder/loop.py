@@ -50,6 +50,9 @@ class Loop:
         self._paused: int | None = None
         self._stage_start_ns = 0
         self._depth = 0
+        self._nested_backwards = 0
+        self._trained: int | None = None
+        """The outermost module that gradients were computed for last, by its `id`."""
         self._has_closure = False
         """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self._failed: tuple[str, int] | None = None
@@ -108,8 +111,8 @@ class Loop:
 
     # Forward.
 
-    def forward_began(self, is_training: bool = True) -> None:
-        """A module was called, in training mode or not; only the outermost call counts."""
+    def forward_began(self, module: torch.nn.Module | None = None) -> None:
+        """A module was called; only the outermost call counts."""
         steps = self.steps
         if get_ident() != self._thread:
             steps.others.forward_began()
@@ -117,15 +120,18 @@ class Loop:
         self._depth += 1
         if self._depth > 1 or (self.stage is not None and self._opener not in ("user", "optimizer")):
             return
+        entered = perf_counter_ns()
         if not torch.is_grad_enabled():
+            if module is not None and not module.training and id(module) == self._trained:
+                steps.before_evaluation(entered)
             if steps.open is not None:
                 steps.open.has_evaluation = True
             return
-        entered = perf_counter_ns()
+        self._trained = id(module)
         if self._opener == "optimizer":
             self._leave_optimizer(entered)
         step = self._step_to_train(entered)
-        if not is_training:
+        if module is not None and not module.training:
             step.has_evaluation = True
         if not step.has_forward:
             step.has_forward = True
@@ -161,6 +167,8 @@ class Loop:
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
+        if self._opener == "backward":
+            self._nested_backwards += 1  # reentrant checkpointing calls backward from within backward
         if self.stage is not None and self._opener != "user" and not self._leave_optimizer(entered):
             return
         step = self._step_to_train(entered)
@@ -183,6 +191,8 @@ class Loop:
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
+        if self._opener == "backward":
+            self._nested_backwards += 1
         if self.stage is not None and not self._leave_optimizer(entered):
             return
         step = self._step_to_train(entered)
@@ -199,6 +209,9 @@ class Loop:
             return
         step = steps.open
         if self._opener != "backward" or step is None:
+            return
+        if self._nested_backwards:
+            self._nested_backwards -= 1
             return
         entered = perf_counter_ns()
         self._close_stage(step, entered)

@@ -12,10 +12,10 @@ def start() -> None:
     """Start the session this process belongs to; a recorder that cannot start must not stop the training."""
     options = read_options()
     if options is not None:
-        _start_session(options)
+        start_session(options)
 
 
-def _start_session(options: Options) -> "Session | None":
+def start_session(options: Options) -> "Session | None":
     """None where the recorder could not start, which has been said then."""
     from efprof.artifacts.events import EVENTS_FILE
     from efprof.recorder.shell import Shell
@@ -32,7 +32,7 @@ def _start_session(options: Options) -> "Session | None":
 
         session = Session(options, folder, shell)
         session.start()
-        watch_child_processes(session, lambda: _start_session(options))
+        watch_child_processes(session, lambda: start_session(options))
 
     shell.guarded("session", begin)()
     return session

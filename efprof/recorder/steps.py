@@ -79,6 +79,12 @@ class Steps:
             return self.finish_and_begin(at)
         return step
 
+    def before_evaluation(self, at: int) -> None:
+        """The trained module is called without gradients, in evaluation mode: a step that is whole ends before it."""
+        step = self.open
+        if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
+            self.finish(step, at)
+
     def to_update(self, optimizer: int, at: int) -> OpenStep:
         """The step that a call of this optimizer, by its `id`, belongs to."""
         self.probe = None

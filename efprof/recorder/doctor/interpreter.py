@@ -13,7 +13,7 @@ from types import ModuleType
 
 from efprof.model import EfprofError
 from efprof.recorder.doctor.check import Check
-from efprof.recorder.launch import _child_environment, _find_program
+from efprof.recorder.launch import child_environment, find_program
 from efprof.recorder.options import Options
 
 LEAST_PYTHON = (3, 11)
@@ -70,7 +70,7 @@ def _python_of_commands() -> Check:
     """`efprof record -- python train.py` starts that one, whichever Python efprof itself is in."""
     name = "'python' of a command"
     try:
-        path = _find_program("python")
+        path = find_program("python")
     except EfprofError:
         return Check(
             name=name, status="careful", why="There is none on PATH.", advice=f"Write {sys.executable} in the command."
@@ -133,7 +133,7 @@ def _why_no_torch() -> str:
 
 def _hook() -> Check:
     """Really started: nothing else tells what a site's own customization does to it."""
-    done = _run([sys.executable, "-c", _PROBE], _child_environment(Options()))
+    done = _run([sys.executable, "-c", _PROBE], child_environment(Options()))
     name = "start-up hook"
     if done is None or done.stdout.strip() != "True":
         said = f" ({_last_line(done.stderr)})" if done is not None and done.stderr.strip() else ""

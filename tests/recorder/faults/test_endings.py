@@ -5,7 +5,7 @@ import pytest
 from efprof.artifacts.events import OutOfMemory, RecordingEnded, StepInterrupted, TrainingRaised
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
-from efprof.recorder.launch import _close_run
+from efprof.recorder.launch import close_run
 from tests.recorder.faults.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded, line_of
@@ -61,7 +61,7 @@ def test_memory_that_runs_out_is_the_ending_and_the_report_opens_with_it(
     assert child.wait() == 1
     (event,) = Recorded(folder=child.folder).events(OutOfMemory)
     assert (event.step, event.site, event.requested_bytes) == (5, site, requested)
-    _close_run(child.folder, 1, 1.0)
+    close_run(child.folder, 1, 1.0)
     assert read_run_file(child.folder).ended == "out_of_memory"
     report = analyse(child.folder)
     for text in (render(report, "text"), render(report, "html")):
