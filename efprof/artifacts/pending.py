@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 PENDING_FILE: Final = "steps.pending"
-MAX_PENDING: Final = 16
+MAX_PENDING: Final = 32
 MAX_MARKS: Final = 24
 
 COUNT: Final = struct.Struct("<q")

@@ -9,11 +9,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from efprof.recorder.compilation import watch_compilation
 from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctions
-from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.hooks import Undo
 from efprof.recorder.loop import Loop
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.shell import Shell
 from efprof.recorder.sprint import FORWARD, FORWARDED, OTHER, Sprint
+from efprof.recorder.watched_classes import WatchedClasses
 
 STEPS_TO_LEARN = 2
 """A loop shows all its outermost modules within a step; the second one confirms it."""
@@ -45,7 +46,8 @@ class ForwardWatch:
         self._is_learning = False
         self._depth = 0
         self._left_to_learn = 0
-        self._outermost: dict[type[torch.nn.Module], Undo | None] = {}
+        self._outermost: dict[type[torch.nn.Module], None] = {}
+        self._classes = WatchedClasses(self._watched)
         self.module_began = shell.guarded("loop", self._module_began)
         self.module_ended = shell.guarded("loop", self._module_ended)
         self.function_began = shell.guarded("loop", self._function_began)
@@ -53,16 +55,13 @@ class ForwardWatch:
         self.function_returned = shell.guarded("loop", self._function_returned)
         self.compilation_began = shell.guarded("loop", self._compilation_began)
         self._undo_compilation = watch_compilation(self, shell)
-        loop.step_ended.append(shell.guarded("loop", self._after_step))
+        loop.steps.walked.append(shell.guarded("loop", self._after_step))
         self._learn()
 
     def remove(self) -> None:
         """Take every hook out."""
         self._stop_learning()
-        for undo in self._outermost.values():
-            if undo is not None:
-                undo()
-        self._outermost.clear()
+        self._classes.remove()
         self._undo_compilation()
 
     def _learn(self) -> None:
@@ -89,7 +88,7 @@ class ForwardWatch:
 
     def _before_any(self, module: torch.nn.Module, _: Any) -> None:
         if self._loop.is_ours:
-            if self._depth == 0 and type(module) not in self._outermost:
+            if self._depth == 0:
                 self._outermost[type(module)] = None
             self._depth += 1
         self._mark(OTHER)
@@ -115,6 +114,7 @@ class ForwardWatch:
         if self._loop.is_ours:
             self._num_compiled += 1
             self._take_hooks_out()
+            self._classes.put_aside(module)
             if self._is_learning:
                 self._before_any(module, None)
 
@@ -141,8 +141,10 @@ class ForwardWatch:
 
     def _compiled_ended(self) -> None:
         self._num_compiled = max(0, self._num_compiled - 1)
-        if self._is_learning and not self._num_compiled:
-            self._put_hooks_in()
+        if not self._num_compiled:
+            self._classes.put_back()
+            if self._is_learning:
+                self._put_hooks_in()
 
     def _compilation_began(self) -> None:
         """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
@@ -154,9 +156,8 @@ class ForwardWatch:
             self._watch_outermost()
 
     def _watch_outermost(self) -> None:
-        for kind, undo in self._outermost.items():
-            if undo is None:
-                self._outermost[kind] = replace(kind, "__call__", self._watched(kind))
+        for kind in self._outermost:
+            self._classes.watch(kind)
 
     def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
         began, ended, mark, learning = self._began, self._ended, self._mark, self

@@ -135,7 +135,7 @@ class Session:
             resume=self.loop.go_on,
             guard=functools.partial(self.shell.guarded, "loop"),
         )
-        self.subscribe(self.loop.step_ended, "loop", lambda step, record: sprint.step_ended(step, record.total_us))
+        self.subscribe(self.loop.steps.walked, "loop", lambda step, record: sprint.step_walked(step, record.total_us))
         return sprint
 
     def _break_off(self, why: str) -> None:

@@ -35,6 +35,8 @@ class Steps:
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
+        self.walked: list[Listener] = []
+        """Called like `ended`, but not for the steps of a sprint."""
         self.manual_updates_found: list[Listener] = []
         self.others = OtherThreads()
         self.cycle = OptimizerCycle()
@@ -151,6 +153,12 @@ class Steps:
 
     def finish(self, step: OpenStep, at: int) -> None:
         """A step ended at `at`: have it completed and written."""
+        record = self.complete(step, at)
+        for listener in self.walked:
+            listener(step, record)
+
+    def complete(self, step: OpenStep, at: int) -> StepRecord:
+        """The same for a step of a sprint."""
         self.open = None
         self.num_finished += 1
         others, num_backwards = self.others.take_spans(step.spans, at)
@@ -166,6 +174,7 @@ class Steps:
         for listener in self.ended:
             listener(step, record)
         self._write(step, record)
+        return record
 
     def _plan_readings(self, step: OpenStep, step_ns: int) -> None:
         if step.reads_boundaries:

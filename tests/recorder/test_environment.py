@@ -1,7 +1,6 @@
 """What run.json keeps of the process that trains."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,16 @@ def train() -> None:
         optimizer.step()
 
 
-@pytest.fixture
-def _new_precision() -> Iterator[None]:
-    """The precision set by torch's new way alone, after which its old way refuses to answer."""
-    torch.backends.fp32_precision = "tf32"
-    yield
-    torch.backends.fp32_precision = "none"
+NEW_PRECISION = """
+import torch
+
+torch.backends.fp32_precision = "tf32"  # torch's new way, after which its old way refuses to answer
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    weight.square().sum().backward()
+    optimizer.step()
+"""
 
 
 def test_versions_and_settings_of_the_process_are_kept(tmp_path: Path) -> None:
@@ -44,9 +47,8 @@ def test_a_package_is_named_only_if_the_program_imported_it(tmp_path: Path, monk
     assert run.versions["numpy"] == sys.modules["numpy"].__version__
 
 
-@pytest.mark.usefixtures("_new_precision")
 def test_a_setting_that_torch_refuses_to_tell_is_left_out_and_the_others_are_kept(tmp_path: Path) -> None:
-    run = record_here(tmp_path, train).run
+    run = record_script(tmp_path / "home", NEW_PRECISION).run
     assert "matmul precision" not in run.settings
     assert run.settings["deterministic algorithms"] == "False"
 

@@ -14,7 +14,7 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.recorder.options import ALL_TRIGGERS, Trigger
 from efprof.recorder.session import Session
 from efprof.recorder.triggers import MemoryPeaks, SlowSteps, Triggers
-from tests.recorder.recording import Recorded, open_session
+from tests.recorder.recording import Recorded, open_session, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model
 
 MIB = 1024**2
@@ -192,14 +192,24 @@ def test_a_slow_step_opens_one_window_of_two_steps_after_it(tmp_path: Path) -> N
     assert closed.files == ["trace-1.json.gz", "allocations-1.parquet"]
 
 
+LEAVES_MORE = """
+import torch
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+kept = []
+for number in range(140):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    if number == 30:
+        kept.append(torch.ones(32 * 1024**2))
+"""
+
+
 def test_a_step_that_leaves_more_memory_opens_a_window(tmp_path: Path) -> None:
-    kept = []
-
-    def keep(number: int) -> None:
-        if number == 30:
-            kept.append(torch.ones(32 * MIB))
-
-    recorded = record_triggered(tmp_path, lambda _: train_with(keep, 140), ("memory-peak",))
+    options = ("--trace-steps", "none", "--triggers", "memory-peak")
+    recorded = record_script(tmp_path / "home", LEAVES_MORE, options=options)
     (opened,) = recorded.events(WindowOpened)
     assert opened.step > 30, "as soon as memory is read again, which not every step can afford"
     assert opened.why.endswith(" more memory allocated than any before it")
