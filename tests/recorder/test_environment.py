@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from efprof.recorder.collectors import environment
-from tests.recorder.recording import Recorded, record_command, record_here
+from tests.recorder.recording import Recorded, record_command, record_here, record_script
 
 
 def train() -> None:
