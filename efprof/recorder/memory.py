@@ -18,8 +18,8 @@ MIN_INTERVAL_NS: Final = 20_000_000
 """A read costs 1.3 us in a loop of reads and 30 us after a training step, when the kernel's data has left the caches
 (both measured): a short step should not pay it each time."""
 
-MAX_READING_SHARE: Final = 0.003
-"""Of a step's time, for reading memory: a third of what the whole recorder may cost."""
+MAX_READING_SHARE: Final = 0.001
+"""Of a step's time, for each kind of costly reading: a tenth of what the whole recorder may cost."""
 
 SHORT_STEP_NS: Final = 20_000_000
 MAX_READING_NS: Final = 5_000

@@ -15,7 +15,7 @@ from efprof.recorder.process_time import ProcessTime
 
 Listener = Callable[..., None]
 
-MAX_END_SHARE = 0.002
+MAX_END_SHARE = 0.0005
 """Of a step's time, for the one reading of memory at its end, from which growth is told."""
 
 CHEAP_READING_NS = 5_000
