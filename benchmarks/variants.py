@@ -16,8 +16,8 @@ PLAIN = (sys.executable, WORKER)
 RECORDED = (sys.executable, "-m", "efprof", "record", "--windows", "none", "--", *PLAIN)
 """The always-on tier as people start it, for the memory that it adds to a process."""
 
-STEPS_TO_SETTLE = 30
-"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 20 steps in full."""
+STEPS_TO_SETTLE = 70
+"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 60 steps in full."""
 
 STEPS_BEFORE_WINDOW = 6
 WINDOW_STEPS = 5

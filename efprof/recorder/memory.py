@@ -25,7 +25,7 @@ SHORT_STEP_NS: Final = 20_000_000
 MAX_READING_NS: Final = 5_000
 """In a short step the recorder may cost 40 us in all, whatever the share."""
 
-NUM_FULL_STEPS: Final = 20
+NUM_FULL_STEPS: Final = 60
 """The first steps are read in full at any cost: a short run has no others."""
 
 MAX_STRIDE: Final = 100

@@ -20,10 +20,11 @@ class ProcessTime:
         self._asked_ns, self._spent_ns = perf_counter_ns(), time.process_time_ns()
 
     def within(self, start_ns: int, end_ns: int) -> float:
-        """Nanoseconds used by a step that ends now: its share of what was used since the kernel was asked last."""
-        elapsed = end_ns - self._asked_ns
+        """Nanoseconds used by a step: its share of what was used since the kernel was asked last."""
+        now = perf_counter_ns()
+        elapsed = now - self._asked_ns
         if elapsed >= MIN_INTERVAL_NS or not self._rate:
             spent = time.process_time_ns()
             self._rate = (spent - self._spent_ns) / max(1, elapsed)
-            self._asked_ns, self._spent_ns = end_ns, spent
+            self._asked_ns, self._spent_ns = now, spent
         return self._rate * (end_ns - start_ns)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES
-from efprof.recorder.memory import NUM_FULL_STEPS, Memory
+from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, Span, num_samples
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.steps import Steps
@@ -32,6 +32,9 @@ OPENERS: Final = {FETCH: "fetch", FORWARD: "forward", BACKWARD: "backward", STEP
 
 NUM_ALIKE: Final = 3
 """Steps of one pattern before the first sprint."""
+
+FIRST_STEP: Final = 20
+"""Up to here every step is walked, and its memory read at each boundary: many a run has no more."""
 
 SHORT_STEP_NS: Final = 8_000_000
 """From here on the state machine is affordable: 120 us are 1.5 % of it, and at 20 ms the budget of 1 % holds."""
@@ -319,7 +322,7 @@ class Sprint:
     def _is_plain_step(self, step: OpenStep, total_us: float) -> bool:
         steps = self.steps
         return (
-            step.number >= NUM_FULL_STEPS
+            step.number >= FIRST_STEP
             and total_us * 1000 < SHORT_STEP_NS
             and len(step.stepped) == 1
             and step.window is None

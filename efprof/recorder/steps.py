@@ -6,7 +6,7 @@ from time import perf_counter_ns
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.device_clock import DeviceClock
-from efprof.recorder.memory import Memory, ReadingPlan, ResidentSet
+from efprof.recorder.memory import NUM_FULL_STEPS, Memory, ReadingPlan, ResidentSet
 from efprof.recorder.open_step import OpenStep, record_of
 from efprof.recorder.optimizer_cycle import OptimizerCycle
 from efprof.recorder.other_threads import OtherThreads
@@ -15,7 +15,7 @@ from efprof.recorder.process_time import ProcessTime
 
 Listener = Callable[..., None]
 
-MAX_END_SHARE = 0.0005
+MAX_END_SHARE = 0.002
 """Of a step's time, for the one reading of memory at its end, from which growth is told."""
 
 CHEAP_READING_NS = 5_000
@@ -180,7 +180,7 @@ class Steps:
         if step.reads_boundaries:
             self._plan.note(step.number, step.reading_ns, step_ns)
             affordable = max(CHEAP_READING_NS, MAX_END_SHARE * step_ns)
-            self.reads_end = step.reading_ns <= affordable * max(1, len(step.memory))
+            self.reads_end = step.number < NUM_FULL_STEPS or step.reading_ns <= affordable * max(1, len(step.memory))
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
         if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():

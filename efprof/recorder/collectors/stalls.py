@@ -2,7 +2,7 @@
 
 Synchronising reads of tensors are `scalar_reads`' business, which wraps them too. torch's own debug mode for
 synchronisations would see a few more (a mask as an index), but it speaks through `warnings`: a program's filters
-would hide them or turn them into errors, and it tells no time.
+would hide them or turn them into errors, and it tells no time. Never run on a GPU so far.
 """
 
 import functools
