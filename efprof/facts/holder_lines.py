@@ -57,7 +57,9 @@ class HolderLines:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Find each holder's statements; raises NotRecorded where no census was taken."""
-        census = read_censuses(run.rank_folder)[-1]
+        censuses = read_censuses(run.rank_folder)
+        whole = [census for census in censuses if not census.is_partial]
+        census = (whole or censuses)[-1]  # one that ran out of time says less than an earlier one that did not
         sources = run.get(Sources)
         grown = [_with_lines(holder, census, sources) for holder in census.holders]
         grown = [growth for growth in grown if growth.bytes_per_step > 0]
