@@ -1,39 +1,50 @@
 """steps.pending: the last short steps of a process that was killed before it wrote them to steps.jsonl.
 
 A step of a millisecond cannot pay for a line of its own, so the recorder writes several at once; until then each
-lies here, in memory that is mapped to this file and outlives the process.
+lies here, in memory that is mapped to this file and outlives the process. `recorder/stopwatch.c` writes it.
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 PENDING_FILE: Final = "steps.pending"
-MAX_PENDING: Final = 32
+MAX_PENDING: Final = 64
 MAX_MARKS: Final = 24
 
-COUNT: Final = struct.Struct("<q")
-"""How many steps follow; written last, so that what it counts is whole."""
-ENTRIES: Final = tuple(struct.Struct(f"<{6 + 3 * count}q") for count in range(MAX_MARKS // 2 + 1))
-"""A step, by the number of its stages: its number, its start in ns of the epoch, start and end in ns by the process's
-own clock, samples, number of stages; for each stage its index into STAGE_CODES; the instants at which each begins and
-ends."""
+HEADER: Final = struct.Struct(f"<qq{MAX_MARKS}b")
+"""How many steps follow, which is written last, so that what it counts is whole; the number of their calls; and those
+calls' codes, the same for every step: an even one begins a stage, the odd one after it ends the same stage."""
 
-STAGE_CODES: Final = ("data", "forward", "backward", "optimizer")
-ENTRY_BYTES: Final = ENTRIES[-1].size
-FILE_BYTES: Final = COUNT.size + MAX_PENDING * ENTRY_BYTES
+ENTRY: Final = struct.Struct(f"<6q3d{MAX_MARKS}q")
+"""A step's number, its start in ns of the epoch, start and end in ns by the process's own clock, samples, number of
+losses; their sum, gradient norm and learning rate, NaN where there is none; the instant of each call."""
+
+FILE_BYTES: Final = HEADER.size + MAX_PENDING * ENTRY.size
+
+STAGE_CODES: Final = ("data", "forward", "backward", "optimizer", "optimizer")
+"""By half the code of the call that begins it; gradients are clipped in a stretch of the stage `optimizer`."""
+
+Stretch = tuple[str, int, int]
+"""Stage, start and end in ns by the process's own clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingStep:
-    """A step in short: what a killed process had noted of it. `stages` are (stage, start ns, end ns) from its start."""
+    """A step in short: what its process had noted of it. Times are ns by that process's own clock."""
 
     number: int
-    started_ns: int
-    length_ns: int
+    epoch_ns: int
+    start_ns: int
+    end_ns: int
     samples: int
-    stages: tuple[tuple[str, int, int], ...]
+    loss: float | None
+    gradient_norm: float | None
+    learning_rate: float | None
+    instants: list[int]
+    stretches: list[Stretch]
 
 
 def read_pending(rank_folder: Path) -> list[PendingStep]:
@@ -42,20 +53,43 @@ def read_pending(rank_folder: Path) -> list[PendingStep]:
         content = (rank_folder / PENDING_FILE).read_bytes()
     except OSError:
         return []
-    if len(content) != FILE_BYTES:
-        return []
-    (count,) = COUNT.unpack_from(content)
-    return [_read_step(content, COUNT.size + index * ENTRY_BYTES) for index in range(min(count, MAX_PENDING))]
+    return parse_pending(content) if len(content) == FILE_BYTES else []
 
 
-def _read_step(content: bytes, offset: int) -> PendingStep:
-    number, epoch_ns, start, end, samples, num_stages, *numbers = ENTRIES[-1].unpack_from(content, offset)
-    codes, marks = numbers[:num_stages], numbers[num_stages : 3 * num_stages]
-    stages = zip(codes, marks[::2], marks[1::2], strict=True)
+def parse_pending(content: bytes | memoryview) -> list[PendingStep]:
+    """The steps that are whole."""
+    count, num_codes, *codes = HEADER.unpack_from(content)
+    count, num_codes = max(0, min(count, MAX_PENDING)), max(0, min(num_codes, MAX_MARKS))
+    return [parse_step(content, index, codes[:num_codes]) for index in range(count)]
+
+
+def parse_step(content: bytes | memoryview, index: int, codes: list[int] | tuple[int, ...]) -> PendingStep:
+    """The step of this index, of which these calls were made."""
+    number, epoch, start, end, samples, num_losses, loss, norm, rate, *instants = ENTRY.unpack_from(
+        content, HEADER.size + index * ENTRY.size
+    )
     return PendingStep(
         number=number,
-        started_ns=epoch_ns,
-        length_ns=end - start,
+        epoch_ns=epoch,
+        start_ns=start,
+        end_ns=end,
         samples=samples,
-        stages=tuple((STAGE_CODES[code], began - start, ended - start) for code, began, ended in stages),
+        loss=loss if num_losses else None,
+        gradient_norm=None if math.isnan(norm) else norm,
+        learning_rate=None if math.isnan(rate) else rate,
+        instants=instants,
+        stretches=stretches_of(codes, instants),
     )
+
+
+def stretches_of(codes: list[int] | tuple[int, ...], instants: list[int]) -> list[Stretch]:
+    """The stages that are over; where one lies within another, the outer one."""
+    stretches, began = [], []
+    for code, instant in zip(codes, instants, strict=False):
+        if code % 2 == 0:
+            began.append((code, instant))
+        elif began:
+            begin, start = began.pop()
+            if not began:
+                stretches.append((STAGE_CODES[begin // 2], start, instant))
+    return stretches

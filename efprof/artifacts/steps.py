@@ -104,15 +104,22 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
 
 
 def _of_pending(step: PendingStep) -> StepRecord:
+    start = step.start_ns
+    length_us = (step.end_ns - start) / 1000
     return StepRecord(
         step=step.number,
-        started_ns=step.started_ns,
-        total_us=step.length_ns / 1000,
-        spans=[StageSpan(stage, start / 1000, end / 1000) for stage, start, end in step.stages],
+        started_ns=step.epoch_ns,
+        total_us=length_us,
+        spans=[
+            StageSpan(stage, (began - start) / 1000, (ended - start) / 1000) for stage, began, ended in step.stretches
+        ],
         memory=[],
-        cpu_us=step.length_ns / 1000,
+        cpu_us=length_us,
         rss_bytes=0,
-        micro_batches=sum(stage == "backward" for stage, _, _ in step.stages),
+        micro_batches=sum(stage == "backward" for stage, _, _ in step.stretches),
         samples=step.samples,
         recorder_us=0.0,
+        loss=step.loss,
+        gradient_norm=step.gradient_norm,
+        learning_rate=step.learning_rate,
     )

@@ -12,7 +12,6 @@ import torch
 from efprof.recorder.compiled_functions import CompiledFunction
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.shell import Shell
-from efprof.recorder.sprint import Sprint
 from efprof.recorder.untraced import keep_out_of_graphs
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -88,14 +87,13 @@ def _watch_modules(watcher: Watcher) -> Undo:
 def _watch_compiler(watcher: Watcher, shell: Shell) -> Undo:
     handler = importlib.import_module("torch._dynamo.callback").callback_handler
     keep_out = shell.guarded("compilation", keep_out_of_graphs)
-    entrances = keep_out.__code__, Sprint.mark.__code__
     is_out = False
 
     def began(*details: Any) -> None:
         nonlocal is_out
         if not is_out:
             is_out = True
-            keep_out(*entrances)  # not before: now all hooks are in place
+            keep_out(keep_out.__code__)  # not before: now all hooks are in place
         if _is_of_python(*details):
             watcher.compilation_began()
 

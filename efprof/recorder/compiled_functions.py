@@ -6,7 +6,8 @@ import weakref
 import torch
 
 from efprof.recorder.loop import Loop
-from efprof.recorder.sprint import FORWARD, FORWARDED, OTHER, Sprint
+from efprof.recorder.pattern import FORWARD, FORWARDED, OTHER
+from efprof.recorder.sprint import Sprint
 
 Optimizer = weakref.ref[torch.optim.Optimizer]
 
@@ -36,10 +37,10 @@ class CompiledFunctions:
         """It is called."""
         loop = self._loop
         if function.is_forward:
-            if not self._sprint.mark(FORWARD if torch.is_grad_enabled() else OTHER):
+            if not self._sprint.watch.mark(FORWARD if torch.is_grad_enabled() else OTHER):
                 loop.forward_began()
         elif function.optimizers:
-            self._sprint.mark(OTHER)
+            self._sprint.watch.mark(OTHER)
             first = function.optimizers[0]()
             if first is not None and loop.step is not None and loop.step.has_gradients:
                 loop.optimizer_entered(first)
@@ -48,7 +49,7 @@ class CompiledFunctions:
 
     def ended(self, function: CompiledFunction) -> None:
         """It returned or raised."""
-        if function.is_forward and not self._sprint.mark(FORWARDED):
+        if function.is_forward and not self._sprint.watch.mark(FORWARDED):
             self._loop.forward_ended()
         for optimizer in function.optimizers:
             self._note_update(optimizer())

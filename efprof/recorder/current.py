@@ -20,7 +20,7 @@ def step() -> None:
     """Mark the end of a step; from the first mark on, only marks divide steps. Does nothing if nothing records."""
     recording = session
     if recording is not None:
-        recording.shell.guarded("loop", recording.loop.mark_step)()
+        recording.shell.guarded("loop", recording.marks.step_ended)()
 
 
 def stage(name: str) -> Stage:
@@ -44,11 +44,11 @@ class Stage:
     def __enter__(self) -> None:
         recording = session
         if recording is not None:
-            recording.shell.guarded("loop", recording.loop.mark_stage_began)(self._name)
+            recording.shell.guarded("loop", recording.marks.stage_began)(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         recording = session
         if recording is not None:
-            recording.shell.guarded("loop", recording.loop.mark_stage_ended)()
+            recording.shell.guarded("loop", recording.marks.stage_ended)()

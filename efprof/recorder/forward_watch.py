@@ -12,8 +12,9 @@ from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctio
 from efprof.recorder.hooks import Undo
 from efprof.recorder.loop import Loop
 from efprof.recorder.open_step import OpenStep
+from efprof.recorder.pattern import FORWARD, FORWARDED, OTHER
 from efprof.recorder.shell import Shell
-from efprof.recorder.sprint import FORWARD, FORWARDED, OTHER, Sprint
+from efprof.recorder.sprint import Sprint
 from efprof.recorder.watched_classes import WatchedClasses
 
 STEPS_TO_LEARN = 2
@@ -32,7 +33,7 @@ class ForwardWatch:
     """
 
     def __init__(self, loop: Loop, sprint: Sprint, shell: Shell) -> None:
-        self._mark = sprint.mark
+        self._mark = sprint.watch.mark
         self._began = shell.guarded("loop", loop.forward_began)
         self._ended = shell.guarded("loop", loop.forward_ended)
         self._before = shell.guarded("loop", self._before_any)

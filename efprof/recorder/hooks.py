@@ -15,20 +15,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.recorder.captured_steps import CapturedSteps
 from efprof.recorder.loop import Loop
+from efprof.recorder.pattern import BACKWARD, BACKWARDED, FETCH, FETCHED, OTHER, STEP, STEPPED, UPDATE, UPDATED
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
-from efprof.recorder.sprint import (
-    BACKWARD,
-    BACKWARDED,
-    FETCH,
-    FETCHED,
-    OTHER,
-    STEP,
-    STEPPED,
-    UPDATE,
-    UPDATED,
-    Sprint,
-)
+from efprof.recorder.sprint import STEPS_PER_READING, Sprint
 
 Undo = Callable[[], None]
 
@@ -71,7 +61,7 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
         numbered(self, iterator)
         return iterator
 
-    mark, counted = sprint.mark, shell.guarded("loop", sprint.fetched)
+    mark, counted, count = sprint.watch.mark, sprint.watch.counted, shell.guarded("loop", sprint.count)
 
     @functools.wraps(advance)
     def fetch(self: Any) -> Any:
@@ -85,10 +75,10 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
         except BaseException:
             broke_off()
             raise
-        if mark(FETCHED):
-            counted(batch)
-        else:
+        if not mark(FETCHED):
             ended(batch)
+        elif not counted(batch):
+            count(batch)
         return batch
 
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
@@ -107,13 +97,13 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
         loop.backward_entered(tensors, sites.of_caller(caller) if loop.is_ours else None)
 
     def enter_again(tensors: Any, caller: FrameType) -> None:
-        step = loop.steps.open
+        step = loop.step
         if step is not None:
             step.backward_site = sites.of_caller(caller)
             for listener in loop.backward_began:
                 listener(step, tensors)
 
-    mark, noted = sprint.mark, shell.guarded("loop", enter_again)
+    mark, took_loss, noted = sprint.watch.mark, sprint.watch.took_loss, shell.guarded("loop", enter_again)
     entered = shell.guarded("loop", enter)
     asked = shell.guarded("loop", loop.gradients_entered)
     left = shell.guarded("loop", loop.backward_left)
@@ -121,10 +111,10 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if mark(BACKWARD):
-            noted(tensors, sys._getframe(1))
-        else:
+        if not mark(BACKWARD):
             entered(tensors, sys._getframe(1))
+        elif not took_loss(tensors):
+            noted(tensors, sys._getframe(1))
         try:
             original(tensors, *args, **kwargs)
         finally:
@@ -163,29 +153,28 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
         loop.optimizer_left(optimizer)
 
     def enter_again(optimizer: torch.optim.Optimizer) -> None:
-        step = loop.steps.open
         if not sprint.is_of_pattern(optimizer):
             loop.turn_to(optimizer)
-        elif step is not None:
+        elif (step := loop.step) is not None:
             for listener in loop.optimizer_began:
                 listener(step, optimizer)
 
-    mark = sprint.mark
+    watch, mark, updates = sprint.watch, sprint.watch.mark, sprint.watch.updates
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    noted, stepped = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.stepped)
+    noted, read_memory = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.read_memory)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         has_closure = _has_closure(args, kwargs)
-        if mark(OTHER if has_closure else STEP):
-            noted(optimizer)
-        else:
+        if not mark(OTHER if has_closure else STEP):
             entered(optimizer, has_closure)
+        elif not updates(optimizer):
+            noted(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if mark(STEPPED):
-            stepped()
-        else:
+        if not mark(STEPPED):
             left(optimizer)
+        elif watch.number % STEPS_PER_READING == 0:
+            read_memory()
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
 
@@ -236,7 +225,7 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
 def _updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
 
-    mark = sprint.mark
+    mark = sprint.watch.mark
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:

@@ -86,6 +86,11 @@ class ReadingPlan:
         """Whether this step is read."""
         return step >= self._next
 
+    @property
+    def next_step(self) -> int:
+        """The first one that will be read."""
+        return self._next
+
     def note(self, step: int, reading_ns: int, step_ns: int) -> int:
         """A step that took `step_ns` was read, which took `reading_ns` of it; returns the steps to the next one."""
         affordable = MAX_READING_NS if step_ns < SHORT_STEP_NS else MAX_READING_SHARE * step_ns

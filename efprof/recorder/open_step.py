@@ -45,6 +45,10 @@ class OpenStep:
     is_skipped: bool = False
     scale: torch.Tensor | None = None
     """The gradient scaler's, after its update."""
+    loss: float | None = None
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    """These three only as far as a sprint took note of them."""
     numbers: Any = None
     """What the collector of that name has for its record."""
     late: list[Callable[[], bool]] | None = None
@@ -104,6 +108,9 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -
         recorder_us=step.recorder_ns / 1000,
         reads=list(step.reads.values()) if step.reads else [],
         stalls=list(step.stalls.values()) if step.stalls else [],
+        loss=step.loss,
+        gradient_norm=step.gradient_norm,
+        learning_rate=step.learning_rate,
         is_skipped=step.is_skipped,
         backward_site=step.backward_site,
         loader=step.loader,

@@ -5,8 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from efprof.artifacts.pending import COUNT, ENTRIES, ENTRY_BYTES, FILE_BYTES, PENDING_FILE
-from efprof.recorder.open_step import OpenStep
+from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_pending, parse_step
 
 
 class PendingSteps:
@@ -16,28 +15,25 @@ class PendingSteps:
         descriptor = os.open(rank_folder / PENDING_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
-            self._memory = mmap.mmap(descriptor, FILE_BYTES)
+            self.memory = mmap.mmap(descriptor, FILE_BYTES)
         finally:
             os.close(descriptor)
         self._path = rank_folder / PENDING_FILE
-        self._count = 0
 
-    def add(self, step: OpenStep, codes: tuple[int, ...], marks: list[int], end_ns: int) -> None:
-        """A step is over: `marks` are the instants at which stages began and ended, `codes` index STAGE_CODES."""
-        offset, count = COUNT.size + self._count * ENTRY_BYTES, len(codes)
-        ENTRIES[count].pack_into(
-            self._memory, offset, step.number, step.epoch_ns, step.start_ns, end_ns, step.samples, count, *codes, *marks
-        )
-        self._count += 1
-        COUNT.pack_into(self._memory, 0, self._count)
+    def whole(self) -> list[PendingStep]:
+        """The steps that are over."""
+        return parse_pending(memoryview(self.memory))
+
+    def open_step(self, codes: tuple[int, ...]) -> PendingStep:
+        """The one after them, of which these calls were made."""
+        return parse_step(memoryview(self.memory), HEADER.unpack_from(self.memory)[0], codes)
 
     def clear(self) -> None:
         """They are written."""
-        self._count = 0
-        COUNT.pack_into(self._memory, 0, 0)
+        self.memory[:8] = bytes(8)
 
     def close(self) -> None:
         """Everything is written: the file goes."""
-        self._memory.close()
+        self.memory.close()
         with contextlib.suppress(OSError):
             self._path.unlink()

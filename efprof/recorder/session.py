@@ -39,6 +39,7 @@ from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
 from efprof.recorder.sprint import Sprint
 from efprof.recorder.steps import Listener
+from efprof.recorder.user_marks import UserMarks
 from efprof.recorder.writing import LineWriter, RankFolder
 
 MAX_LATE_STEPS = 16
@@ -55,6 +56,7 @@ class Session:
         self.memory = Memory()
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
+        self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
         """Why a window is wanted as soon as one may open; whoever asks appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
@@ -69,17 +71,18 @@ class Session:
     def start(self) -> None:
         """Hook into torch and start every collector in the folder."""
         loop, shell = self.loop, self.shell
+        self.sprint = self._make_sprint()
+        loop.sprint_with(self.sprint)
         current.session = self
         self._folder.when_broken = self._break_off
         for essential in ("session", "loop", "steps"):
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
-        loop.sprint = sprint = self._make_sprint()
-        self._undo += watch_loaders(loop, sprint, shell, self.loader_numbers)
-        self._undo += watch_backward(loop, sprint, shell, self.sites) + watch_optimizers(loop, sprint, shell)
-        self._undo += [*watch_updates(loop, sprint, shell), *watch_captures(loop, shell)]
-        self._undo.append(ForwardWatch(loop, sprint, shell).remove)
+        self._undo += watch_loaders(loop, self.sprint, shell, self.loader_numbers)
+        self._undo += watch_backward(loop, self.sprint, shell, self.sites) + watch_optimizers(loop, self.sprint, shell)
+        self._undo += [*watch_updates(loop, self.sprint, shell), *watch_captures(loop, shell)]
+        self._undo.append(ForwardWatch(loop, self.sprint, shell).remove)
         for module in pkgutil.iter_modules(collectors.__path__):
             shell.guarded(module.name, self._start_collector)(module.name)
 
@@ -107,6 +110,8 @@ class Session:
     @property
     def step_number(self) -> int:
         """The number of the open step, or of the next one."""
+        if self.loop.watch.is_on:
+            return self.loop.watch.number
         return self.loop.step.number if self.loop.step is not None else self.loop.num_steps
 
     def end(self) -> None:
@@ -133,6 +138,7 @@ class Session:
             make_pending=lambda: PendingSteps(self.rank_folder),
             write_together=self._steps.write_together,
             resume=self.loop.go_on,
+            may_go_on=lambda: not self.window_requests,
             guard=functools.partial(self.shell.guarded, "loop"),
         )
         self.subscribe(self.loop.steps.walked, "loop", lambda step, record: sprint.step_walked(step, record.total_us))

@@ -1,43 +1,33 @@
-"""Records short steps that are all alike at a third of the cost: only instants now, everything else later.
+"""Records short steps that are all alike at a fifth of the cost: only instants now, everything else later.
 
 After a heavy operator the caches are cold, and what the recorder does costs three times what it costs in a loop of
 its own (measured: 120 us per step of 2.7 ms). So once a program has repeated one pattern of calls (fetch, forward,
-backward, step), each call leaves just its instant, and every few steps they are turned into records together.
-Whatever breaks the pattern ends the sprint: the state machine goes on where the instants stop.
+backward, step), a stopwatch written in C takes the instant of each call, the loss and the learning rate, and every
+few steps they are turned into records together. Whatever breaks the pattern ends the sprint: the state machine goes
+on where the instants stop.
 """
 
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import get_ident
+from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES
+from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES, PendingStep
 from efprof.recorder.memory import Memory
-from efprof.recorder.open_step import OpenStep, Span, num_samples
+from efprof.recorder.open_step import OpenStep, num_samples
+from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern, open_stages
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.steps import Steps
-
-FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, UPDATE, UPDATED, OTHER = range(11)
-"""What can be marked: even numbers begin a stage, odd ones end it. OTHER is a call that no sprint allows."""
-
-STAGES: Final = {FETCH: 0, FORWARD: 1, BACKWARD: 2, STEP: 3, UPDATE: 3}
-"""By the code that begins it, the index into STAGE_CODES."""
-
-OPENERS: Final = {FETCH: "fetch", FORWARD: "forward", BACKWARD: "backward", STEP: "optimizer", UPDATE: "update"}
-
-NUM_ALIKE: Final = 3
-"""Steps of one pattern before the first sprint."""
+from efprof.recorder.stopwatches import HAS_STOPWATCH, make_stopwatch
 
 FIRST_STEP: Final = 20
 """Up to here every step is walked, and its memory read at each boundary: many a run has no more."""
 
-SHORT_STEP_NS: Final = 8_000_000
-"""From here on the state machine is affordable: 120 us are 1.5 % of it, and at 20 ms the budget of 1 % holds."""
+SHORT_STEP_NS: Final = 20_000_000
+"""From here on the state machine is affordable: its 120 us are 0.6 % of such a step, and the budget is 1 %."""
 
 STEPS_PER_READING: Final = 4
 """Reading memory costs 8 us after a heavy step (measured), 0.5 us in a loop of its own."""
@@ -45,7 +35,12 @@ STEPS_PER_READING: Final = 4
 MAX_SPRINT_NS: Final = 100_000_000
 """What waits for longer than this, nobody sees who looks at a run that goes on."""
 
-NO_PATTERN: Final = (-1,)
+MAX_TOGETHER_NS: Final = 1_000_000_000
+"""So long sprints follow each other; then a step is walked, for whoever looks at every step that is."""
+
+MARK_NS: Final = 1_200
+"""What a call costs that a sprint takes note of, with the Python function around it (measured); far too short to be
+measured at each."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,101 +54,71 @@ class Interrupted:
     depth: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class Pattern:
-    """The calls of a step in their order, and what else its steps have in common."""
-
-    codes: tuple[int, ...] = ()
-    stages: tuple[int, ...] = ()
-    num_alike: int = 0
-    optimizer: int = 0
-    loader: int | None = None
-
-    def see(self, codes: tuple[int, ...]) -> None:
-        """A step had these calls."""
-        if codes == self.codes:
-            self.num_alike = min(2 * NUM_ALIKE, self.num_alike + 1)
-            return
-        self.num_alike -= 1
-        if self.num_alike <= 0:
-            self.codes, self.num_alike = codes, 1
-            self.stages = tuple(STAGES[code] for code in codes[::2]) if _is_plain(codes) else ()
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether a sprint may count on it."""
-        return bool(self.stages) and self.num_alike >= NUM_ALIKE
-
-
-@dataclass(kw_only=True, slots=True)
 class Sprint:
     """Takes marks while it is on; where `mark` returns False, the state machine has to see the call itself."""
 
-    steps: Steps
-    memory: Memory
-    windows: tuple[int, ...]
-    """Steps before which a window opens: no sprint may run over them."""
-    make_pending: Callable[[], PendingSteps]
-    write_together: Callable[[Callable[[], None]], None]
-    """Calls a function, and writes the lines that it makes with one system call."""
-    resume: Callable[[Interrupted], None]
-    """Has the state machine go on."""
-    guard: Callable[[Callable[..., bool]], Callable[..., bool]]
-    """Makes a function harmless; where it fails it answers None."""
-    thread: int = field(default_factory=get_ident)
-    is_on: bool = False
-    """Whether marks are being taken."""
-    _pattern: Pattern = field(default_factory=Pattern)
-    _expected: tuple[int, ...] = NO_PATTERN
-    """The pattern, and its first call again; NO_PATTERN while no sprint is on."""
-    _marks: list[int] = field(default_factory=list)
-    _nested: int = 0
-    _log: list[int] = field(default_factory=list)
-    _done: list[tuple[OpenStep, list[int]]] = field(default_factory=list)
-    _spare: list[OpenStep] = field(default_factory=list)
-    _pending: PendingSteps | None = None
-    _may_start: bool = False
-    _epoch_offset_ns: int = 0
-    _share_ns: int = 0
-    """What turning marks into records took, per step, the last time."""
-    _unexpected: Callable[[int], bool] = field(init=False)
-    _next: Callable[[int], bool] = field(init=False)
+    def __init__(
+        self,
+        *,
+        steps: Steps,
+        memory: Memory,
+        windows: tuple[int, ...],
+        make_pending: Callable[[], PendingSteps],
+        write_together: Callable[[Callable[[], None]], None],
+        resume: Callable[[Interrupted], None],
+        may_go_on: Callable[[], bool],
+        guard: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        """`windows` are the steps at which one opens: no sprint may run over them.
 
-    def __post_init__(self) -> None:
-        """Guard what a mark may set off; a mark itself cannot fail."""
-        self._unexpected, self._next = self.guard(self._note_unexpected), self.guard(self._next_step)
-
-    # On every call, so as short as can be.
-
-    def mark(self, code: int) -> bool:
-        """A stage begins or ends; whether the sprint took note of it."""
-        if get_ident() != self.thread:
-            return False
-        marks = self._marks
-        at = len(marks)
-        if code != self._expected[at]:
-            return self._unexpected(code)
-        if code & 1:
-            if self._nested and code == FORWARDED:
-                self._nested -= 1
-                return True
-            if sys.exception() is not None:
-                return self._unexpected(OTHER)
-        elif at and at == len(self._expected) - 1:
-            return self._next(code)
-        marks.append(perf_counter_ns())
-        return True
+        `write_together` calls a function, and writes the lines that it makes with one system call; `resume` has the
+        state machine go on; `may_go_on` tells whether nobody waits for a step that is walked; `guard` makes a
+        function harmless: where it fails, it answers None.
+        """
+        self.watch = make_stopwatch(
+            unexpected=guard(self._note_unexpected),
+            full=guard(self._go_on_or_stop),
+            max_step_ns=SHORT_STEP_NS,
+            max_sprint_ns=MAX_SPRINT_NS,
+        )
+        self._steps = steps
+        self._memory = memory
+        self._windows = windows
+        self._make_pending = make_pending
+        self._write_together = write_together
+        self._resume = resume
+        self._may_go_on = may_go_on
+        self._pattern = Pattern()
+        self._log: list[int] = []
+        self._nested = 0
+        self._pending: PendingSteps | None = None
+        self._touched: dict[int, OpenStep] = {}
+        """By number, those of which something was noted that the stopwatch does not know."""
+        self._may_start = False
+        self._began_ns = 0
+        self._epoch_offset_ns = 0
+        self._sequence = 0
+        self._site: str | None = None
 
     @property
-    def reads_by_design(self) -> bool:
-        """Whether a loader or an optimizer is running."""
-        return bool(self._marks) and self._expected[len(self._marks) - 1] in (FETCH, STEP)
+    def is_on(self) -> bool:
+        """Whether marks are being taken."""
+        return self.watch.is_on
 
-    def fetched(self, batch: object) -> None:
-        """A batch arrived."""
-        step = self.steps.open
-        if step is not None:
-            step.samples += num_samples(batch)
+    @property
+    def step(self) -> OpenStep:
+        """The open step of a sprint that is on; when it began is filled in when it is over."""
+        number = self.watch.number
+        step = self._touched.get(number)
+        if step is None:
+            step = self._touched[number] = OpenStep(
+                number=number, start_ns=0, epoch_ns=0, reads_boundaries=False, sequence=self._sequence
+            )
+        return step
+
+    def count(self, batch: object) -> None:
+        """A batch arrived that the stopwatch cannot count."""
+        self.step.samples += num_samples(batch)
 
     def is_of_pattern(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is this one that steps; another one breaks the pattern."""
@@ -162,62 +127,54 @@ class Sprint:
         self.leave()
         return False
 
-    def stepped(self) -> None:
-        """The optimizer is done: read the memory."""
-        step = self.steps.open
-        assert step is not None
-        entered = self._marks[-1]
-        if self.steps.reads_end and step.number % STEPS_PER_READING == 0:
-            step.memory.append(("post_optimizer_step", entered, self.memory.read()))
-        step.recorder_ns += perf_counter_ns() - entered
-
-    # Now and then.
+    def read_memory(self) -> None:
+        """The optimizer is done."""
+        if self._steps.reads_end:
+            step, entered = self.step, perf_counter_ns()
+            step.memory.append(("post_optimizer_step", entered, self._memory.read()))
+            step.recorder_ns += perf_counter_ns() - entered
 
     def step_walked(self, step: OpenStep, total_us: float) -> None:
         """The state machine finished a step: learn its pattern."""
-        if self.is_on or self._done:
+        if self.is_on:
             return
         self._pattern.see(tuple(self._log[:-1]))
         del self._log[:-1]
-        self._may_start = self._pattern.is_settled and self._is_plain_step(step, total_us)
+        self._may_start = HAS_STOPWATCH and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
             self._pattern.optimizer, self._pattern.loader = step.stepped[0], step.loader
-
-    def forget(self) -> None:
-        """The log of calls has a gap."""
-        self._log.clear()
+            self._site = step.backward_site
 
     def leave(self) -> None:
         """Write what is whole, and have the state machine go on in the midst of the step that is not."""
-        if not self.is_on:
+        if not self.is_on or self._pending is None:
             return
-        step, marks, codes = self.steps.open, self._marks, self._expected
-        assert step is not None
-        self._log = list(codes[: len(marks)])
-        interrupted = self._interrupted(step, marks)
-        self._stop(marks[0])
-        self.steps.open = step
-        self.resume(interrupted)
+        self.watch.stop()
+        done = self._pattern.codes[: self.watch.at]
+        pending, touched = self._pending.open_step(done), self._touched.pop(self.watch.number, None)
+        self._write()
+        self._log, self._nested = list(done), 0
+        step = self._filled(pending, touched, done)
+        step.sequence = self._sequence
+        self._steps.open = step
+        self._resume(self._interrupted(step, pending, done))
 
     def close(self) -> None:
         """The recording ends."""
         self.leave()
+        self._may_start = False
         if self._pending is not None:
+            self.watch.release()
             self._pending.close()
             self._pending = None
-        self._may_start = False
 
     def _note_unexpected(self, code: int) -> bool:
-        if self.is_on:
-            if self._is_in_forward() and code == FORWARD:
-                self._nested += 1
-                return True
-            self.leave()
+        self.leave()
         log = self._log
-        if log and log[-1] == FORWARD and code == FORWARD:
+        if code == FORWARD and log and log[-1] == FORWARD:
             self._nested += 1
             return False
-        if self._nested and code == FORWARDED:
+        if self._nested and code == FORWARD + 1:
             self._nested -= 1
             return False
         if self._may_start and len(log) == len(self._pattern.codes) and code == log[0] and self._start():
@@ -226,101 +183,110 @@ class Sprint:
             log.append(code)
         return False
 
-    def _is_in_forward(self) -> bool:
-        return bool(self._marks) and self._expected[len(self._marks) - 1] == FORWARD
-
     def _start(self) -> bool:
         """Begin a sprint where a step of the pattern ends."""
-        now, steps = perf_counter_ns(), self.steps
+        now, steps = perf_counter_ns(), self._steps
         self._may_start = False
         if steps.open is None or tuple(self._log) != self._pattern.codes or not steps.open.stepped:
             return False
-        last = steps.num_finished + 1 + MAX_PENDING
-        if any(steps.num_finished < first <= last + 1 for first in self.windows):
+        if self._is_near_a_window():
             return False
-        self._pending = self._pending or self.make_pending()
+        if self._pending is None:
+            self._pending = self._make_pending()
+            self.watch.use(self._pending.memory)
         self._log.append(self._log[0])
         steps.finish(steps.open, now)
         if not self._may_start or steps.is_disturbed:
             self._log.clear()
             return False
-        self._expected, self.is_on = (*self._pattern.codes, self._pattern.codes[0]), True
-        self._epoch_offset_ns = time.time_ns() - perf_counter_ns()
+        self._began_ns = now
         self._begin(now)
         return True
 
     def _begin(self, at: int) -> None:
-        number = self.steps.num_finished + len(self._done)
-        step = self._spare.pop() if self._spare else OpenStep(number=0, start_ns=0, epoch_ns=0)
-        step.number, step.start_ns, step.epoch_ns = number, at, at + self._epoch_offset_ns
-        step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        step.loader = self._pattern.loader
-        step.reads_boundaries = False
-        self._marks = [at]
-        self.steps.open = step
+        watch = self.watch
+        self._epoch_offset_ns = time.time_ns() - perf_counter_ns()
+        self._sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        watch.optimizer = self._pattern.optimizer
+        watch.start(bytes(self._pattern.codes), self._steps.num_finished, at, self._epoch_offset_ns)
 
-    def _next_step(self, code: int) -> bool:
-        now, step = perf_counter_ns(), self.steps.open
-        assert step is not None
-        done = self._done
-        done.append((step, self._marks))  # kept by `_pending` too, in case the process is killed
-        is_short = now - step.start_ns < SHORT_STEP_NS and now - done[0][0].start_ns < MAX_SPRINT_NS
-        if len(done) < MAX_PENDING and is_short and self._pending is not None:
-            self._pending.add(step, self._pattern.stages, self._marks, now)
-            self._begin(now)
-            return True
-        self._stop(now)
-        self._log = [code]
-        return False
+    def _go_on_or_stop(self, code: int) -> bool:
+        """A step is over, and with it so many that they are to be written."""
+        assert self._pending is not None
+        self.watch.stop()
+        last_ns = self._write()
+        now, steps = perf_counter_ns(), self._steps
+        is_wanted = now - self._began_ns > MAX_TOGETHER_NS or steps.is_disturbed or not self._may_go_on()
+        if is_wanted or last_ns >= SHORT_STEP_NS or self._is_near_a_window():
+            self._log = [code]
+            return False
+        self._begin(perf_counter_ns())
+        return True
 
-    def _stop(self, at: int) -> None:
-        """Turn marks into records; the last step that is whole ended at `at`."""
+    def _is_near_a_window(self) -> bool:
+        next_step = self._steps.num_finished + 1
+        return any(next_step <= first <= next_step + MAX_PENDING for first in self._windows)
+
+    def _write(self) -> int:
+        """Turn into records what is whole; returns how long the last step took."""
         entered = perf_counter_ns()
-        self._expected, self.is_on, self._marks, self._nested = NO_PATTERN, False, [], 0
-        self.steps.open = None
-        done = self._done
-        if done and self._pending is not None:
-            ends = [*(step.start_ns for step, _ in done[1:]), at]
-            self.write_together(lambda: self._finish_all(ends))
-            self._pending.clear()
-            self._share_ns = (perf_counter_ns() - entered) // len(done)
-        self._done = []
-        self._spare = [OpenStep(number=0, start_ns=0, epoch_ns=0) for _ in range(MAX_PENDING)]
+        assert self._pending is not None
+        whole = self._pending.whole()
+        share_ns = (perf_counter_ns() - entered) // max(1, len(whole))
+        if not whole:
+            return 0
+        codes = self._pattern.codes
 
-    def _finish_all(self, ends: list[int]) -> None:
-        for (step, marks), end in zip(self._done, ends, strict=True):
-            self._fill(step, marks)
-            step.recorder_ns += self._share_ns
-            self.steps.complete(step, end)
+        def finish_all() -> None:
+            spent_ns = share_ns
+            for pending in whole:
+                began = perf_counter_ns()
+                step = self._filled(pending, self._touched.pop(pending.number, None), codes)
+                step.recorder_ns += len(codes) * MARK_NS + spent_ns
+                self._steps.complete(step, pending.end_ns)
+                spent_ns = share_ns + perf_counter_ns() - began
 
-    def _fill(self, step: OpenStep, marks: list[int]) -> None:
+        self._write_together(finish_all)
+        self._pending.clear()
+        self._touched.clear()
+        return whole[-1].end_ns - whole[-1].start_ns
+
+    def _filled(self, pending: PendingStep, touched: OpenStep | None, codes: Codes) -> OpenStep:
         """What the state machine would have noted of these calls."""
-        codes = self._pattern.codes[: len(marks)]
-        step.spans = self._spans(marks)
-        step.num_fetches, step.num_backwards = codes.count(FETCHED), codes.count(BACKWARD)
+        step = touched or OpenStep(number=pending.number, start_ns=0, epoch_ns=0, reads_boundaries=False)
+        step.start_ns, step.epoch_ns = pending.start_ns, pending.epoch_ns
+        step.loader, step.sequence = self._pattern.loader, None
+        step.spans = pending.stretches
+        step.samples += pending.samples
+        step.loss, step.gradient_norm, step.learning_rate = pending.loss, pending.gradient_norm, pending.learning_rate
+        if codes is self._pattern.codes:
+            step.num_fetches, step.num_backwards = self._pattern.num_fetches, self._pattern.num_backwards
+        else:
+            step.num_fetches, step.num_backwards = codes.count(FETCHED), codes.count(BACKWARD)
         step.has_forward = FORWARD in codes
         if STEPPED in codes:
             step.stepped = [self._pattern.optimizer]
+        if step.backward_site is not None:
+            self._site = step.backward_site
+        elif step.num_backwards:
+            step.backward_site = self._site
+        return step
 
-    def _spans(self, marks: list[int]) -> list[Span]:
-        stages = [STAGE_CODES[stage] for stage in self._pattern.stages]
-        return list(zip(stages, marks[::2], marks[1::2], strict=False))
-
-    def _interrupted(self, step: OpenStep, marks: list[int]) -> Interrupted:
-        self._fill(step, marks)
-        if len(marks) % 2 == 0:
+    def _interrupted(self, step: OpenStep, pending: PendingStep, done: Codes) -> Interrupted:
+        opened = open_stages(done)
+        if not opened:
             return Interrupted(step=step)
-        code = self._pattern.codes[len(marks) - 1]
+        code = done[opened[0]]
         return Interrupted(
             step=step,
-            stage=STAGE_CODES[STAGES[code]],
+            stage=STAGE_CODES[code // 2],
             opener=OPENERS[code],
-            stage_start_ns=marks[-1],
-            depth=1 + self._nested if code == FORWARD else 0,
+            stage_start_ns=pending.instants[opened[0]],
+            depth=1 + self.watch.nested if code == FORWARD else 0,
         )
 
     def _is_plain_step(self, step: OpenStep, total_us: float) -> bool:
-        steps = self.steps
+        steps = self._steps
         return (
             step.number >= FIRST_STEP
             and total_us * 1000 < SHORT_STEP_NS
@@ -329,15 +295,3 @@ class Sprint:
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)
             and not (steps.has_marks or steps.is_disturbed or steps.clock is not None or steps.probe is not None)
         )
-
-
-def _is_plain(codes: tuple[int, ...]) -> bool:
-    """Stages that follow one another, one optimizer's step as the last but for updates, nothing that is not allowed."""
-    pairs = list(zip(codes[::2], codes[1::2], strict=False))
-    return (
-        0 < len(codes) < MAX_MARKS
-        and len(codes) % 2 == 0
-        and all(begin in STAGES and end == begin + 1 for begin, end in pairs)
-        and codes.count(STEP) == 1
-        and BACKWARD in codes
-    )

@@ -63,8 +63,7 @@ class Steps:
         if step.stepped and not self.has_marks:
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
-            for listener in self.dropped:
-                listener(step)
+            self.drop()
             return self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
         return step
 
@@ -143,6 +142,17 @@ class Steps:
         elif not step.number:
             self._cpu.restart()
         return step
+
+    def drop(self) -> None:
+        """What was recorded since the last step belongs to none."""
+        step, self.open = self.open, None
+        if step is not None:
+            for listener in self.dropped:
+                listener(step)
+
+    def reopen(self, step: OpenStep) -> None:
+        """A step that was taken for the loader's last goes on: a batch of it was still to come."""
+        self.open, self.has_loader = step, True
 
     def finish_last(self, at: int) -> None:
         """The program ends: write the open step if it is whole, drop it otherwise."""

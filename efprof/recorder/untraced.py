@@ -21,16 +21,15 @@ OWNERS = (torch, torch.autograd, torch.cuda, torch.cuda.memory, torch.nn.utils, 
 """Modules whose functions compiled code may call, and the recorder replaces."""
 
 
-def keep_out_of_graphs(*entrances: CodeType) -> None:
+def keep_out_of_graphs(entrance: CodeType) -> None:
     """Have the compiler skip the frames of ours, and see the original wherever it meets a function of ours.
 
-    To be called once per recording, when all hooks are in place. Through `entrances` all else of ours is called.
+    To be called once per recording, when all hooks are in place. Through `entrance` all else of ours is called.
     """
     rules = importlib.import_module("torch._dynamo.trace_rules")
     for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.") and name not in TRACED]:
         rules.add(name)
-    for code in entrances:
-        _skip_with_all_below(code)
+    _skip_with_all_below(entrance)
     named = rules.get_torch_obj_rule_map()  # by their place in torch: there the compiler takes ours for the original
     for function in _replaced_functions():
         if function not in named:

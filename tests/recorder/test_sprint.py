@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import PENDING_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
-from efprof.recorder import sprint
+from efprof.recorder import pattern
 from efprof.recorder.sprint import MAX_PENDING, Sprint
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
@@ -38,17 +38,19 @@ def described(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 def record_both_ways(train_it: Callable[[], object]) -> tuple[list[StepRecord], list[StepRecord], int]:
     """With sprints and without; and how many steps were sprinted."""
     recorded, num_sprinted = [], 0
-    begin = Sprint._begin
+    write = Sprint._write
 
-    def counted(self: Sprint, at: int) -> None:
+    def counted(self: Sprint) -> int:
         nonlocal num_sprinted
-        num_sprinted += 1
-        begin(self, at)
+        num_before = self._steps.num_finished
+        last_ns = write(self)
+        num_sprinted += self._steps.num_finished - num_before
+        return last_ns
 
-    for alike in (sprint.NUM_ALIKE, 10**9):
+    for alike in (pattern.NUM_ALIKE, 10**9):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-            patch.setattr(sprint, "NUM_ALIKE", alike)
-            patch.setattr(Sprint, "_begin", counted)
+            patch.setattr(pattern, "NUM_ALIKE", alike)
+            patch.setattr(Sprint, "_write", counted)
             torch.manual_seed(0)
             run = record_here(Path(folder) / "run", train_it)
             assert run.events(CollectorStopped) == []
@@ -180,7 +182,6 @@ def test_the_stage_of_an_error_within_a_sprint_is_known(tmp_path: Path) -> None:
     try:
         model = make_model()
         train(model, make_loader(LONG), torch.optim.SGD(model.parameters(), lr=0.01))
-        assert session.loop.sprint is not None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:  # noqa: PT012
             for number, (inputs, targets) in enumerate(make_loader(LONG)):

@@ -1,12 +1,12 @@
 """Turns a framework's own events into marks in the recording, which it starts where none runs."""
 
-from time import perf_counter_ns
 from typing import Unpack
 
 from efprof.recorder import current
 from efprof.recorder.in_code import Recording, Wanted, begin_recording
 from efprof.recorder.options import parse_options
 from efprof.recorder.session import Session
+from efprof.recorder.user_marks import UserMarks
 
 
 class TrainingMarks:
@@ -56,46 +56,12 @@ class TrainingMarks:
 
 
 class _MarkedSteps:
-    """The steps of one session while they are marked."""
+    """The marks of one session, guarded."""
 
     def __init__(self, session: Session) -> None:
-        guarded = session.shell.guarded
-        self._loop = session.loop
-        self._steps = session.loop.steps
-        self.begin = guarded("loop", self._begin)
-        self.begin_first = guarded("loop", self._begin_first)
-        self.begin_anew = guarded("loop", self._begin_anew)
-        self.end_step = guarded("loop", session.loop.mark_step)
-        self.end = guarded("loop", self._end)
-
-    def _begin(self) -> None:
-        if self._loop.sprint is not None:
-            self._loop.sprint.leave()  # its steps are not in `_steps` yet
-        self._steps.finish_last(perf_counter_ns())
-        self._steps.has_marks = True
-        self._begin_anew()
-
-    def _begin_first(self) -> None:
-        step = self._steps.open
-        if step is None or not step.spans:
-            self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """The next step begins now; one that has gradients already goes on, for it was interrupted."""
-        step = self._steps.open
-        if step is None or not step.has_gradients:
-            self._drop()
-            self._steps.begin(perf_counter_ns())
-
-    def _end(self) -> None:
-        self._steps.finish_last(perf_counter_ns())
-        self._steps.has_marks = False
-        step = self._steps.open
-        if step is not None and not step.has_gradients:
-            self._drop()
-
-    def _drop(self) -> None:
-        step, self._steps.open = self._steps.open, None
-        if step is not None:
-            for listener in self._steps.dropped:
-                listener(step)
+        guarded, marks = session.shell.guarded, UserMarks(session.loop)
+        self.begin = guarded("loop", marks.training_began)
+        self.begin_first = guarded("loop", marks.begin_unless_fetched)
+        self.begin_anew = guarded("loop", marks.begin_anew)
+        self.end_step = guarded("loop", marks.step_ended)
+        self.end = guarded("loop", marks.training_ended)

@@ -104,10 +104,10 @@ class BatchesAhead:
 
     def _reopened(self) -> OpenStep | None:
         """The step that the loader's end closed although the last batch was still to come."""
-        step, steps = self._last, self._loop.steps
+        step = self._last
         if step is None or step.has_evaluation or step.number != self._loop.num_steps:
             return None
-        steps.open, steps.has_loader = step, True
+        self._loop.steps.reopen(step)
         return step
 
 

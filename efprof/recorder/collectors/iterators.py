@@ -13,8 +13,8 @@ from typing import Any
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.iterators import classes_around, is_generator
 from efprof.recorder.open_step import num_samples
+from efprof.recorder.pattern import FETCH, FETCHED
 from efprof.recorder.session import Session
-from efprof.recorder.sprint import FETCH, FETCHED, Sprint
 
 STEPS_TO_WAIT = 2
 """A loop with a DataLoader has asked it for a batch by then."""
@@ -23,14 +23,14 @@ STEPS_TO_WAIT = 2
 class Feed:
     """Watches one class at a time; one that yields no tensors, or not once per step, is left alone again."""
 
-    def __init__(self, session: Session, sprint: Sprint) -> None:
-        loop, guarded = session.loop, session.shell.guarded
+    def __init__(self, session: Session) -> None:
+        loop, sprint, guarded = session.loop, session.sprint, session.shell.guarded
         self._session = session
         self._loop = loop
-        self._mark = sprint.mark
+        self._mark, self._counted = sprint.watch.mark, sprint.watch.counted
         self._began = guarded("loop", lambda: loop.fetch_began(None))
         self._ended = guarded("loop", loop.fetch_ended)
-        self._counted = guarded("loop", sprint.fetched)
+        self._count = guarded("loop", sprint.count)
         self._exhausted = guarded("loop", loop.data_ended)
         self._broke_off = guarded("loop", loop.fetch_broke_off)
         self._judge = guarded("iterators", self._judge_item)
@@ -115,10 +115,10 @@ class Feed:
         except BaseException:
             self._broke_off()
             raise
-        if self._mark(FETCHED):
-            self._counted(batch)
-        else:
+        if not self._mark(FETCHED):
             self._ended(batch)
+        elif not self._counted(batch):
+            self._count(batch)
         return batch
 
     def _judge_item(self, item: object, is_left: bool) -> None:
@@ -131,6 +131,4 @@ class Feed:
 
 def start(session: Session) -> None:
     """Wait until the loop has shown whether it has a DataLoader."""
-    if session.loop.sprint is not None:
-        feed = Feed(session, session.loop.sprint)
-        session.undo_at_end([feed.remove])
+    session.undo_at_end([Feed(session).remove])

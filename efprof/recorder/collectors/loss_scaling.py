@@ -46,7 +46,7 @@ class _ScalerWatch:
 
     def note_scaled(self, outputs: Any, scaled: Any) -> None:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
-        if self._loop.is_ours and isinstance(outputs, torch.Tensor):
+        if scaled is not outputs and self._loop.is_ours and isinstance(outputs, torch.Tensor):
             self._loop.unscaled_loss = (id(scaled), outputs.detach())
 
     def note_step(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -41,12 +41,18 @@ class _Open:
     device_losses: tuple[torch.Tensor, ...] = ()
     device_norms: tuple[torch.Tensor, ...] = ()
 
+    def add_norm(self, norm: float) -> None:
+        """Of one optimizer's gradients."""
+        self.gradient_norm = norm if self.gradient_norm is None else _root_of_squares((self.gradient_norm, norm))
+
 
 class Numbers:
     """Adds up the open step's numbers, and fills them into its record."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._watch = session.loop.watch
+        self._watch.takes_numbers = True
         self._has_walked = False
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clip_norm: tuple[int, torch.Tensor] | None = None
@@ -73,7 +79,10 @@ class Numbers:
 
     def note_clip(self, norm: torch.Tensor) -> None:
         """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
-        self._clip_norm = (self._session.step_number, norm.detach()) if type(norm) is torch.Tensor else None
+        if type(norm) is torch.Tensor:
+            watch = self._watch
+            watch.gradient_norm = norm if watch.is_on else None
+            self._clip_norm = (watch.number if watch.is_on else self._session.step_number, norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
@@ -86,11 +95,12 @@ class Numbers:
         self._clip_norm = None
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
-        if clip_norm is None and not opened.is_read and self._seems_fine():
+        if not opened.is_read and (self._seems_fine() if clip_norm is None else _take_norm(opened, clip_norm)):
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before, self._step_ns)
+        self._watch.read_due, self._watch.canary = self._plan.next_step, self._canary
 
     def _seems_fine(self) -> bool:
         """Whether a gradient is finite that a bad one anywhere above would have reached: it is read for little.
@@ -117,9 +127,7 @@ class Numbers:
         if all(gradient.is_cpu for gradient in dense):
             self._canary = _canary_of(parameters)
             norm = _norm(dense) if clip_norm is None else _read(clip_norm)
-            opened.gradient_norm = (
-                norm if opened.gradient_norm is None else _root_of_squares((opened.gradient_norm, norm))
-            )
+            opened.add_norm(norm)
             self._count_bad(step, dense, norm)
         else:
             opened.device_norms += (_device_norm(dense) if clip_norm is None else clip_norm,)
@@ -133,9 +141,12 @@ class Numbers:
         if opened.num_gradients:
             record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes
             record.num_nan, record.num_inf = opened.num_nan, opened.num_inf
-        record.learning_rate = opened.learning_rate
-        record.loss = _spelled(opened.loss)
-        _fill_norm(record, opened.gradient_norm, opened.is_guarded)
+        if opened.learning_rate is not None:
+            record.learning_rate = opened.learning_rate
+        if opened.loss is not None:
+            record.loss = _spelled(opened.loss + (step.loss or 0.0))
+        if opened.gradient_norm is not None:
+            _fill_norm(record, opened.gradient_norm, opened.is_guarded)
         is_on_device = step.scale is not None and step.scale.device.type != "cpu"
         if step.scale is not None and not is_on_device:
             record.scaler_scale = float(_read(step.scale))
@@ -198,6 +209,17 @@ def _numbers_of(step: OpenStep) -> _Open:
         step.numbers = _Open()
     opened: _Open = step.numbers
     return opened
+
+
+def _take_norm(opened: _Open, norm: torch.Tensor) -> bool:
+    """Note the norm that gradients were clipped by; False where they have to be looked at, for it is not finite."""
+    if not norm.is_cpu:
+        opened.device_norms += (norm,)
+        return True
+    value = float(_read(norm))
+    if math.isfinite(value):
+        opened.add_norm(value)
+    return math.isfinite(value)
 
 
 def _is_plain(gradient: torch.Tensor | None) -> bool:

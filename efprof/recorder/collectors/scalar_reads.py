@@ -49,17 +49,13 @@ class _Reads:
     def counted(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """`original`, counted at the user's line that called it."""
         loop = self._session.loop
+        by_design = loop.watch.reads_by_design
         note = self._session.shell.guarded("scalar_reads", functools.partial(_note, self._session, call))
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
-            if (
-                loop.step is None
-                or self._is_reading
-                or loop.stage == "data"
-                or loop.is_in_optimizer
-                or not loop.is_ours
-            ):
+            # First what an optimizer on the CPU asks for every parameter of every step.
+            if by_design() or self._is_reading or loop.reads_by_design or not loop.is_ours or loop.step is None:
                 return original(*args, **kwargs)
             if _waits_for_nothing(args[0] if args else None):
                 return original(*args, **kwargs)

@@ -90,6 +90,7 @@ class Signals:
 
     def _note_step(self) -> None:
         loop = self._session.loop
+        loop.leave_sprint()
         if loop.step is not None and not loop.step.stepped:
             allocated, reserved = self._session.memory.read()[:2]
             self._session.note(

@@ -1,0 +1,74 @@
+"""The calls of a step in their order, by which steps are known to be alike."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from efprof.artifacts.pending import MAX_MARKS
+
+FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, UPDATE, UPDATED, OTHER = range(11)
+"""What can be marked: even numbers begin a stage, odd ones end it. OTHER is a call that no sprint allows."""
+
+OPENERS: Final = {FETCH: "fetch", FORWARD: "forward", BACKWARD: "backward", STEP: "optimizer", UPDATE: "update"}
+
+NUM_ALIKE: Final = 3
+"""Steps of one pattern before the first sprint."""
+
+Codes = tuple[int, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Pattern:
+    """The calls of the last steps, and what else they had in common."""
+
+    codes: Codes = ()
+    is_plain: bool = False
+    num_alike: int = 0
+    optimizer: int = 0
+    loader: int | None = None
+    num_backwards: int = 0
+    num_fetches: int = 0
+
+    def see(self, codes: Codes) -> None:
+        """A step had these calls."""
+        if codes == self.codes:
+            self.num_alike = min(2 * NUM_ALIKE, self.num_alike + 1)
+            return
+        self.num_alike -= 1
+        if self.num_alike <= 0:
+            self.codes, self.num_alike, self.is_plain = codes, 1, _is_plain(codes)
+            self.num_backwards, self.num_fetches = codes.count(BACKWARD), codes.count(FETCH)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a sprint may count on it."""
+        return self.is_plain and self.num_alike >= NUM_ALIKE
+
+
+def open_stages(codes: Codes) -> list[int]:
+    """The positions of the calls that began the stages which are not over, the outer one first."""
+    opened: list[int] = []
+    for at, code in enumerate(codes):
+        if code % 2 == 0:
+            opened.append(at)
+        elif opened:
+            opened.pop()
+    return opened
+
+
+def _is_plain(codes: Codes) -> bool:
+    """Stages that follow one another, one optimizer's step, nothing that is not allowed.
+
+    A gradient scaler's `step` is an update around the optimizer's.
+    """
+    if not 0 < len(codes) <= MAX_MARKS or codes.count(STEP) != 1 or BACKWARD not in codes:
+        return False
+    opened: list[int] = []
+    for code in codes:
+        if code % 2:
+            if not opened or opened.pop() != code - 1:
+                return False
+        elif code not in OPENERS or (opened and (opened != [UPDATE] or code != STEP)):
+            return False
+        else:
+            opened.append(code)
+    return not opened

@@ -1,0 +1,194 @@
+"""Which stage of which step the training is in, and which thread it is that trains."""
+
+import sys
+import threading
+from threading import get_ident
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import torch
+
+from efprof.recorder.memory import Memory
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.sprint import Interrupted, Sprint
+from efprof.recorder.steps import Listener, Steps
+from efprof.recorder.stopwatches import NoStopwatch
+
+if TYPE_CHECKING:
+    from efprof.recorder.stopwatch import Stopwatch
+
+NOBODY = 0
+"""No thread has this number: while it stands for the training's, every entry point returns at once."""
+
+
+class Stages:
+    """The state of the loop that is being recorded.
+
+    Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
+    `backward_began(step, tensors)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`; `write(step,
+    record)` comes last. One thread trains: the one that imported torch, or another one that steps an optimizer
+    where that one never did. Forked children are ignored.
+    """
+
+    def __init__(self, memory: Memory, write: Listener) -> None:
+        self.steps = Steps(memory, write)
+        self.step_began = self.steps.began
+        self.step_dropped = self.steps.dropped
+        self.step_ended = self.steps.ended
+        self.fetched: list[Listener] = []
+        self.backward_began: list[Listener] = []
+        self.optimizer_began: list[Listener] = []
+        self.stage: str | None = None
+        self.opener: str | None = None
+        """Which entry point opened the stage: it is the one to close it."""
+        self.watch: Stopwatch | NoStopwatch = NoStopwatch()
+        self.unscaled_loss: tuple[int, torch.Tensor] | None = None
+        """The `id` of the tensor that a gradient scaler made last, and what it made it from."""
+        self.thread = get_ident()
+        self._sprint: Sprint | None = None
+        self._paused: int | None = None
+        self._stage_start_ns = 0
+        self._depth = 0
+        self._has_closure = False
+        """Whether an optimizer is running that computes its gradients itself, by calling back."""
+        self._failed: tuple[str, int] | None = None
+
+    # What the rest of the recorder asks.
+
+    @property
+    def step(self) -> OpenStep | None:
+        """The step that is being recorded."""
+        sprint = self._sprint
+        return sprint.step if sprint is not None and sprint.is_on else self.steps.open
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are finished."""
+        return self.steps.num_finished
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this call comes from the training thread of the recorded process."""
+        return get_ident() == self.thread
+
+    @property
+    def reads_by_design(self) -> bool:
+        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
+        return self.stage == "data" or self.opener == "optimizer" or self.watch.reads_by_design()
+
+    @property
+    def is_in_optimizer(self) -> bool:
+        """Whether an optimizer's own step is running, and not its closure."""
+        return self.opener == "optimizer"
+
+    def stage_of(self, error: BaseException) -> str | None:
+        """The stage that `error` ended, `other` for the user's code between the stages, None outside a step."""
+        self.leave_sprint()
+        link: BaseException | None = error
+        while link is not None and self._failed is not None:
+            if id(link) == self._failed[1]:
+                return self._failed[0]
+            link = link.__context__
+        return None if self.step is None else self.stage or "other"
+
+    # What it tells the recording to do.
+
+    def sprint_with(self, sprint: Sprint) -> None:
+        """Leave short steps that are all alike to it."""
+        self._sprint, self.watch = sprint, sprint.watch
+
+    def leave_sprint(self) -> None:
+        """Have the state machine see what comes next."""
+        if self._sprint is not None:
+            self._sprint.leave()
+
+    def go_on(self, interrupted: Interrupted) -> None:
+        """A sprint was broken off here."""
+        self.stage, self.opener = interrupted.stage, interrupted.opener
+        self._stage_start_ns, self._depth = interrupted.stage_start_ns, interrupted.depth
+        self._failed = None
+
+    def disturb(self) -> None:
+        """Something costly is done between two steps: the time until the next one begins belongs to none."""
+        self.steps.is_disturbed = True
+
+    def pause(self) -> None:
+        """See nothing until `resume`: a CUDA graph is being captured, into which nothing of ours may get."""
+        self.leave_sprint()
+        self._paused = self.thread
+        self._set_thread(NOBODY)
+
+    def resume(self) -> None:
+        """See again."""
+        if self._paused is not None:
+            self._set_thread(self._paused)
+            self._paused = None
+
+    def stop(self) -> None:
+        """See nothing any more."""
+        self.leave_sprint()
+        self._set_thread(NOBODY)
+        self._paused = None
+
+    def finish(self) -> None:
+        """The program ends: close the step if it is whole, drop it otherwise."""
+        if self._sprint is not None:
+            self._sprint.close()
+        if self.stage is None:
+            self.steps.finish_last(perf_counter_ns())
+        self.stop()
+        for listeners in (self.step_began, self.fetched, self.step_dropped, self.backward_began, self.optimizer_began):
+            listeners.clear()  # the end may come within an entry point, which goes on
+
+    # What the entry points call.
+
+    def step_to_train(self, entered: int) -> OpenStep:
+        """The step that a forward or backward pass starting now belongs to."""
+        step = self.steps.open
+        return step if step is not None and self._has_closure else self.steps.to_train(entered)
+
+    def leave_optimizer(self, entered: int) -> bool:
+        """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
+        step = self.steps.open
+        if self.opener != "optimizer" or step is None:
+            return False
+        self.close_stage(step, entered)
+        if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
+            step.spans.pop()  # nothing was done yet between the call of `step` and that of its closure
+            if step.device_marks:
+                step.device_marks.pop()
+        return True
+
+    def open_stage(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
+        """A stage begins; its entry point was entered at `entered`."""
+        self.stage, self.opener, self._failed = stage, opener, None
+        if self.steps.clock is not None:
+            self.steps.clock.open()
+        self._stage_start_ns = now = perf_counter_ns()
+        step.recorder_ns += now - max(entered, step.start_ns)
+
+    def close_stage(self, step: OpenStep, entered: int) -> None:
+        """It ended at `entered`."""
+        step.spans.append((self.stage or "other", self._stage_start_ns, entered))
+        if self.steps.clock is not None:
+            step.device_marks = step.device_marks or []
+            step.device_marks.append(self.steps.clock.close())
+        # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
+        error = sys.exception()
+        self._failed = None if error is None else (self.stage or "other", id(error))
+        self.stage = self.opener = None
+
+    def take_over(self) -> bool:
+        """Another thread ends a step: it is the one that trains if ours never did, or is no more."""
+        if self.thread == NOBODY:
+            return False
+        is_alive = any(thread.ident == self.thread for thread in threading.enumerate())
+        if is_alive and (self.num_steps or (self.step is not None and self.step.stepped)):
+            return False
+        self.leave_sprint()
+        self._set_thread(get_ident())
+        self._depth, self.stage, self.opener = 0, None, None
+        return True
+
+    def _set_thread(self, thread: int) -> None:
+        self.thread = self.watch.thread = thread

@@ -1,0 +1,451 @@
+/* Takes the instants and numbers of short steps, for sprint.py: what runs in here costs a training step with cold
+ * caches a tenth of what the same costs in Python. Nothing in here decides anything: whatever is not as in the step
+ * before is left to Python, by calling `unexpected` or by answering False. No call raises but `use` and `start`.
+ *
+ * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <structmember.h>
+#include <time.h>
+
+#ifndef __linux__
+#error "time.perf_counter_ns is this clock on Linux only"
+#endif
+
+enum { FETCH = 0, FORWARD = 2, FORWARDED = 3, STEP = 6, OTHER = 10 }; /* of pattern.py; odd codes end a stage */
+enum { MAX_MARKS = 24, NUM_FRAMES = 2, NUM_CANARY = 8 };
+
+typedef struct {
+    int64_t number, epoch_ns, start_ns, end_ns, samples, num_losses;
+    double loss, gradient_norm, learning_rate; /* NaN where there is none */
+    int64_t instants[MAX_MARKS];
+} Entry;
+
+typedef struct {
+    int64_t count, num_codes;
+    int8_t codes[MAX_MARKS];
+    Entry entries[];
+} Pages;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *unexpected, *full, *tensor, *float32;
+    PyObject *canary;        /* weak reference to a parameter, or None */
+    PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
+    Py_buffer buffer;
+    Pages *pages;
+    Entry *entry;
+    unsigned long thread;
+    unsigned long long optimizer; /* by its `id` */
+    long long max_step_ns, max_sprint_ns, epoch_offset_ns, read_due, number;
+    int capacity, at, nested;
+    char is_on, takes_numbers;
+    struct { void *code; int at; } place[NUM_FRAMES];
+} Stopwatch;
+
+static PyObject *s_is_cpu, *s_dtype, *s_numel, *s_data_ptr, *s_size, *s_dim, *s_grad, *s_is_contiguous, *s_is_neg,
+    *s_param_groups, *s_lr, *zero, *other;
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static PyObject *answer(int is_true) { return PyBool_FromLong(is_true); }
+
+/* Python's guarded functions never raise, but a signal's handler may, within them: then that is raised here too. */
+static PyObject *ask(PyObject *function, PyObject *code)
+{
+    PyObject *result = PyObject_CallOneArg(function, code);
+    if (result == NULL)
+        return NULL;
+    int is_true = result == Py_True;
+    Py_DECREF(result);
+    return answer(is_true);
+}
+
+/* Something failed that must not reach the training: leave it to the slower way, which is guarded. */
+static int give_up(void)
+{
+    PyErr_Clear();
+    return 0;
+}
+
+static void begin(Stopwatch *self, int64_t at)
+{
+    Entry *entry = self->entry = &self->pages->entries[self->pages->count];
+    entry->number = ++self->number;
+    entry->start_ns = entry->instants[0] = at;
+    entry->epoch_ns = at + self->epoch_offset_ns;
+    entry->samples = entry->num_losses = 0;
+    entry->loss = 0.0;
+    entry->gradient_norm = entry->learning_rate = NAN;
+    self->at = 1;
+    self->nested = 0;
+    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
+}
+
+static PyObject *end_step(Stopwatch *self, PyObject *code)
+{
+    int64_t now = now_ns();
+    Pages *pages = self->pages;
+    self->entry->end_ns = now;
+    __atomic_store_n(&pages->count, pages->count + 1, __ATOMIC_RELEASE); /* what it counts is whole by now */
+    if (pages->count >= self->capacity || now - self->entry->start_ns >= self->max_step_ns ||
+        now - pages->entries[0].start_ns >= self->max_sprint_ns)
+        return ask(self->full, code);
+    begin(self, now);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *arg)
+{
+    if (PyThread_get_thread_ident() != self->thread)
+        Py_RETURN_FALSE;
+    if (!self->is_on)
+        return ask(self->unexpected, arg);
+    long code = PyLong_AsLong(arg);
+    int at = self->at;
+    const int8_t *codes = self->pages->codes;
+    if (at == self->pages->num_codes)
+        return code == codes[0] ? end_step(self, arg) : ask(self->unexpected, arg);
+    if (code == FORWARD && codes[at - 1] == FORWARD) {
+        self->nested++;
+        Py_RETURN_TRUE;
+    }
+    if (code != codes[at])
+        return ask(self->unexpected, arg);
+    if (code & 1) {
+        if (code == FORWARDED && self->nested) {
+            self->nested--;
+            Py_RETURN_TRUE;
+        }
+        PyObject *error = PyErr_GetHandledException();
+        if (error != NULL) { /* seen from the `finally` of a hook: it ends the stage */
+            Py_DECREF(error);
+            return ask(self->unexpected, other);
+        }
+    }
+    self->entry->instants[at] = now_ns();
+    self->at = at + 1;
+    Py_RETURN_TRUE;
+}
+
+static int is_true(PyObject *result)
+{
+    if (result == NULL)
+        return give_up();
+    int is_it = result == Py_True;
+    Py_DECREF(result);
+    return is_it;
+}
+
+static long long number_of(PyObject *result)
+{
+    if (result == NULL)
+        return give_up();
+    long long number = PyLong_AsLongLong(result);
+    Py_DECREF(result);
+    if (number == -1 && PyErr_Occurred())
+        return give_up();
+    return number;
+}
+
+/* The memory of a plain float32 tensor on the CPU; NULL for any other. */
+static const float *floats_of(Stopwatch *self, PyObject *tensor)
+{
+    if ((PyObject *)Py_TYPE(tensor) != self->tensor || !is_true(PyObject_GetAttr(tensor, s_is_cpu)))
+        return NULL;
+    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
+    if (dtype == NULL) {
+        give_up();
+        return NULL;
+    }
+    Py_DECREF(dtype); /* torch keeps it alive */
+    if (dtype != self->float32)
+        return NULL;
+    return (const float *)(uintptr_t)number_of(PyObject_CallMethodNoArgs(tensor, s_data_ptr));
+}
+
+static int read_scalar(Stopwatch *self, PyObject *tensor, double *value)
+{
+    const float *floats = floats_of(self, tensor);
+    if (floats == NULL || number_of(PyObject_CallMethodNoArgs(tensor, s_numel)) != 1 ||
+        is_true(PyObject_CallMethodNoArgs(tensor, s_is_neg)))
+        return 0;
+    *value = floats[0];
+    return isfinite(*value);
+}
+
+/* Whether backward is called from where it was called last; `Tensor.backward` is the first frame around our hook. */
+static int is_same_place(Stopwatch *self)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    int is_same = 1;
+    Py_XINCREF(frame);
+    for (int i = 0; i < NUM_FRAMES && frame != NULL; i++) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_SETREF(frame, back);
+        if (frame == NULL)
+            break;
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        int at = PyFrame_GetLasti(frame);
+        is_same &= self->place[i].code == code && self->place[i].at == at;
+        self->place[i].code = code;
+        self->place[i].at = at;
+        Py_DECREF(code);
+    }
+    Py_XDECREF(frame);
+    return is_same;
+}
+
+static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch)
+{
+    PyObject *first = batch;
+    if (!self->is_on)
+        Py_RETURN_FALSE;
+    if (PyTuple_Check(batch) && PyTuple_GET_SIZE(batch))
+        first = PyTuple_GET_ITEM(batch, 0);
+    else if (PyList_Check(batch) && PyList_GET_SIZE(batch))
+        first = PyList_GET_ITEM(batch, 0);
+    if ((PyObject *)Py_TYPE(first) != self->tensor || number_of(PyObject_CallMethodNoArgs(first, s_dim)) < 1)
+        Py_RETURN_FALSE;
+    self->entry->samples += number_of(PyObject_CallMethodOneArg(first, s_size, zero));
+    Py_RETURN_TRUE;
+}
+
+static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
+{
+    double value;
+    PyObject *loss = tensors;
+    if (!self->is_on || !self->takes_numbers || !is_same_place(self))
+        Py_RETURN_FALSE;
+    if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors))
+        loss = PyTuple_GET_ITEM(tensors, 0);
+    else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors))
+        loss = PyList_GET_ITEM(tensors, 0);
+    if (!read_scalar(self, loss, &value))
+        Py_RETURN_FALSE;
+    self->entry->loss += value;
+    self->entry->num_losses++;
+    Py_RETURN_TRUE;
+}
+
+static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
+{
+    PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
+    PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
+    PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
+    if (rate && (PyFloat_Check(rate) || PyLong_Check(rate)))
+        self->entry->learning_rate = PyFloat_AsDouble(rate);
+    Py_XDECREF(groups);
+    give_up();
+}
+
+/* Whether the gradient is finite that a bad one anywhere above would have reached. */
+static int seems_fine(Stopwatch *self)
+{
+    if (!PyWeakref_CheckRef(self->canary))
+        return 0;
+    PyObject *parameter = PyObject_CallNoArgs(self->canary);
+    PyObject *gradient = parameter ? PyObject_GetAttr(parameter, s_grad) : NULL;
+    Py_XDECREF(parameter);
+    if (gradient == NULL)
+        return give_up();
+    const float *floats = floats_of(self, gradient);
+    int is_fine = floats != NULL && number_of(PyObject_CallMethodNoArgs(gradient, s_numel)) >= NUM_CANARY &&
+        is_true(PyObject_CallMethodNoArgs(gradient, s_is_contiguous));
+    double sum = 0.0;
+    for (int i = 0; is_fine && i < NUM_CANARY; i++)
+        sum += floats[i];
+    Py_DECREF(gradient);
+    return is_fine && isfinite(sum);
+}
+
+static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *optimizer)
+{
+    if (!self->is_on || !self->takes_numbers || (uintptr_t)optimizer != self->optimizer ||
+        self->number >= self->read_due)
+        Py_RETURN_FALSE;
+    note_learning_rate(self, optimizer);
+    if (self->gradient_norm == Py_None)
+        return answer(seems_fine(self));
+    return answer(read_scalar(self, self->gradient_norm, &self->entry->gradient_norm));
+}
+
+static PyObject *Stopwatch_reads_by_design(Stopwatch *self, PyObject *Py_UNUSED(none))
+{
+    int code = self->is_on ? self->pages->codes[self->at - 1] : OTHER;
+    return answer(code == FETCH || code == STEP);
+}
+
+static PyObject *Stopwatch_use(Stopwatch *self, PyObject *buffer)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    if (self->buffer.obj)
+        PyBuffer_Release(&self->buffer);
+    self->buffer = view;
+    self->pages = view.buf;
+    self->capacity = (int)((view.len - (Py_ssize_t)sizeof(Pages)) / (Py_ssize_t)sizeof(Entry));
+    self->is_on = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
+{
+    const char *codes;
+    Py_ssize_t num_codes;
+    long long number, at, epoch_offset;
+    if (!PyArg_ParseTuple(args, "y#LLL", &codes, &num_codes, &number, &at, &epoch_offset))
+        return NULL;
+    if (self->pages == NULL || self->capacity < 1 || num_codes < 1 || num_codes > MAX_MARKS) {
+        PyErr_SetString(PyExc_ValueError, "no pages, or a pattern that does not fit them");
+        return NULL;
+    }
+    self->pages->count = 0;
+    self->pages->num_codes = num_codes;
+    memcpy(self->pages->codes, codes, num_codes);
+    self->number = number - 1;
+    self->epoch_offset_ns = epoch_offset;
+    self->is_on = 1;
+    begin(self, at);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Stopwatch_stop(Stopwatch *self, PyObject *Py_UNUSED(none))
+{
+    self->is_on = 0;
+    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
+    Py_RETURN_NONE;
+}
+
+static PyObject *Stopwatch_release(Stopwatch *self, PyObject *Py_UNUSED(none))
+{
+    self->is_on = 0;
+    self->pages = NULL;
+    if (self->buffer.obj)
+        PyBuffer_Release(&self->buffer);
+    Py_RETURN_NONE;
+}
+
+static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->unexpected);
+    Py_VISIT(self->full);
+    Py_VISIT(self->tensor);
+    Py_VISIT(self->float32);
+    Py_VISIT(self->canary);
+    Py_VISIT(self->gradient_norm);
+    return 0;
+}
+
+static int Stopwatch_clear(Stopwatch *self)
+{
+    self->is_on = 0;
+    self->thread = 0;
+    Py_CLEAR(self->unexpected);
+    Py_CLEAR(self->full);
+    Py_CLEAR(self->tensor);
+    Py_CLEAR(self->float32);
+    Py_CLEAR(self->canary);
+    Py_CLEAR(self->gradient_norm);
+    return 0;
+}
+
+static void Stopwatch_dealloc(Stopwatch *self)
+{
+    PyObject_GC_UnTrack(self);
+    Stopwatch_clear(self);
+    if (self->buffer.obj)
+        PyBuffer_Release(&self->buffer);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"unexpected", "full", "tensor", "float32", "max_step_ns", "max_sprint_ns", NULL};
+    PyObject *unexpected, *full, *tensor, *float32;
+    long long max_step_ns, max_sprint_ns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOLL", names, &unexpected, &full, &tensor, &float32,
+                                     &max_step_ns, &max_sprint_ns))
+        return NULL;
+    Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->unexpected = Py_NewRef(unexpected);
+    self->full = Py_NewRef(full);
+    self->tensor = Py_NewRef(tensor);
+    self->float32 = Py_NewRef(float32);
+    self->canary = Py_NewRef(Py_None);
+    self->gradient_norm = Py_NewRef(Py_None);
+    self->thread = PyThread_get_thread_ident();
+    self->max_step_ns = max_step_ns;
+    self->max_sprint_ns = max_sprint_ns;
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {
+    {"mark", (PyCFunction)Stopwatch_mark, METH_O, NULL},
+    {"counted", (PyCFunction)Stopwatch_counted, METH_O, NULL},
+    {"took_loss", (PyCFunction)Stopwatch_took_loss, METH_O, NULL},
+    {"updates", (PyCFunction)Stopwatch_updates, METH_O, NULL},
+    {"reads_by_design", (PyCFunction)Stopwatch_reads_by_design, METH_NOARGS, NULL},
+    {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},
+    {"start", (PyCFunction)Stopwatch_start, METH_VARARGS, NULL},
+    {"stop", (PyCFunction)Stopwatch_stop, METH_NOARGS, NULL},
+    {"release", (PyCFunction)Stopwatch_release, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyMemberDef members[] = {
+    {"is_on", T_BOOL, offsetof(Stopwatch, is_on), READONLY, NULL},
+    {"at", T_INT, offsetof(Stopwatch, at), READONLY, NULL},
+    {"nested", T_INT, offsetof(Stopwatch, nested), READONLY, NULL},
+    {"number", T_LONGLONG, offsetof(Stopwatch, number), READONLY, NULL},
+    {"thread", T_ULONG, offsetof(Stopwatch, thread), 0, NULL},
+    {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},
+    {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
+    {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
+    {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
+    {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), 0, NULL},
+    {NULL},
+};
+
+static PyTypeObject StopwatchType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "efprof.recorder.stopwatch.Stopwatch",
+    .tp_basicsize = sizeof(Stopwatch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = Stopwatch_new,
+    .tp_dealloc = (destructor)Stopwatch_dealloc,
+    .tp_traverse = (traverseproc)Stopwatch_traverse,
+    .tp_clear = (inquiry)Stopwatch_clear,
+    .tp_methods = methods,
+    .tp_members = members,
+};
+
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "stopwatch", NULL, -1, NULL};
+
+PyMODINIT_FUNC PyInit_stopwatch(void)
+{
+    const struct { PyObject **to; const char *text; } names[] = {
+        {&s_is_cpu, "is_cpu"}, {&s_dtype, "dtype"}, {&s_numel, "numel"}, {&s_data_ptr, "data_ptr"}, {&s_size, "size"},
+        {&s_dim, "dim"}, {&s_grad, "grad"}, {&s_is_contiguous, "is_contiguous"}, {&s_is_neg, "is_neg"},
+        {&s_param_groups, "param_groups"}, {&s_lr, "lr"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if ((*names[i].to = PyUnicode_InternFromString(names[i].text)) == NULL)
+            return NULL;
+    zero = PyLong_FromLong(0);
+    other = PyLong_FromLong(OTHER);
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL || PyModule_AddType(made, &StopwatchType) < 0)
+        return NULL;
+    return made;
+}
