@@ -4,8 +4,8 @@ A step of a millisecond cannot pay for a line of its own, so the recorder writes
 lies here, in memory that is mapped to this file and outlives the process. `recorder/stopwatch.c` writes it.
 """
 
-import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,68 +28,70 @@ STAGE_CODES: Final = ("data", "forward", "backward", "optimizer", "optimizer")
 """By half the code of the call that begins it; gradients are clipped in a stretch of the stage `optimizer`."""
 
 Stretch = tuple[str, int, int]
-"""Stage, start and end in ns by the process's own clock."""
+"""A stage, and the positions of the calls that begin and end it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class PendingStep:
-    """A step in short: what its process had noted of it. Times are ns by that process's own clock."""
+    """A step in short: what its process had noted of it. Times are ns by that process's own clock.
+
+    `loss` is the sum of `num_losses`; norm and learning rate are NaN where there is none.
+    """
 
     number: int
     epoch_ns: int
     start_ns: int
     end_ns: int
     samples: int
-    loss: float | None
-    gradient_norm: float | None
-    learning_rate: float | None
-    instants: list[int]
-    stretches: list[Stretch]
+    num_losses: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    instants: tuple[int, ...]
 
 
-def read_pending(rank_folder: Path) -> list[PendingStep]:
-    """The steps in steps.pending; those that steps.jsonl has as well are among them."""
+def read_pending(rank_folder: Path) -> tuple[list[PendingStep], list[Stretch]]:
+    """The steps in steps.pending, of which steps.jsonl may have some as well, and their stages."""
     try:
         content = (rank_folder / PENDING_FILE).read_bytes()
     except OSError:
-        return []
-    return parse_pending(content) if len(content) == FILE_BYTES else []
+        return [], []
+    if len(content) != FILE_BYTES:
+        return [], []
+    count, num_codes, *codes = HEADER.unpack_from(content)
+    codes = codes[: max(0, num_codes)]
+    if not 0 <= count <= MAX_PENDING or any(not 0 <= code < 2 * len(STAGE_CODES) for code in codes):
+        return [], []
+    return parse_pending(content), stretches_of(codes)
 
 
 def parse_pending(content: bytes | memoryview) -> list[PendingStep]:
     """The steps that are whole."""
-    count, num_codes, *codes = HEADER.unpack_from(content)
-    count, num_codes = max(0, min(count, MAX_PENDING)), max(0, min(num_codes, MAX_MARKS))
-    return [parse_step(content, index, codes[:num_codes]) for index in range(count)]
+    count = HEADER.unpack_from(content)[0]
+    entries = content[HEADER.size : HEADER.size + count * ENTRY.size]
+    return [_step_of(*values) for values in ENTRY.iter_unpack(entries)]
 
 
-def parse_step(content: bytes | memoryview, index: int, codes: list[int] | tuple[int, ...]) -> PendingStep:
-    """The step of this index, of which these calls were made."""
-    number, epoch, start, end, samples, num_losses, loss, norm, rate, *instants = ENTRY.unpack_from(
-        content, HEADER.size + index * ENTRY.size
-    )
-    return PendingStep(
-        number=number,
-        epoch_ns=epoch,
-        start_ns=start,
-        end_ns=end,
-        samples=samples,
-        loss=loss if num_losses else None,
-        gradient_norm=None if math.isnan(norm) else norm,
-        learning_rate=None if math.isnan(rate) else rate,
-        instants=instants,
-        stretches=stretches_of(codes, instants),
-    )
+def parse_open(content: bytes | memoryview) -> PendingStep:
+    """The step after them, some of whose calls are still to come; raises struct.error where there is no room for it."""
+    return _step_of(*ENTRY.unpack_from(content, HEADER.size + HEADER.unpack_from(content)[0] * ENTRY.size))
 
 
-def stretches_of(codes: list[int] | tuple[int, ...], instants: list[int]) -> list[Stretch]:
+def stretches_of(codes: Sequence[int]) -> list[Stretch]:
     """The stages that are over; where one lies within another, the outer one."""
     stretches, began = [], []
-    for code, instant in zip(codes, instants, strict=False):
+    for position, code in enumerate(codes):
         if code % 2 == 0:
-            began.append((code, instant))
+            began.append(position)
         elif began:
-            begin, start = began.pop()
+            begin = began.pop()
             if not began:
-                stretches.append((STAGE_CODES[begin // 2], start, instant))
+                stretches.append((STAGE_CODES[codes[begin] // 2], begin, position))
     return stretches
+
+
+def _step_of(
+    number: int, epoch: int, start: int, end: int, samples: int, num_losses: int, loss: float, norm: float, rate: float,
+    *instants: int,
+) -> PendingStep:  # fmt: skip
+    return PendingStep(number, epoch, start, end, samples, num_losses, loss, norm, rate, instants)

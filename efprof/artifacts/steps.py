@@ -1,11 +1,12 @@
 """steps.jsonl: one line per step of the main loop."""
 
+from math import isnan
 from pathlib import Path
 
 import msgspec
 
 from efprof.artifacts.lines import read_lines
-from efprof.artifacts.pending import PendingStep, read_pending
+from efprof.artifacts.pending import PendingStep, Stretch, read_pending
 
 STEPS_FILE = "steps.jsonl"
 
@@ -28,7 +29,7 @@ class StallCalls(msgspec.Struct, kw_only=True):
     us: float
 
 
-class StageSpan(msgspec.Struct, array_like=True):
+class StageSpan(msgspec.Struct, array_like=True, gc=False):
     """One stretch of a stage, microseconds from the step's start.
 
     `device_us` is the time between its start and its end on the device's current stream, by CUDA events; None
@@ -41,7 +42,7 @@ class StageSpan(msgspec.Struct, array_like=True):
     device_us: float | None = None
 
 
-class BoundaryMemory(msgspec.Struct, array_like=True):
+class BoundaryMemory(msgspec.Struct, array_like=True, gc=False):
     """Memory at one boundary, `at_us` microseconds from the step's start.
 
     The CUDA allocator alone tells of active bytes (allocated, or freed and waited for by a stream), of inactive
@@ -57,7 +58,7 @@ class BoundaryMemory(msgspec.Struct, array_like=True):
     num_retries: int | None = None
 
 
-class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One step, its micro-batches included. Sites are written `file:line:function`.
 
     `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process,
@@ -100,26 +101,29 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
         rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'."
     )
     last = records[-1].step if records else -1
-    return [*records, *(_of_pending(step) for step in read_pending(rank_folder) if step.number > last)], num_torn
+    pending, stretches = read_pending(rank_folder)
+    return [*records, *(record_of_pending(step, stretches) for step in pending if step.number > last)], num_torn
 
 
-def _of_pending(step: PendingStep) -> StepRecord:
-    start = step.start_ns
+def record_of_pending(step: PendingStep, stretches: list[Stretch]) -> StepRecord:
+    """The line of a step of which no more is known than its process had noted in short."""
+    start, instants = step.start_ns, step.instants
     length_us = (step.end_ns - start) / 1000
     return StepRecord(
         step=step.number,
         started_ns=step.epoch_ns,
         total_us=length_us,
         spans=[
-            StageSpan(stage, (began - start) / 1000, (ended - start) / 1000) for stage, began, ended in step.stretches
+            StageSpan(stage, (instants[begin] - start) / 1000, (instants[end] - start) / 1000)
+            for stage, begin, end in stretches
         ],
         memory=[],
         cpu_us=length_us,
         rss_bytes=0,
-        micro_batches=sum(stage == "backward" for stage, _, _ in step.stretches),
+        micro_batches=sum(stage == "backward" for stage, _, _ in stretches),
         samples=step.samples,
         recorder_us=0.0,
-        loss=step.loss,
-        gradient_norm=step.gradient_norm,
-        learning_rate=step.learning_rate,
+        loss=step.loss if step.num_losses else None,
+        gradient_norm=None if isnan(step.gradient_norm) else step.gradient_norm,
+        learning_rate=None if isnan(step.learning_rate) else step.learning_rate,
     )

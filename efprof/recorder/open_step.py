@@ -63,7 +63,9 @@ class OpenStep:
         """As steps.jsonl has them: microseconds from the step's start."""
         start = self.start_ns
         return [
-            StageSpan(stage, max(0, began - start) / 1000, max(0, ended - start) / 1000)
+            StageSpan(
+                stage, (began - start if began > start else 0) / 1000, (ended - start if ended > start else 0) / 1000
+            )
             for stage, began, ended in spans
         ]
 

@@ -41,6 +41,11 @@ class OtherThreads:
         """They are computed."""
         self._close(get_ident(), "backward")
 
+    @property
+    def have_spans(self) -> bool:
+        """Whether they did anything for a step that is not over."""
+        return bool(self._spans)
+
     def first_since(self, after_ns: int) -> int | None:
         """When, after this, they began to work for a step; None where they did not."""
         recent = [(stage, start) for stage, start, _ in self._spans if start >= after_ns]

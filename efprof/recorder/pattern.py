@@ -1,9 +1,9 @@
 """The calls of a step in their order, by which steps are known to be alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from efprof.artifacts.pending import MAX_MARKS
+from efprof.artifacts.pending import MAX_MARKS, Stretch, stretches_of
 
 FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, UPDATE, UPDATED, OTHER = range(11)
 """What can be marked: even numbers begin a stage, odd ones end it. OTHER is a call that no sprint allows."""
@@ -25,6 +25,7 @@ class Pattern:
     num_alike: int = 0
     optimizer: int = 0
     loader: int | None = None
+    stretches: list[Stretch] = field(default_factory=list)
     num_backwards: int = 0
     num_fetches: int = 0
 
@@ -36,6 +37,7 @@ class Pattern:
         self.num_alike -= 1
         if self.num_alike <= 0:
             self.codes, self.num_alike, self.is_plain = codes, 1, _is_plain(codes)
+            self.stretches = stretches_of(codes) if self.is_plain else []
             self.num_backwards, self.num_fetches = codes.count(BACKWARD), codes.count(FETCH)
 
     @property

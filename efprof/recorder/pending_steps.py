@@ -5,7 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_pending, parse_step
+from efprof.artifacts.pending import FILE_BYTES, PENDING_FILE, PendingStep, parse_open, parse_pending
 
 
 class PendingSteps:
@@ -24,9 +24,9 @@ class PendingSteps:
         """The steps that are over."""
         return parse_pending(memoryview(self.memory))
 
-    def open_step(self, codes: tuple[int, ...]) -> PendingStep:
-        """The one after them, of which these calls were made."""
-        return parse_step(memoryview(self.memory), HEADER.unpack_from(self.memory)[0], codes)
+    def open_step(self) -> PendingStep:
+        """The one after them."""
+        return parse_open(memoryview(self.memory))
 
     def clear(self) -> None:
         """They are written."""

@@ -136,6 +136,7 @@ class Session:
             memory=self.memory,
             windows=tuple(first for first, _ in (*options.trace_steps, *options.memory_steps)),
             make_pending=lambda: PendingSteps(self.rank_folder),
+            write=self._steps.write,
             write_together=self._steps.write_together,
             resume=self.loop.go_on,
             may_go_on=lambda: not self.window_requests,

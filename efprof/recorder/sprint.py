@@ -10,12 +10,14 @@ on where the instants stop.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
 from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
 
-from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES, PendingStep
+from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES, PendingStep, stretches_of
+from efprof.artifacts.steps import StepRecord, record_of_pending
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern, open_stages
@@ -29,8 +31,8 @@ FIRST_STEP: Final = 20
 SHORT_STEP_NS: Final = 20_000_000
 """From here on the state machine is affordable: its 120 us are 0.6 % of such a step, and the budget is 1 %."""
 
-STEPS_PER_READING: Final = 4
-"""Reading memory costs 8 us after a heavy step (measured), 0.5 us in a loop of its own."""
+STEPS_PER_READING: Final = 8
+"""Reading memory costs 8 to 23 us after a heavy step (measured), 0.5 us in a loop of its own."""
 
 MAX_SPRINT_NS: Final = 100_000_000
 """What waits for longer than this, nobody sees who looks at a run that goes on."""
@@ -64,6 +66,7 @@ class Sprint:
         memory: Memory,
         windows: tuple[int, ...],
         make_pending: Callable[[], PendingSteps],
+        write: Callable[[StepRecord], None],
         write_together: Callable[[Callable[[], None]], None],
         resume: Callable[[Interrupted], None],
         may_go_on: Callable[[], bool],
@@ -71,9 +74,9 @@ class Sprint:
     ) -> None:
         """`windows` are the steps at which one opens: no sprint may run over them.
 
-        `write_together` calls a function, and writes the lines that it makes with one system call; `resume` has the
-        state machine go on; `may_go_on` tells whether nobody waits for a step that is walked; `guard` makes a
-        function harmless: where it fails, it answers None.
+        `write` appends a record to steps.jsonl; `write_together` calls a function, and has the lines that it writes
+        appended with one system call; `resume` has the state machine go on; `may_go_on` tells whether nobody waits
+        for a step that is walked; `guard` makes a function harmless: where it fails, it answers None.
         """
         self.watch = make_stopwatch(
             unexpected=guard(self._note_unexpected),
@@ -85,6 +88,7 @@ class Sprint:
         self._memory = memory
         self._windows = windows
         self._make_pending = make_pending
+        self._write_record = write
         self._write_together = write_together
         self._resume = resume
         self._may_go_on = may_go_on
@@ -98,6 +102,8 @@ class Sprint:
         self._began_ns = 0
         self._epoch_offset_ns = 0
         self._sequence = 0
+        self._share_ns = 0
+        """What writing a step took, the last time."""
         self._site: str | None = None
 
     @property
@@ -151,7 +157,7 @@ class Sprint:
             return
         self.watch.stop()
         done = self._pattern.codes[: self.watch.at]
-        pending, touched = self._pending.open_step(done), self._touched.pop(self.watch.number, None)
+        pending, touched = self._pending.open_step(), self._touched.pop(self.watch.number, None)
         self._write()
         self._log, self._nested = list(done), 0
         step = self._filled(pending, touched, done)
@@ -232,37 +238,56 @@ class Sprint:
         entered = perf_counter_ns()
         assert self._pending is not None
         whole = self._pending.whole()
-        share_ns = (perf_counter_ns() - entered) // max(1, len(whole))
         if not whole:
             return 0
         codes = self._pattern.codes
+        recorder_us = (len(codes) * MARK_NS + self._share_ns) / 1000
 
         def finish_all() -> None:
-            spent_ns = share_ns
+            plain: list[StepRecord] = []
             for pending in whole:
-                began = perf_counter_ns()
-                step = self._filled(pending, self._touched.pop(pending.number, None), codes)
-                step.recorder_ns += len(codes) * MARK_NS + spent_ns
+                touched = self._touched.pop(pending.number, None)
+                if touched is None and not self._steps.others.have_spans:
+                    plain.append(self._plain_record(pending, recorder_us))
+                    continue
+                step = self._filled(pending, touched, codes)
+                step.recorder_ns += int(recorder_us * 1000)
                 self._steps.complete(step, pending.end_ns)
-                spent_ns = share_ns + perf_counter_ns() - began
+            for listener in self._steps.added:
+                listener(plain)
 
         self._write_together(finish_all)
         self._pending.clear()
         self._touched.clear()
+        self._share_ns = (perf_counter_ns() - entered) // len(whole)
         return whole[-1].end_ns - whole[-1].start_ns
+
+    def _plain_record(self, pending: PendingStep, recorder_us: float) -> StepRecord:
+        """Of a step of which only the stopwatch knows."""
+        record = record_of_pending(pending, self._pattern.stretches)
+        self._steps.add(record, pending.start_ns, pending.end_ns)
+        record.recorder_us = recorder_us
+        record.backward_site, record.loader = self._site, self._pattern.loader
+        self._write_record(record)
+        return record
 
     def _filled(self, pending: PendingStep, touched: OpenStep | None, codes: Codes) -> OpenStep:
         """What the state machine would have noted of these calls."""
         step = touched or OpenStep(number=pending.number, start_ns=0, epoch_ns=0, reads_boundaries=False)
         step.start_ns, step.epoch_ns = pending.start_ns, pending.epoch_ns
         step.loader, step.sequence = self._pattern.loader, None
-        step.spans = pending.stretches
+        is_whole, instants = codes is self._pattern.codes, pending.instants
+        stretches = self._pattern.stretches if is_whole else stretches_of(codes)
+        step.spans = [(stage, instants[begin], instants[end]) for stage, begin, end in stretches]
         step.samples += pending.samples
-        step.loss, step.gradient_norm, step.learning_rate = pending.loss, pending.gradient_norm, pending.learning_rate
-        if codes is self._pattern.codes:
-            step.num_fetches, step.num_backwards = self._pattern.num_fetches, self._pattern.num_backwards
-        else:
-            step.num_fetches, step.num_backwards = codes.count(FETCHED), codes.count(BACKWARD)
+        if pending.num_losses:
+            step.loss = pending.loss
+        if not isnan(pending.gradient_norm):
+            step.gradient_norm = pending.gradient_norm
+        if not isnan(pending.learning_rate):
+            step.learning_rate = pending.learning_rate
+        step.num_fetches = self._pattern.num_fetches if is_whole else codes.count(FETCHED)
+        step.num_backwards = self._pattern.num_backwards if is_whole else codes.count(BACKWARD)
         step.has_forward = FORWARD in codes
         if STEPPED in codes:
             step.stepped = [self._pattern.optimizer]

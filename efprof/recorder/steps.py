@@ -35,8 +35,11 @@ class Steps:
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
+        """Called for every step but those that `added` gets."""
+        self.added: list[Listener] = []
+        """Called with the records of a sprint's steps of which nothing was noted but their instants and numbers."""
         self.walked: list[Listener] = []
-        """Called like `ended`, but not for the steps of a sprint."""
+        """Called like `ended`, but for no step of a sprint."""
         self.manual_updates_found: list[Listener] = []
         self.others = OtherThreads()
         self.cycle = OptimizerCycle()
@@ -185,6 +188,12 @@ class Steps:
             listener(step, record)
         self._write(step, record)
         return record
+
+    def add(self, record: StepRecord, start_ns: int, end_ns: int) -> None:
+        """A step of a sprint is over of which nobody noted anything but its instants and numbers."""
+        self.num_finished += 1
+        record.cpu_us = self._cpu.within(start_ns, end_ns) / 1000
+        record.rss_bytes = self._resident.bytes_at(end_ns)
 
     def _plan_readings(self, step: OpenStep, step_ns: int) -> None:
         if step.reads_boundaries:

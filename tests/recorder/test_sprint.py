@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.pending import PENDING_FILE
+from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 from efprof.recorder import pattern
-from efprof.recorder.sprint import MAX_PENDING, Sprint
+from efprof.recorder.sprint import Sprint
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
@@ -81,7 +82,7 @@ def test_sprinted_steps_follow_each_other_without_a_gap() -> None:
         assert instants[-1] <= step.total_us
 
 
-KINDS = ("plain", "clipped", "accumulated", "evaluated", "taught", "read", "failed", "two at once", "by hand")
+KINDS = ("plain", "scaled", "clipped", "accumulated", "evaluated", "taught", "read", "failed", "two at once", "by hand")
 
 
 def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], batches: object) -> None:
@@ -102,7 +103,13 @@ def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Opt
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if kind == "by hand":
         torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
-    optimizer.step()
+    if kind == "scaled":
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
     if kind == "two at once":
         optimizers[1].step()
     optimizer.zero_grad()
@@ -205,7 +212,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 2, 5))
+@pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 2, 9))
 def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(kill_at: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(KILLED.format(kill_at=kill_at)))
@@ -222,6 +229,55 @@ def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(ki
 def test_pending_steps_are_gone_once_everything_is_written(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, train_long)
     assert not (recorded.rank / PENDING_FILE).exists()
+
+
+@settings(max_examples=200)
+@given(st.binary(min_size=40, max_size=40), st.integers(-1, MAX_PENDING + 1), st.integers(-1, 30))
+def test_a_spoilt_pending_file_never_raises(head: bytes, count: int, num_codes: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        content = struct.pack("<qq", count, num_codes) + head[16:] + bytes(FILE_BYTES - 40)
+        (Path(folder) / PENDING_FILE).write_bytes(content)
+        pending, stretches = read_pending(Path(folder))
+        assert len(pending) in (0, count)
+        assert len(stretches) <= 12
+
+
+def test_a_first_step_with_calls_that_no_sprint_allows_does_no_harm() -> None:
+    def train_after_evaluation() -> None:
+        torch.manual_seed(1)
+        model, loader = make_model(), make_loader(LONG)
+        with torch.no_grad():
+            for inputs, targets in make_loader(3):
+                error_of(model, inputs, targets)
+        model.eval()
+        train(model, make_loader(2), torch.optim.SGD(model.parameters(), lr=0.01))
+        model.train()
+        train(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    sprinted, walked, num_sprinted = record_both_ways(train_after_evaluation)
+    assert described(sprinted) == described(walked)
+    assert num_sprinted > LONG / 3
+
+
+def test_a_loop_with_a_scaler_that_is_off_and_clipping_sprints_too() -> None:
+    def train_scaled() -> None:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        for inputs, targets in make_loader(LONG):
+            scaler.scale(error_of(model, inputs, targets)).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_scaled)
+    assert described(sprinted) == described(walked)
+    assert [step.gradient_norm for step in sprinted] == pytest.approx([step.gradient_norm for step in walked])
+    assert all(step.gradient_norm is not None for step in sprinted), "the program computed it anyway"
+    assert num_sprinted > LONG / 3
 
 
 def test_a_pending_file_of_another_size_is_left_alone(tmp_path: Path) -> None:
