@@ -7,11 +7,12 @@ lies here, in memory that is mapped to this file and outlives the process. `reco
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Final
 
 PENDING_FILE: Final = "steps.pending"
-MAX_PENDING: Final = 64
+MAX_PENDING: Final = 96
 MAX_MARKS: Final = 24
 
 HEADER: Final = struct.Struct(f"<qq{MAX_MARKS}b")
@@ -62,19 +63,12 @@ def read_pending(rank_folder: Path) -> tuple[list[PendingStep], list[Stretch]]:
     codes = codes[: max(0, num_codes)]
     if not 0 <= count <= MAX_PENDING or any(not 0 <= code < 2 * len(STAGE_CODES) for code in codes):
         return [], []
-    return parse_pending(content), stretches_of(codes)
+    return [parse_step(content, index) for index in range(count)], stretches_of(codes)
 
 
-def parse_pending(content: bytes | memoryview) -> list[PendingStep]:
-    """The steps that are whole."""
-    count = HEADER.unpack_from(content)[0]
-    entries = content[HEADER.size : HEADER.size + count * ENTRY.size]
-    return [_step_of(*values) for values in ENTRY.iter_unpack(entries)]
-
-
-def parse_open(content: bytes | memoryview) -> PendingStep:
-    """The step after them, some of whose calls are still to come; raises struct.error where there is no room for it."""
-    return _step_of(*ENTRY.unpack_from(content, HEADER.size + HEADER.unpack_from(content)[0] * ENTRY.size))
+def parse_step(content: bytes | mmap, index: int) -> PendingStep:
+    """One of the steps; the one after them is the step that is not over. Raises struct.error where there is none."""
+    return _step_of(*ENTRY.unpack_from(content, HEADER.size + index * ENTRY.size))
 
 
 def stretches_of(codes: Sequence[int]) -> list[Stretch]:

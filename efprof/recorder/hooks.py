@@ -18,7 +18,7 @@ from efprof.recorder.loop import Loop
 from efprof.recorder.pattern import BACKWARD, BACKWARDED, FETCH, FETCHED, OTHER, STEP, STEPPED, UPDATE, UPDATED
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
-from efprof.recorder.sprint import STEPS_PER_READING, Sprint
+from efprof.recorder.sprint import Sprint
 
 Undo = Callable[[], None]
 
@@ -173,7 +173,7 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not mark(STEPPED):
             left(optimizer)
-        elif watch.number % STEPS_PER_READING == 0:
+        elif watch.number >= sprint.next_reading:
             read_memory()
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]

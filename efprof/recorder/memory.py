@@ -22,7 +22,7 @@ MAX_READING_SHARE: Final = 0.001
 """Of a step's time, for each kind of costly reading: a tenth of what the whole recorder may cost."""
 
 SHORT_STEP_NS: Final = 20_000_000
-MAX_READING_NS: Final = 5_000
+MAX_READING_NS: Final = 3_000
 """In a short step the recorder may cost 40 us in all, whatever the share."""
 
 NUM_FULL_STEPS: Final = 60

@@ -5,7 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from efprof.artifacts.pending import FILE_BYTES, PENDING_FILE, PendingStep, parse_open, parse_pending
+from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_step
 
 
 class PendingSteps:
@@ -20,13 +20,14 @@ class PendingSteps:
             os.close(descriptor)
         self._path = rank_folder / PENDING_FILE
 
-    def whole(self) -> list[PendingStep]:
-        """The steps that are over."""
-        return parse_pending(memoryview(self.memory))
+    def __len__(self) -> int:
+        """How many steps are over."""
+        count: int = HEADER.unpack_from(self.memory)[0]
+        return count
 
-    def open_step(self) -> PendingStep:
-        """The one after them."""
-        return parse_open(memoryview(self.memory))
+    def __getitem__(self, index: int) -> PendingStep:
+        """One of them; the next one is the open step."""
+        return parse_step(self.memory, index)
 
     def clear(self) -> None:
         """They are written."""

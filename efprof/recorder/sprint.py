@@ -18,7 +18,7 @@ import torch
 
 from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES, PendingStep, stretches_of
 from efprof.artifacts.steps import StepRecord, record_of_pending
-from efprof.recorder.memory import Memory
+from efprof.recorder.memory import MAX_STRIDE, Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern, open_stages
 from efprof.recorder.pending_steps import PendingSteps
@@ -31,10 +31,12 @@ FIRST_STEP: Final = 20
 SHORT_STEP_NS: Final = 20_000_000
 """From here on the state machine is affordable: its 120 us are 0.6 % of such a step, and the budget is 1 %."""
 
-STEPS_PER_READING: Final = 8
-"""Reading memory costs 8 to 23 us after a heavy step (measured), 0.5 us in a loop of its own."""
+LEAST_STRIDE: Final = 4
+READING_SHARE_NS: Final = 2_000
+"""Reading memory costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is done at every
+LEAST_STRIDE-th step, or so seldom that this is its share of a step."""
 
-MAX_SPRINT_NS: Final = 100_000_000
+MAX_SPRINT_NS: Final = 200_000_000
 """What waits for longer than this, nobody sees who looks at a run that goes on."""
 
 MAX_TOGETHER_NS: Final = 1_000_000_000
@@ -101,6 +103,8 @@ class Sprint:
         self._may_start = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
+        self.next_reading = 0
+        """The number of the step in which memory is to be read."""
         self._sequence = 0
         self._share_ns = 0
         """What writing a step took, the last time."""
@@ -135,10 +139,13 @@ class Sprint:
 
     def read_memory(self) -> None:
         """The optimizer is done."""
-        if self._steps.reads_end:
-            step, entered = self.step, perf_counter_ns()
-            step.memory.append(("post_optimizer_step", entered, self._memory.read()))
-            step.recorder_ns += perf_counter_ns() - entered
+        if not self._steps.reads_end:
+            return
+        step, entered = self.step, perf_counter_ns()
+        step.memory.append(("post_optimizer_step", entered, self._memory.read()))
+        spent_ns = perf_counter_ns() - entered
+        step.recorder_ns += spent_ns
+        self.next_reading = step.number + max(LEAST_STRIDE, min(MAX_STRIDE, spent_ns // READING_SHARE_NS))
 
     def step_walked(self, step: OpenStep, total_us: float) -> None:
         """The state machine finished a step: learn its pattern."""
@@ -157,7 +164,7 @@ class Sprint:
             return
         self.watch.stop()
         done = self._pattern.codes[: self.watch.at]
-        pending, touched = self._pending.open_step(), self._touched.pop(self.watch.number, None)
+        pending, touched = self._pending[len(self._pending)], self._touched.pop(self.watch.number, None)
         self._write()
         self._log, self._nested = list(done), 0
         step = self._filled(pending, touched, done)
@@ -237,39 +244,38 @@ class Sprint:
         """Turn into records what is whole; returns how long the last step took."""
         entered = perf_counter_ns()
         assert self._pending is not None
-        whole = self._pending.whole()
-        if not whole:
+        count = len(self._pending)
+        if not count:
             return 0
-        codes = self._pattern.codes
-        recorder_us = (len(codes) * MARK_NS + self._share_ns) / 1000
-
-        def finish_all() -> None:
-            plain: list[StepRecord] = []
-            for pending in whole:
-                touched = self._touched.pop(pending.number, None)
-                if touched is None and not self._steps.others.have_spans:
-                    plain.append(self._plain_record(pending, recorder_us))
-                    continue
-                step = self._filled(pending, touched, codes)
-                step.recorder_ns += int(recorder_us * 1000)
-                self._steps.complete(step, pending.end_ns)
-            for listener in self._steps.added:
-                listener(plain)
-
-        self._write_together(finish_all)
+        first, last = self._pending[0], self._pending[count - 1]
+        cpu_ns, rss_bytes = self._steps.resources(first.start_ns, last.end_ns)
+        cpu_share = cpu_ns / (last.end_ns - first.start_ns)
+        recorder_ns = len(self._pattern.codes) * MARK_NS + self._share_ns
+        self._write_together(lambda: self._finish(count, cpu_share, rss_bytes, recorder_ns))
         self._pending.clear()
         self._touched.clear()
-        self._share_ns = (perf_counter_ns() - entered) // len(whole)
-        return whole[-1].end_ns - whole[-1].start_ns
+        self._share_ns = (perf_counter_ns() - entered) // count
+        return last.end_ns - last.start_ns
 
-    def _plain_record(self, pending: PendingStep, recorder_us: float) -> StepRecord:
-        """Of a step of which only the stopwatch knows."""
-        record = record_of_pending(pending, self._pattern.stretches)
-        self._steps.add(record, pending.start_ns, pending.end_ns)
-        record.recorder_us = recorder_us
-        record.backward_site, record.loader = self._site, self._pattern.loader
-        self._write_record(record)
-        return record
+    def _finish(self, count: int, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
+        """One by one, so that each finds the memory of the one before in the caches."""
+        steps, pendings, touched = self._steps, self._pending, self._touched
+        assert pendings is not None
+        for index in range(count):
+            pending = pendings[index]
+            if pending.number in touched or steps.others.have_spans:
+                step = self._filled(pending, touched.pop(pending.number, None), self._pattern.codes)
+                step.recorder_ns += recorder_ns
+                steps.complete(step, pending.end_ns)
+                continue
+            record = record_of_pending(pending, self._pattern.stretches)
+            record.backward_site, record.loader = self._site, self._pattern.loader
+            record.cpu_us, record.rss_bytes = cpu_share * record.total_us, rss_bytes
+            record.recorder_us = recorder_ns / 1000
+            steps.num_finished += 1
+            for listener in steps.added:
+                listener(record)
+            self._write_record(record)
 
     def _filled(self, pending: PendingStep, touched: OpenStep | None, codes: Codes) -> OpenStep:
         """What the state machine would have noted of these calls."""

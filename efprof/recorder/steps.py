@@ -37,7 +37,7 @@ class Steps:
         self.ended: list[Listener] = []
         """Called for every step but those that `added` gets."""
         self.added: list[Listener] = []
-        """Called with the records of a sprint's steps of which nothing was noted but their instants and numbers."""
+        """Called with the record of a sprint's step of which nothing was noted but its instants and numbers."""
         self.walked: list[Listener] = []
         """Called like `ended`, but for no step of a sprint."""
         self.manual_updates_found: list[Listener] = []
@@ -189,11 +189,9 @@ class Steps:
         self._write(step, record)
         return record
 
-    def add(self, record: StepRecord, start_ns: int, end_ns: int) -> None:
-        """A step of a sprint is over of which nobody noted anything but its instants and numbers."""
-        self.num_finished += 1
-        record.cpu_us = self._cpu.within(start_ns, end_ns) / 1000
-        record.rss_bytes = self._resident.bytes_at(end_ns)
+    def resources(self, start_ns: int, end_ns: int) -> tuple[float, int]:
+        """CPU time in ns and resident bytes of what a sprint recorded between these instants."""
+        return self._cpu.within(start_ns, end_ns), self._resident.bytes_at(end_ns)
 
     def _plan_readings(self, step: OpenStep, step_ns: int) -> None:
         if step.reads_boundaries:
