@@ -9,10 +9,25 @@ SHARE_KEPT = 0.9
 """Of a block's steps, the fastest: what another program takes from the rest is not ours, while a cost that comes
 with every tenth step still counts."""
 
+STEPS_TO_SETTLE = 70
+"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 60 steps in full."""
+
 Under = Literal["nothing", "efprof", "torch.profiler"]
 
 
-class BlockRequest(msgspec.Struct, kw_only=True):
+class SwitchRequest(msgspec.Struct, kw_only=True, tag=True):
+    """Bare blocks of `steps` and recorded ones by turns, for so long, within one recording.
+
+    Of a recorded block, `settle` steps are not timed: the recorder finds its way back into the loop.
+    """
+
+    seconds: float
+    steps: int
+    settle: int
+    options: dict[str, Any] = {}
+
+
+class BlockRequest(msgspec.Struct, kw_only=True, tag=True):
     """`steps` to be timed after `warm_up` others, under a tool that is started before them and ended after them."""
 
     warm_up: int
@@ -20,6 +35,16 @@ class BlockRequest(msgspec.Struct, kw_only=True):
     under: Under = "nothing"
     options: dict[str, Any] = {}
     """Of `efprof.record`."""
+
+
+class SwitchTimes(msgspec.Struct, kw_only=True):
+    """Milliseconds per step of each recorded block, and of the bare ones beside it; by CPU time and by the wall."""
+
+    recorded_cpu_ms: list[float]
+    bare_cpu_ms: list[float]
+    recorded_ms: list[float]
+    bare_ms: list[float]
+    folder: str
 
 
 class BlockTimes(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""Runs a loop with a tool and without it by turns, and pairs each block with the bare one beside it.
+"""Runs a loop with a tool and without it by turns, and pairs each block with the bare ones beside it.
 
 On and off in one process wherever the tool can be taken out of it again: two processes of one program differ by
 up to 2 % for as long as they live, by where their memory happens to lie (measured), and no number of rounds would
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.blocks import BlockRequest, BlockTimes
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchTimes
 from benchmarks.processes import Worker, started
 from benchmarks.variants import PLAIN, RECORDED, Variant, bare_request
 from efprof.artifacts.events import WindowClosed, read_events
@@ -51,6 +51,11 @@ def measure(variant: Variant, loop: str, device: str, bare_ms: float, *, rounds:
     """All the rounds of a variant; raises RuntimeError where the tool recorded nothing."""
     pairs: list[Pair] = []
     order = random.Random(0)
+    if variant.switched_s:
+        for _ in range(variant.num_processes):
+            with _workers(variant, loop, device) as (worker, _):
+                pairs += _switched(worker.switch(variant.switch_request(bare_ms)))
+        return pairs
     num_processes = min(variant.num_processes, max(1, rounds // 2))
     for number in range(num_processes):
         num_rounds = len(range(number, rounds, num_processes))
@@ -84,6 +89,17 @@ def _round(variant: Variant, tool: Worker, bare: Worker, bare_ms: float, order: 
         return _pair(variant, first, bare.run(bare_request(bare_ms)))
     first = bare.run(bare_request(bare_ms))
     return _pair(variant, tool.run(variant.request(bare_ms)), first)
+
+
+def _switched(times: SwitchTimes) -> list[Pair]:
+    own_us = fmean(step.recorder_us for step in read_steps(Path(times.folder) / "rank0")[0][STEPS_TO_SETTLE:])
+
+    def block(wall_ms: float, cpu_ms: float) -> BlockTimes:
+        return BlockTimes(times_ms=[wall_ms], cpu_ms=cpu_ms, around_s=0.0, peak_bytes=0)
+
+    recorded = map(block, times.recorded_ms, times.recorded_cpu_ms)
+    bare = map(block, times.bare_ms, times.bare_cpu_ms)
+    return [Pair(tool=one, bare=other, own_us=own_us) for one, other in zip(recorded, bare, strict=True)]
 
 
 def _pair(variant: Variant, tool: BlockTimes, bare: BlockTimes) -> Pair:

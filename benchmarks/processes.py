@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.blocks import BlockRequest, BlockTimes
+from benchmarks.blocks import BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,12 +31,19 @@ class Worker:
 
     def run(self, request: BlockRequest) -> BlockTimes:
         """Have it run one block; raises RuntimeError if it died."""
+        return msgspec.json.decode(self._ask(request), type=BlockTimes)
+
+    def switch(self, request: SwitchRequest) -> SwitchTimes:
+        """Have it run recorded blocks and bare ones by turns; raises RuntimeError if it died."""
+        return msgspec.json.decode(self._ask(request), type=SwitchTimes)
+
+    def _ask(self, request: BlockRequest | SwitchRequest) -> bytes:
         self._lines.write(msgspec.json.encode(request) + b"\n")
         self._lines.flush()
         answer = self._lines.readline()
         if not answer:
             raise RuntimeError("its process ended in the middle of a block")
-        return msgspec.json.decode(answer, type=BlockTimes)
+        return answer
 
 
 @contextmanager

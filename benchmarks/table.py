@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from benchmarks.blocks import BlockTimes
 from benchmarks.intervals import Estimate, median_with_interval
 from benchmarks.measuring import Pair
+from benchmarks.variants import LONG_STEP_MS
 
 MAX_RATIO = 1.01
 """What tier 1 may make of a step of LONG_STEP_MS or more."""
-
-LONG_STEP_MS = 20.0
 
 MAX_ADDED_US = 40.0
 """What it may add to a shorter one."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import BlockRequest, Under
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, SwitchRequest, Under
 
 BIN = Path(sys.executable).parent
 WORKER = "benchmarks/worker.py"
@@ -16,14 +16,18 @@ PLAIN = (sys.executable, WORKER)
 RECORDED = (sys.executable, "-m", "efprof", "record", "--windows", "none", "--", *PLAIN)
 """The always-on tier as people start it, for the memory that it adds to a process."""
 
-STEPS_TO_SETTLE = 70
-"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 60 steps in full."""
-
 STEPS_BEFORE_WINDOW = 6
 WINDOW_STEPS = 5
 
 TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
+
+SWITCHED_MS = 150.0
+"""Of a block that takes turns with bare ones: short against the moods of the machine, and about as long as a sprint,
+so that what is written at its end is as much as what is written at once."""
+
+LONG_STEP_MS = 20.0
+"""From here on the recorder walks every step; shorter ones take it a few to fall into step again."""
 
 LEAST_STEPS, MOST_STEPS = 10, 100
 
@@ -43,6 +47,8 @@ class Variant:
     launcher: tuple[str, ...] = PLAIN
     arguments: tuple[str, ...] = ()
     is_whole_process: bool = False
+    switched_s: float = 0.0
+    """For how long it is taken out and put back within one recording; 0: it is started and ended for each block."""
     num_processes: int = 1
     """That the rounds are spread over: two where the luck of one could be taken for a small cost."""
     has_window: bool = False
@@ -58,6 +64,15 @@ class Variant:
             warm_up, steps = STEPS_BEFORE_WINDOW, WINDOW_STEPS
         return BlockRequest(under=self.under, options=dict(self.options), warm_up=warm_up, steps=steps)
 
+    def switch_request(self, bare_ms: float) -> SwitchRequest:
+        """Recorded blocks and bare ones by turns, in one of its processes."""
+        return SwitchRequest(
+            seconds=self.switched_s,
+            steps=min(64, max(4, round(SWITCHED_MS / bare_ms))),
+            settle=8 if bare_ms < LONG_STEP_MS else 2,
+            options=dict(self.options),
+        )
+
 
 def bare_request(bare_ms: float) -> BlockRequest:
     """A block with no tool on; its first steps find the caches cold."""
@@ -68,7 +83,9 @@ def _steps_of(bare_ms: float) -> int:
     return min(MOST_STEPS, max(LEAST_STEPS, round(TIMED_MS / bare_ms)))
 
 
-TIER_1 = Variant(name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2)
+TIER_1 = Variant(
+    name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2, switched_s=60.0
+)
 TIER_2 = Variant(
     name="tier 2: in a window",
     rounds=9,

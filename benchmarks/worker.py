@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script, by tools that know no modules
@@ -17,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script, by to
 import msgspec
 import torch
 
-from benchmarks.blocks import BlockRequest, BlockTimes
-from benchmarks.loops import LOOPS
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
+from benchmarks.loops import LOOPS, TrainingLoop
 
 Step = Callable[[], None]
 
@@ -33,19 +34,23 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    step = (traceml_step if chosen.traceml else plain_step)(chosen.loop, torch.device(chosen.device))
+    loop = LOOPS[chosen.loop](torch.device(chosen.device))
+    step = traceml_step(loop) if chosen.traceml else plain_step(loop)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(chosen.socket)
         with connection.makefile("rwb") as lines:
             for line in lines:
-                times = run_block(step, msgspec.json.decode(line, type=BlockRequest))
-                lines.write(msgspec.json.encode(times) + b"\n")
+                request = msgspec.json.decode(line, type=BlockRequest | SwitchRequest)
+                if isinstance(request, SwitchRequest):
+                    answer = msgspec.json.encode(run_switched(step, loop, request))
+                else:
+                    answer = msgspec.json.encode(run_block(step, request))
+                lines.write(answer + b"\n")
                 lines.flush()
 
 
-def plain_step(name: str, device: torch.device) -> Step:
+def plain_step(loop: TrainingLoop) -> Step:
     """A step as most loops have it."""
-    loop = LOOPS[name](device)
 
     def step() -> None:
         loop.train(next(loop.batches))
@@ -53,12 +58,11 @@ def plain_step(name: str, device: torch.device) -> Step:
     return step
 
 
-def traceml_step(name: str, device: torch.device) -> Step:
+def traceml_step(loop: TrainingLoop) -> Step:
     """A step as TraceML's own README writes it for a plain loop: the fetch of the batch is not in `trace_step`."""
     import traceml_ai  # type: ignore[import-untyped]
 
     traceml_ai.init(mode="auto", on_missing_aggregator="raise")
-    loop = LOOPS[name](device)
 
     def step() -> None:
         batch = next(loop.batches)
@@ -92,6 +96,52 @@ def run_block(step: Step, request: BlockRequest) -> BlockTimes:
         peak_bytes=peak_host_bytes(),
         folder=folder,
     )
+
+
+def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> SwitchTimes:
+    """Recorded blocks and bare ones by turns; each recorded one ends with the writing of what it recorded."""
+    import efprof
+    from benchmarks.switch import Switch
+    from efprof.recorder import current
+
+    switch, recorded, bare = Switch(loop.model), [], []
+    with efprof.record(**request.options) as recording:
+        for _ in range(STEPS_TO_SETTLE):
+            step()
+        assert current.session is not None
+        write = current.session.loop.leave_sprint
+        switch.learn()
+        switch.off()
+        bare.append(_block(step, request.steps, 3))
+        end = time.perf_counter() + request.seconds
+        while time.perf_counter() < end:
+            switch.on()
+            write()
+            recorded.append(_block(step, request.steps, request.settle, write))
+            switch.off()
+            bare.append(_block(step, request.steps, 3))
+        switch.on()
+    beside = [[(before + after) / 2 for before, after in zip(*pair, strict=True)] for pair in pairwise(bare)]
+    return SwitchTimes(
+        recorded_cpu_ms=[cpu_ms for cpu_ms, _ in recorded],
+        recorded_ms=[wall_ms for _, wall_ms in recorded],
+        bare_cpu_ms=[cpu_ms for cpu_ms, _ in beside],
+        bare_ms=[wall_ms for _, wall_ms in beside],
+        folder=str(recording.folder),
+    )
+
+
+def _block(step: Step, steps: int, settle: int, then: Step | None = None) -> tuple[float, float]:
+    """Milliseconds per step, by CPU time and by the wall."""
+    for _ in range(settle):
+        step()
+    began, cpu_began = _now(), time.process_time()
+    for _ in range(steps):
+        step()
+    if then is not None:
+        then()
+    cpu_s, wall_s = time.process_time() - cpu_began, _now() - began
+    return cpu_s / steps * 1000, wall_s / steps * 1000
 
 
 def peak_host_bytes() -> int:

@@ -164,7 +164,8 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     noted, read_memory = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.read_memory)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        has_closure = _has_closure(args, kwargs)
+        # Of the arguments of `Optimizer.step`, itself among them.
+        has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         if not mark(OTHER if has_closure else STEP):
             entered(optimizer, has_closure)
         elif not updates(optimizer):
@@ -245,11 +246,6 @@ def _with_own_step(kind: type[Any]) -> list[type[Any]]:
     below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
     is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
     return [*([kind] if is_own else []), *below]
-
-
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Of the arguments of `Optimizer.step`, itself among them."""
-    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
 def _num_running_steps() -> int:
