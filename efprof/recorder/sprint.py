@@ -1,4 +1,4 @@
-"""Records short steps that are all alike at a fifth of the cost: only instants now, everything else later.
+"""Records steps that are all alike at a fifth of the cost: only instants now, everything else later.
 
 After a heavy operator the caches are cold, and what the recorder does costs three times what it costs in a loop of
 its own (measured: 120 us per step of 2.7 ms). So once a program has repeated one pattern of calls (fetch, forward,
@@ -10,7 +10,7 @@ on where the instants stop.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isnan
+from math import ceil, isnan
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -28,19 +28,20 @@ from efprof.recorder.stopwatches import HAS_STOPWATCH, make_stopwatch
 FIRST_STEP: Final = 20
 """Up to here every step is walked, and its memory read at each boundary: many a run has no more."""
 
-SHORT_STEP_NS: Final = 20_000_000
-"""From here on the state machine is affordable: its 120 us are 0.6 % of such a step, and the budget is 1 %."""
-
-LEAST_STRIDE: Final = 4
-READING_SHARE_NS: Final = 2_000
-"""Reading memory costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is done at every
-LEAST_STRIDE-th step, or so seldom that this is its share of a step."""
+MAX_STEP_NS: Final = 200_000_000
+"""What walking costs, half a millisecond after heavy operators (measured), is nothing to a longer step."""
 
 MAX_SPRINT_NS: Final = 200_000_000
 """What waits for longer than this, nobody sees who looks at a run that goes on."""
 
 MAX_TOGETHER_NS: Final = 1_000_000_000
-"""So long sprints follow each other; then a step is walked, for whoever looks at every step that is."""
+"""So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the
+memory at each of its boundaries."""
+
+READING_SHARE: Final = 0.001
+LEAST_READING_NS: Final = 2_000
+"""Reading memory at a step's end costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is
+done so seldom that no more than this of a step goes to it."""
 
 MARK_NS: Final = 1_200
 """What a call costs that a sprint takes note of, with the Python function around it (measured); far too short to be
@@ -83,7 +84,7 @@ class Sprint:
         self.watch = make_stopwatch(
             unexpected=guard(self._note_unexpected),
             full=guard(self._go_on_or_stop),
-            max_step_ns=SHORT_STEP_NS,
+            max_step_ns=MAX_STEP_NS,
             max_sprint_ns=MAX_SPRINT_NS,
         )
         self._steps = steps
@@ -106,6 +107,8 @@ class Sprint:
         self.next_reading = 0
         """The number of the step in which memory is to be read."""
         self._sequence = 0
+        self._last_ns = 0
+        """How long the last step took."""
         self._share_ns = 0
         """What writing a step took, the last time."""
         self._site: str | None = None
@@ -145,7 +148,8 @@ class Sprint:
         step.memory.append(("post_optimizer_step", entered, self._memory.read()))
         spent_ns = perf_counter_ns() - entered
         step.recorder_ns += spent_ns
-        self.next_reading = step.number + max(LEAST_STRIDE, min(MAX_STRIDE, spent_ns // READING_SHARE_NS))
+        affordable_ns = max(LEAST_READING_NS, READING_SHARE * self._last_ns)
+        self.next_reading = step.number + min(MAX_STRIDE, max(1, ceil(spent_ns / affordable_ns)))
 
     def step_walked(self, step: OpenStep, total_us: float) -> None:
         """The state machine finished a step: learn its pattern."""
@@ -153,6 +157,7 @@ class Sprint:
             return
         self._pattern.see(tuple(self._log[:-1]))
         del self._log[:-1]
+        self._last_ns = int(total_us * 1000)
         self._may_start = HAS_STOPWATCH and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
             self._pattern.optimizer, self._pattern.loader = step.stepped[0], step.loader
@@ -227,10 +232,10 @@ class Sprint:
         """A step is over, and with it so many that they are to be written."""
         assert self._pending is not None
         self.watch.stop()
-        last_ns = self._write()
+        self._write()
         now, steps = perf_counter_ns(), self._steps
         is_wanted = now - self._began_ns > MAX_TOGETHER_NS or steps.is_disturbed or not self._may_go_on()
-        if is_wanted or last_ns >= SHORT_STEP_NS or self._is_near_a_window():
+        if is_wanted or self._last_ns >= MAX_STEP_NS or self._is_near_a_window():
             self._log = [code]
             return False
         self._begin(perf_counter_ns())
@@ -240,13 +245,13 @@ class Sprint:
         next_step = self._steps.num_finished + 1
         return any(next_step <= first <= next_step + MAX_PENDING for first in self._windows)
 
-    def _write(self) -> int:
-        """Turn into records what is whole; returns how long the last step took."""
+    def _write(self) -> None:
+        """Turn into records what is whole."""
         entered = perf_counter_ns()
         assert self._pending is not None
         count = len(self._pending)
         if not count:
-            return 0
+            return
         first, last = self._pending[0], self._pending[count - 1]
         cpu_ns, rss_bytes = self._steps.resources(first.start_ns, last.end_ns)
         cpu_share = cpu_ns / (last.end_ns - first.start_ns)
@@ -255,7 +260,7 @@ class Sprint:
         self._pending.clear()
         self._touched.clear()
         self._share_ns = (perf_counter_ns() - entered) // count
-        return last.end_ns - last.start_ns
+        self._last_ns = last.end_ns - last.start_ns
 
     def _finish(self, count: int, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
         """One by one, so that each finds the memory of the one before in the caches."""
@@ -320,7 +325,7 @@ class Sprint:
         steps = self._steps
         return (
             step.number >= FIRST_STEP
-            and total_us * 1000 < SHORT_STEP_NS
+            and total_us * 1000 < MAX_STEP_NS
             and len(step.stepped) == 1
             and step.window is None
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)

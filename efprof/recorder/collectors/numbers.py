@@ -19,8 +19,6 @@ from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 
-EIGHT_FLOATS = ctypes.c_float * 8
-
 _read = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
 
@@ -67,6 +65,7 @@ class Numbers:
             return
         opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
+        self._watch.takes_numbers = not loss.is_neg()  # whose memory holds another number
         if not shown.is_cpu:
             opened.device_losses += (shown.detach().reshape(()).to(torch.float32),)
             return
@@ -111,8 +110,8 @@ class Numbers:
         gradient = None if parameter is None else parameter.grad
         if gradient is None or not _can_be_canary(gradient):
             return False
-        # Eight numbers, straight from memory: even one torch operator costs 5 us here.
-        return math.isfinite(sum(EIGHT_FLOATS.from_address(gradient.data_ptr())))
+        # Straight from memory: even one torch operator costs 5 us here.
+        return math.isfinite(ctypes.c_float.from_address(gradient.data_ptr()).value)
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
@@ -230,7 +229,7 @@ def _is_plain(gradient: torch.Tensor | None) -> bool:
 
 
 def _canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
-    """The first parameter with eight numbers or more: the first layers' gradients are made from all the others'."""
+    """The first parameter that can be one: the first layers' gradients are made from all the others'."""
     first = next((one for one in parameters if _can_be_canary(one.grad)), None)
     return None if first is None else weakref.ref(first)
 
@@ -241,8 +240,7 @@ def _can_be_canary(gradient: torch.Tensor | None) -> bool:
         and _is_plain(gradient)
         and gradient.is_cpu
         and gradient.dtype == torch.float32
-        and gradient.is_contiguous()
-        and gradient.numel() >= len(EIGHT_FLOATS())
+        and gradient.numel() > 0
     )
 
 
