@@ -40,8 +40,10 @@ memory at each of its boundaries."""
 
 READING_SHARE: Final = 0.001
 LEAST_READING_NS: Final = 2_000
+TOUCHED_NS: Final = 20_000
 """Reading memory at a step's end costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is
-done so seldom that no more than this of a step goes to it."""
+done so seldom that no more than this of a step goes to it, and to turning into a record a step of which the stopwatch
+does not know all."""
 
 MARK_NS: Final = 1_200
 """What a call costs that a sprint takes note of, with the Python function around it (measured); far too short to be
@@ -106,6 +108,8 @@ class Sprint:
         self._epoch_offset_ns = 0
         self.next_reading = 0
         """The number of the step in which memory is to be read."""
+        self._last_reading = (0, 0)
+        """In which step memory was read last, and when."""
         self._sequence = 0
         self._last_ns = 0
         """How long the last step took."""
@@ -143,13 +147,16 @@ class Sprint:
     def read_memory(self) -> None:
         """The optimizer is done."""
         if not self._steps.reads_end:
+            self.next_reading = self.watch.number + MAX_STRIDE
             return
         step, entered = self.step, perf_counter_ns()
         step.memory.append(("post_optimizer_step", entered, self._memory.read()))
         spent_ns = perf_counter_ns() - entered
         step.recorder_ns += spent_ns
-        affordable_ns = max(LEAST_READING_NS, READING_SHARE * self._last_ns)
-        self.next_reading = step.number + min(MAX_STRIDE, max(1, ceil(spent_ns / affordable_ns)))
+        (number, at_ns), self._last_reading = self._last_reading, (step.number, entered)
+        step_ns = (entered - at_ns) / max(1, step.number - number)
+        affordable_ns = max(LEAST_READING_NS, READING_SHARE * step_ns)
+        self.next_reading = step.number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))
 
     def step_walked(self, step: OpenStep, total_us: float) -> None:
         """The state machine finished a step: learn its pattern."""
@@ -157,7 +164,6 @@ class Sprint:
             return
         self._pattern.see(tuple(self._log[:-1]))
         del self._log[:-1]
-        self._last_ns = int(total_us * 1000)
         self._may_start = HAS_STOPWATCH and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
             self._pattern.optimizer, self._pattern.loader = step.stepped[0], step.loader
@@ -217,7 +223,7 @@ class Sprint:
         if not self._may_start or steps.is_disturbed:
             self._log.clear()
             return False
-        self._began_ns = now
+        self._began_ns, self._last_reading = now, (steps.num_finished, now)
         self._begin(now)
         return True
 

@@ -133,7 +133,9 @@ class Numbers:
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
-        self._step_ns = int(record.total_us * 1000)
+        # A step that was held up, by a checkpoint or an evaluation, must not make the next ones pay for long readings.
+        length_ns = int(record.total_us * 1000)
+        self._step_ns = min(length_ns, 2 * self._step_ns) if self._step_ns else length_ns
         opened: _Open | None = step.numbers
         if opened is None:
             return
