@@ -13,6 +13,5 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)  # which it is, unless something failed

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
+from types import TracebackType
 from typing import Any
 
 from efprof.recorder.hooks import replace
@@ -30,15 +32,17 @@ def watch_child_processes(session: Session, begin_anew: Callable[[], Session | N
         own = session if not is_forked else None if _is_servant(self) else begin_anew()
         if own is None or multiprocessing.parent_process() is None:
             return _run(self)
-        try:
+        with ExitStack() as ending:
+            ending.callback(own.end)
+            ending.push(_keep_error)
             return _run(self)
-        except BaseException as error:
-            sys.last_value = _origin(error)  # where the session looks for what ended the program
-            raise
-        finally:
-            own.end()
 
     session.undo_at_end([replace(BaseProcess, "run", run)])
+
+
+def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+    if error is not None:
+        sys.last_value = _origin(error)  # where the session looks for what ended the program
 
 
 def _is_servant(process: Any) -> bool:

@@ -67,14 +67,16 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
     def fetch(self: Any) -> Any:
         if not mark(FETCH):
             began(self)
+        has_come = False
         try:
             batch = advance(self)
+            has_come = True
         except StopIteration:
             exhausted()
             raise
-        except BaseException:
-            broke_off()
-            raise
+        finally:
+            if not has_come:
+                broke_off()
         if not mark(FETCHED):
             ended(batch)
         elif not counted(batch):
@@ -159,7 +161,7 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
             for listener in loop.optimizer_began:
                 listener(step, optimizer)
 
-    watch, mark, updates = sprint.watch, sprint.watch.mark, sprint.watch.updates
+    watch, mark, updates, readings = sprint.watch, sprint.watch.mark, sprint.watch.updates, sprint.readings
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
     noted, read_memory = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.read_memory)
 
@@ -174,7 +176,7 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not mark(STEPPED):
             left(optimizer)
-        elif watch.number >= sprint.next_reading:
+        elif watch.number >= readings.next_step:
             read_memory()
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]

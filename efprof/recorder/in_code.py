@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -52,12 +52,9 @@ def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Record
     Raises EfprofError for a wrong option, a run folder that cannot be made, and a recording inside another.
     """
     recording = begin_recording(name, **wanted)
-    try:
+    with ExitStack() as ending:
+        ending.push(lambda _, error, __: recording.end(error))
         yield recording
-    except BaseException as error:
-        recording.end(error)
-        raise
-    recording.end()
 
 
 def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Recording:

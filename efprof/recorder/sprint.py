@@ -9,19 +9,19 @@ on where the instants stop.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil, isnan
 from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
 
-from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, STAGE_CODES, PendingStep, stretches_of
+from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, PendingStep
 from efprof.artifacts.steps import StepRecord, record_of_pending
-from efprof.recorder.memory import MAX_STRIDE, Memory
+from efprof.recorder.end_readings import EndReadings
+from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
-from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern, open_stages
+from efprof.recorder.pattern import FORWARD, Codes, Pattern
 from efprof.recorder.pending_steps import PendingSteps
+from efprof.recorder.sprint_steps import Interrupted, fill, interrupted_in
 from efprof.recorder.steps import Steps
 from efprof.recorder.stopwatches import HAS_STOPWATCH, make_stopwatch
 
@@ -38,27 +38,9 @@ MAX_TOGETHER_NS: Final = 1_000_000_000
 """So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the
 memory at each of its boundaries."""
 
-READING_SHARE: Final = 0.001
-LEAST_READING_NS: Final = 2_000
-TOUCHED_NS: Final = 20_000
-"""Reading memory at a step's end costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is
-done so seldom that no more than this of a step goes to it, and to turning into a record a step of which the stopwatch
-does not know all."""
-
 MARK_NS: Final = 1_200
 """What a call costs that a sprint takes note of, with the Python function around it (measured); far too short to be
 measured at each."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Interrupted:
-    """Where a sprint was broken off: the state machine goes on from here."""
-
-    step: OpenStep
-    stage: str | None = None
-    opener: str | None = None
-    stage_start_ns: int = 0
-    depth: int = 0
 
 
 class Sprint:
@@ -106,10 +88,7 @@ class Sprint:
         self._may_start = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
-        self.next_reading = 0
-        """The number of the step in which memory is to be read."""
-        self._last_reading = (0, 0)
-        """In which step memory was read last, and when."""
+        self.readings = EndReadings()
         self._sequence = 0
         self._last_ns = 0
         """How long the last step took."""
@@ -147,16 +126,13 @@ class Sprint:
     def read_memory(self) -> None:
         """The optimizer is done."""
         if not self._steps.reads_end:
-            self.next_reading = self.watch.number + MAX_STRIDE
+            self.readings.cannot(self.watch.number)
             return
         step, entered = self.step, perf_counter_ns()
         step.memory.append(("post_optimizer_step", entered, self._memory.read()))
         spent_ns = perf_counter_ns() - entered
         step.recorder_ns += spent_ns
-        (number, at_ns), self._last_reading = self._last_reading, (step.number, entered)
-        step_ns = (entered - at_ns) / max(1, step.number - number)
-        affordable_ns = max(LEAST_READING_NS, READING_SHARE * step_ns)
-        self.next_reading = step.number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))
+        self.readings.note(step.number, entered, spent_ns)
 
     def step_walked(self, step: OpenStep, total_us: float) -> None:
         """The state machine finished a step: learn its pattern."""
@@ -181,7 +157,7 @@ class Sprint:
         step = self._filled(pending, touched, done)
         step.sequence = self._sequence
         self._steps.open = step
-        self._resume(self._interrupted(step, pending, done))
+        self._resume(interrupted_in(step, pending, done, self.watch.nested))
 
     def close(self) -> None:
         """The recording ends."""
@@ -223,7 +199,8 @@ class Sprint:
         if not self._may_start or steps.is_disturbed:
             self._log.clear()
             return False
-        self._began_ns, self._last_reading = now, (steps.num_finished, now)
+        self._began_ns = now
+        self.readings.begin(steps.num_finished, now)
         self._begin(now)
         return True
 
@@ -288,44 +265,14 @@ class Sprint:
                 listener(record)
             self._write_record(record)
 
-    def _filled(self, pending: PendingStep, touched: OpenStep | None, codes: Codes) -> OpenStep:
-        """What the state machine would have noted of these calls."""
+    def _filled(self, pending: PendingStep, touched: OpenStep | None, done: Codes) -> OpenStep:
         step = touched or OpenStep(number=pending.number, start_ns=0, epoch_ns=0, reads_boundaries=False)
-        step.start_ns, step.epoch_ns = pending.start_ns, pending.epoch_ns
-        step.loader, step.sequence = self._pattern.loader, None
-        is_whole, instants = codes is self._pattern.codes, pending.instants
-        stretches = self._pattern.stretches if is_whole else stretches_of(codes)
-        step.spans = [(stage, instants[begin], instants[end]) for stage, begin, end in stretches]
-        step.samples += pending.samples
-        if pending.num_losses:
-            step.loss = pending.loss
-        if not isnan(pending.gradient_norm):
-            step.gradient_norm = pending.gradient_norm
-        if not isnan(pending.learning_rate):
-            step.learning_rate = pending.learning_rate
-        step.num_fetches = self._pattern.num_fetches if is_whole else codes.count(FETCHED)
-        step.num_backwards = self._pattern.num_backwards if is_whole else codes.count(BACKWARD)
-        step.has_forward = FORWARD in codes
-        if STEPPED in codes:
-            step.stepped = [self._pattern.optimizer]
+        fill(step, pending, self._pattern, done)
         if step.backward_site is not None:
             self._site = step.backward_site
         elif step.num_backwards:
             step.backward_site = self._site
         return step
-
-    def _interrupted(self, step: OpenStep, pending: PendingStep, done: Codes) -> Interrupted:
-        opened = open_stages(done)
-        if not opened:
-            return Interrupted(step=step)
-        code = done[opened[0]]
-        return Interrupted(
-            step=step,
-            stage=STAGE_CODES[code // 2],
-            opener=OPENERS[code],
-            stage_start_ns=pending.instants[opened[0]],
-            depth=1 + self.watch.nested if code == FORWARD else 0,
-        )
 
     def _is_plain_step(self, step: OpenStep, total_us: float) -> bool:
         steps = self._steps

@@ -10,7 +10,8 @@ import torch
 
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.sprint import Interrupted, Sprint
+from efprof.recorder.sprint import Sprint
+from efprof.recorder.sprint_steps import Interrupted
 from efprof.recorder.steps import Listener, Steps
 from efprof.recorder.stopwatches import NoStopwatch
 

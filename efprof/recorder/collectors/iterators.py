@@ -107,14 +107,16 @@ class Feed:
         if not self._mark(FETCH):
             self._began()
         self._has_fed = True
+        has_come = False
         try:
             batch = advance()
+            has_come = True
         except StopIteration:
             self._exhausted()
             raise
-        except BaseException:
-            self._broke_off()
-            raise
+        finally:
+            if not has_come:
+                self._broke_off()
         if not self._mark(FETCHED):
             self._ended(batch)
         elif not self._counted(batch):

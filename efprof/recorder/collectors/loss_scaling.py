@@ -20,19 +20,22 @@ def start(session: Session) -> None:
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        note_scaled(outputs, scaled)
+        if scaled is not outputs:  # one that is not enabled gives back what it got
+            note_scaled(outputs, scaled)
         return scaled
 
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = step(self, optimizer, *args, **kwargs)
-        note_step(self, optimizer)
+        if getattr(self, "_enabled", True):
+            note_step(optimizer)
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
         update(self, *args, **kwargs)
-        note_scale(self)
+        if getattr(self, "_scale", None) is not None:
+            note_scale(self)
 
     new = {"scale": watched_scale, "step": watched_step, "update": watched_update}
     session.undo_at_end([replace(kind, name, function) for name, function in new.items()])
@@ -46,16 +49,15 @@ class _ScalerWatch:
 
     def note_scaled(self, outputs: Any, scaled: Any) -> None:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
-        if scaled is not outputs and self._loop.is_ours and isinstance(outputs, torch.Tensor):
+        if self._loop.is_ours and isinstance(outputs, torch.Tensor):
             self._loop.unscaled_loss = (id(scaled), outputs.detach())
 
-    def note_step(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After `scaler.step`: where the optimizer did not step, the scaler held it back."""
-        if scaler.is_enabled():
-            self._loop.optimizer_skipped(optimizer)
+        self._loop.optimizer_skipped(optimizer)
 
     def note_scale(self, scaler: Any) -> None:
         """Keep the scale as the tensor it is: reading it would wait for the device."""
-        step, scale = self._loop.step, getattr(scaler, "_scale", None)  # one that is not enabled has none
+        step, scale = self._loop.step, scaler._scale
         if step is not None and self._loop.is_ours and isinstance(scale, torch.Tensor):
             step.scale = scale.detach().clone()
