@@ -173,7 +173,7 @@ class Session:
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
-        self.loop.stop()
+        self.loop.forget()
         self._is_ended = True
 
     def _note_last_error(self) -> None:

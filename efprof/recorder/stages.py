@@ -131,6 +131,13 @@ class Stages:
         self._set_thread(NOBODY)
         self._paused = None
 
+    def forget(self) -> None:
+        """See nothing any more in a forked child: what is open is the parent's to write."""
+        self.watch.stop()
+        self._sprint = None
+        self._set_thread(NOBODY)
+        self._paused = None
+
     def finish(self) -> None:
         """The program ends: close the step if it is whole, drop it otherwise."""
         if self._sprint is not None:

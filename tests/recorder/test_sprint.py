@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
-from efprof.recorder import pattern
+from efprof.recorder import pattern, sprint, stopwatches
 from efprof.recorder.sprint import Sprint
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
@@ -197,6 +197,40 @@ def test_the_stage_of_an_error_within_a_sprint_is_known(tmp_path: Path) -> None:
     finally:
         session.end()
     assert len(read_steps(tmp_path / "rank0")[0]) == LONG + 40
+
+
+def test_without_a_compiler_every_step_is_walked_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stopwatches, "HAS_STOPWATCH", False)
+    monkeypatch.setattr(sprint, "HAS_STOPWATCH", False)
+    recorded = record_here(tmp_path, train_long)
+    assert [step.step for step in recorded.steps] == list(range(LONG))
+    assert recorded.events(CollectorStopped) == []
+    assert not (recorded.rank / PENDING_FILE).exists()
+
+
+def test_a_process_forked_within_a_sprint_writes_nothing(tmp_path: Path) -> None:
+    num_known: list[int] = []
+
+    def train_and_fork() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            error_of(model, inputs, targets).backward()
+            if number == 40:
+                num_known.append(len(read_steps(tmp_path / "rank0")[0]))
+                child = os.fork()
+                if not child:
+                    optimizer.step()
+                    os._exit(0)
+                os.waitpid(child, 0)
+                num_known.append(len(read_steps(tmp_path / "rank0")[0]))
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_and_fork)
+    assert num_known == [40, 40]
+    assert [step.step for step in recorded.steps] == list(range(LONG))
 
 
 KILLED = """

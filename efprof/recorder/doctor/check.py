@@ -22,6 +22,12 @@ class Check(msgspec.Struct, kw_only=True, frozen=True):
     is_essential: bool = False
 
 
+def essential(name: str, *, is_met: bool, why: str, advice: str) -> Check:
+    """A check without which training cannot be recorded at all; the advice is for where it is not met."""
+    status: Status = "yes" if is_met else "no"
+    return Check(name=name, status=status, why=why, advice="" if is_met else advice, is_essential=True)
+
+
 def can_record(checks: Sequence[Check]) -> bool:
     """Whether training can be recorded, be it with less than everything."""
     return not any(check.is_essential and check.status == "no" for check in checks)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from efprof.model import EfprofError
-from efprof.recorder.doctor.check import Check
+from efprof.recorder.doctor.check import Check, essential
 from efprof.recorder.launch import child_environment, find_program
 from efprof.recorder.options import Options
 
@@ -55,14 +55,12 @@ def checks(torch: ModuleType | None) -> Iterator[Check]:
 
 
 def _python() -> Check:
-    is_new = sys.version_info >= LEAST_PYTHON
     least = ".".join(map(str, LEAST_PYTHON))
-    return Check(
-        name="Python",
-        status="yes" if is_new else "no",
+    return essential(
+        "Python",
+        is_met=sys.version_info >= LEAST_PYTHON,
         why=f"{platform.python_version()}, {sys.executable}.",
-        advice="" if is_new else f"Install efprof into an environment of Python {least} or newer.",
-        is_essential=True,
+        advice=f"Install efprof into an environment of Python {least} or newer.",
     )
 
 
@@ -98,22 +96,15 @@ def _python_of_commands() -> Check:
 
 def _torch(torch: ModuleType | None) -> Check:
     if torch is None:
-        return Check(
-            name="torch",
-            status="no",
-            why=_why_no_torch(),
-            advice="Install torch into the environment that efprof is in.",
-            is_essential=True,
-        )
+        advice = "Install torch into the environment that efprof is in."
+        return essential("torch", is_met=False, why=_why_no_torch(), advice=advice)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     build = build if torch.version.cuda or torch.version.hip else "the CPU"
-    is_new = version_of(torch) >= LEAST_TORCH
-    return Check(
-        name="torch",
-        status="yes" if is_new else "no",
+    return essential(
+        "torch",
+        is_met=version_of(torch) >= LEAST_TORCH,
         why=f"{torch.__version__}, built for {build}.",
-        advice="" if is_new else f"Install torch {'.'.join(map(str, LEAST_TORCH))} or newer.",
-        is_essential=True,
+        advice=f"Install torch {'.'.join(map(str, LEAST_TORCH))} or newer.",
     )
 
 
@@ -137,12 +128,11 @@ def _hook() -> Check:
     name = "start-up hook"
     if done is None or done.stdout.strip() != "True":
         said = f" ({_last_line(done.stderr)})" if done is not None and done.stderr.strip() else ""
-        return Check(
-            name=name,
-            status="no",
+        return essential(
+            name,
+            is_met=False,
             why=f"A child of Python started without it{said}.",
             advice="Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record().",
-            is_essential=True,
         )
     if done.stderr.strip():
         return Check(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from efprof.artifacts.settings import read_settings
 from efprof.model import EfprofError
-from efprof.recorder.doctor.check import Check, Status
+from efprof.recorder.doctor.check import Check, Status, essential
 from efprof.recorder.machine import kept_configuration, read_git
 from efprof.units import GIB, MIB, format_bytes
 
@@ -29,13 +29,8 @@ def _folder(runs: Path) -> Check:
     place = next((above for above in (runs, *runs.parents) if above.exists()), Path("/"))
     name = "folder for runs"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        return Check(
-            name=name,
-            status="no",
-            why=f"{runs} cannot be written.",
-            advice="Set EFPROF_HOME to a folder that can.",
-            is_essential=True,
-        )
+        advice = "Set EFPROF_HOME to a folder that can."
+        return essential(name, is_met=False, why=f"{runs} cannot be written.", advice=advice)
     free = shutil.disk_usage(place).free
     status: Status = "no" if free < LEAST_FREE_BYTES else "careful" if free < AMPLE_FREE_BYTES else "yes"
     return Check(
@@ -52,7 +47,7 @@ def _settings(folder: Path) -> Check:
         settings = read_settings(folder)
         kept_configuration(settings.configuration)
     except EfprofError as error:
-        return Check(name="settings", status="no", why=str(error), advice="Mend that file.", is_essential=True)
+        return essential("settings", is_met=False, why=str(error), advice="Mend that file.")
     if settings.file is None:
         return Check(name="settings", status="yes", why="There is no efprof.toml, so the defaults hold.")
     return Check(name="settings", status="yes", why=f"Read from {settings.file}.")
