@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from efprof.artifacts.events import EVENTS_FILE, Event, read_events
 from efprof.artifacts.run_file import RunFile, read_run_file, write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
@@ -63,9 +65,12 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = ()) -> Ses
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 
 
-def record_here(folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = ()) -> Recorded:
-    """Record `train` in this process; every hook is taken out again."""
+def record_here(
+    folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = (), **options: object
+) -> Recorded:
+    """Record `train` in this process, with these fields of `Options`; every hook is taken out again."""
     session = open_session(folder, windows)
+    session.options = msgspec.structs.replace(session.options, **options)
     session.start()
     try:
         train()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
-from tests.recorder.recording import Recorded, open_session
+from tests.recorder.recording import record_here
 
 
 @pytest.fixture(autouse=True)
@@ -74,18 +73,6 @@ def test_a_variable_that_is_not_counted_to_its_end_is_marked(tmp_path: Path) -> 
     assert 0 < census.held["local", "keep_tensors.dataset"].tensors < 400_000
 
 
-def record_all_holders(tmp_path: Path, train: Callable[[], object]) -> Recorded:
-    """Record `train` with --holders."""
-    session = open_session(tmp_path)
-    session.options = msgspec.structs.replace(session.options, holders=True)
-    session.start()
-    try:
-        train()
-    finally:
-        session.end()
-    return Recorded(folder=tmp_path)
-
-
 def train_with(kept: list[torch.Tensor], num_steps: int) -> Callable[[], object]:
     """A training that keeps these all along, and nothing more."""
 
@@ -103,7 +90,7 @@ def train_with(kept: list[torch.Tensor], num_steps: int) -> Callable[[], object]
 
 
 def test_all_holders_are_counted_when_asked_for_though_nothing_grows(tmp_path: Path) -> None:
-    recorded = record_all_holders(tmp_path, train_with([torch.ones(1000), torch.ones(1000)], 600))
+    recorded = record_here(tmp_path, train_with([torch.ones(1000), torch.ones(1000)], 600), holders=True)
     censuses = read_censuses(recorded.rank)
     assert {census.step_after - census.step_before for census in censuses} == {4}
     assert any(census.step_before == 8 for census in censuses)
@@ -128,7 +115,7 @@ def test_what_grows_comes_before_what_does_not(tmp_path: Path) -> None:
             history.append(loss)
         del steady
 
-    names = [holder.name for holder in read_censuses(record_all_holders(tmp_path, train).rank)[0].holders]
+    names = [holder.name for holder in read_censuses(record_here(tmp_path, train, holders=True).rank)[0].holders]
     assert names[0] in ("history", "losses")
     assert "steady" in names
 
@@ -145,7 +132,7 @@ def test_a_holder_that_a_census_had_no_time_for_is_not_said_to_grow(tmp_path: Pa
             optimizer.step()
         dataset.clear()
 
-    (census,) = read_censuses(record_all_holders(tmp_path, train).rank)
+    (census,) = read_censuses(record_here(tmp_path, train, holders=True).rank)
     (holder,) = [holder for holder in census.holders if holder.name == "dataset"]
     assert census.is_partial
     assert holder.tensors_before == holder.tensors_after > 0
@@ -163,7 +150,7 @@ def test_short_steps_are_counted_when_they_end_and_not_when_they_are_written(tmp
             optimizer.step()
             history.append(torch.ones(100))
 
-    late = read_censuses(record_all_holders(tmp_path, train).rank)[-1]
+    late = read_censuses(record_here(tmp_path, train, holders=True).rank)[-1]
     (holder,) = [holder for holder in late.holders if holder.name == "history"]
     assert late.step_before >= 80
     assert holder.tensors_before == pytest.approx(late.step_before, abs=1)

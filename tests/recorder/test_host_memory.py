@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import memray
-import msgspec
 import pytest
 import torch
 
-from tests.recorder.recording import EFPROF, Recorded, environment_of, open_session, record_command
+from tests.recorder.recording import EFPROF, environment_of, record_command, record_here
 
 TRAINING = """
 import os, signal
@@ -33,18 +31,6 @@ for step in range(3):
     kept.append(hoard(5_000_000))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def record_host(folder: Path, train: Callable[[], object]) -> Recorded:
-    """Record `train` with memray in this process."""
-    session = open_session(folder)
-    session.options = msgspec.structs.replace(session.options, host_memory=True)
-    session.start()
-    try:
-        train()
-    finally:
-        session.end()
-    return Recorded(folder=folder)
 
 
 def bytes_by_function(file: Path) -> dict[str, int]:
@@ -70,7 +56,7 @@ def train() -> None:
 
 
 def test_memray_reads_what_a_training_allocated(tmp_path: Path) -> None:
-    recorded = record_host(tmp_path / "run", train)
+    recorded = record_here(tmp_path / "run", train, host_memory=True)
     assert bytes_by_function(recorded.rank / "host.memray")["train"] >= 15_000_000
     assert list(recorded.folder.glob("host-*")) == []
 
@@ -84,7 +70,7 @@ def test_memray_reads_what_a_program_allocated_until_it_was_killed(tmp_path: Pat
 
 
 def test_a_program_that_never_trains_leaves_no_file(tmp_path: Path) -> None:
-    assert list(record_host(tmp_path / "run", lambda: None).folder.rglob("*.memray")) == []
+    assert list(record_here(tmp_path / "run", lambda: None, host_memory=True).folder.rglob("*.memray")) == []
 
 
 def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_ranks(
@@ -94,7 +80,7 @@ def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_r
         torch.zeros(20_000_000)
         monkeypatch.setattr(sys, "last_value", MemoryError(), raising=False)  # as Python leaves what ended it
 
-    (file,) = record_host(tmp_path / "run", fail).folder.glob("host-*.memray")
+    (file,) = record_here(tmp_path / "run", fail, host_memory=True).folder.glob("host-*.memray")
     assert bytes_by_function(file)["fail"] >= 80_000_000
 
 

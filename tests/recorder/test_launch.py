@@ -185,26 +185,21 @@ def test_a_signal_to_the_whole_group_reaches_the_program_once(number: signal.Sig
     assert read_run_file(only_run(home)).ended == "finished"
 
 
-def test_a_program_that_answers_sigterm_by_an_error_was_killed(home: Path) -> None:
-    program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); {WAITING}"
+@pytest.mark.parametrize(("code", "ended"), [(1, "killed"), (0, "finished")])
+def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
+    code: int, ended: str, home: Path
+) -> None:
+    program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); {WAITING}"
     process = start_waiting(home, program)
     process.terminate()
     process.communicate(timeout=30)
-    assert (process.returncode, read_run_file(only_run(home)).ended) == (1, "killed")
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (code, ended)
 
 
 def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) -> None:
     program = "import time; print('up', flush=True); time.sleep(1)"
     process = start_waiting(home, program)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
-    assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
-
-
-def test_a_program_that_ends_well_on_sigterm_is_finished(home: Path) -> None:
-    program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {WAITING}"
-    process = start_waiting(home, program)
-    process.terminate()
     process.communicate(timeout=30)
     assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
 

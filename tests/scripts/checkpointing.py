@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from synthetic_data import make_dataset
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 
 class Block(nn.Module):
@@ -34,9 +35,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    inputs = torch.randn(12 * 8, 16)
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8)
-    for step, (x, y) in enumerate(loader):
+    for step, (x, y) in enumerate(DataLoader(make_dataset(12 * 8), batch_size=8)):
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
         loss.backward()

@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from synthetic_data import make_dataset
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 
 class Residual(nn.Module):
@@ -22,8 +23,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), Residual(32), Residual(32), nn.Linear(32, 1))
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    inputs = torch.randn(12 * 8, 16)
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8)
+    loader = DataLoader(make_dataset(12 * 8), batch_size=8)
 
     for step, (x, y) in enumerate(loader):
         optimizer.zero_grad()

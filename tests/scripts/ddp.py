@@ -1,16 +1,16 @@
 """DistributedDataParallel under torchrun, gradients exchanged only by the last micro-batch of an update."""
 
 import gc
-import itertools
-import time
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from ranks import leave_group, print_by_rank
+from synthetic_data import make_dataset
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 ACCUMULATE = 2
 
@@ -18,8 +18,7 @@ ACCUMULATE = 2
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    inputs = torch.randn(160, 16)
-    dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    dataset = make_dataset(160)
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
@@ -37,12 +36,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             lines.append(f"rank {dist.get_rank()} epoch {epoch} batch {index} loss {loss.item()}")
-    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, lines)
-    if dist.get_rank() == 0:
-        print(*itertools.chain(*gathered), sep="\n")
-    time.sleep(0.2)  # gloo's threads let go of the last tensors, for which they need Python's lock, which the end holds
-    dist.destroy_process_group()
+    print_by_rank(lines)
+    leave_group()
 
 
 if __name__ == "__main__":

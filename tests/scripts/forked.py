@@ -45,6 +45,7 @@ def run(script: str, output: Path) -> None:
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     sys.argv = [script]
+    sys.path[0] = str(Path(script).parent)  # as Python has it for a script: some import what lies beside them
     runpy.run_path(script, run_name="__main__")
 
 

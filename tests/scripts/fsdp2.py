@@ -1,12 +1,11 @@
 """Fully sharded training of a small transformer under torchrun, each block sharded by itself."""
 
 import gc
-import itertools
-import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from ranks import leave_group, print_by_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -41,20 +40,16 @@ def main() -> None:
     dataset = TensorDataset(torch.randint(0, 32, (64, 8)))
     loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset))
 
-    lines = []
-    for step, (tokens,) in enumerate(loader):
+    losses = []
+    for (tokens,) in loader:
         loss = F.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        lines.append(f"rank {dist.get_rank()} step {step} loss {loss.item()}")
-    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, lines)
-    if dist.get_rank() == 0:
-        print(*itertools.chain(*gathered), sep="\n")
-    time.sleep(0.2)  # gloo's threads let go of the last tensors, for which they need Python's lock, which the end holds
-    dist.destroy_process_group()
+        losses.append(loss.item())
+    print_by_rank([f"rank {dist.get_rank()} step {step} loss {loss}" for step, loss in enumerate(losses)])
+    leave_group()
 
 
 if __name__ == "__main__":
