@@ -2,14 +2,19 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+import efprof
 from benchmarks.blocks import BlockTimes
 from benchmarks.intervals import Estimate, median_with_interval
 from benchmarks.measuring import Pair, measure
+from benchmarks.switch import Switch
 from benchmarks.table import MAX_PEAK_BYTES, Row, budgets, row_of, table_line
 from benchmarks.variants import TIER_1
+from efprof.artifacts.steps import read_steps
 
 SHORT, LONG = 2.0, 30.0
 
@@ -70,9 +75,39 @@ def test_a_block_leaves_out_its_slowest_tenth() -> None:
 
 
 def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
-    (pair,) = measure(TIER_1, "mlp", "cpu", bare_ms=50.0, rounds=1)
+    variant = replace(TIER_1, switched_s=0.0)
+    (pair,) = measure(variant, "mlp", "cpu", bare_ms=50.0, rounds=1)
     assert len(pair.tool.times_ms) == len(pair.bare.times_ms) == 10
     assert min(pair.tool.times_ms) > 0
     assert pair.own_us is not None
     assert 0 < pair.own_us < 1000 * sum(pair.tool.times_ms)
     assert pair.bare.folder is None
+
+
+def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
+    pairs = measure(replace(TIER_1, switched_s=0.5, num_processes=1), "mlp", "cpu", bare_ms=15.0, rounds=1)
+    assert len(pairs) > 2
+    assert all(min(pair.tool.cpu_ms, pair.bare.cpu_ms) > 0 for pair in pairs)
+    assert pairs[0].own_us is not None
+    assert pairs[0].own_us > 0
+
+
+def test_a_switch_takes_every_hook_out_and_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+
+    switch = Switch(model)
+    with efprof.record(windows="none") as recording:
+        train(10)
+        switch.learn()
+        switch.off()
+        train(10)
+        switch.on()
+        train(10)
+    assert len(read_steps(recording.folder / "rank0")[0]) == 20

@@ -32,9 +32,9 @@ class Loop(Stages):
 
     def fetch_began(self, loader: int | None) -> None:
         """A batch is asked for."""
-        self.leave_sprint()
         if get_ident() != self.thread:
             return
+        self.leave_sprint()
         entered = perf_counter_ns()
         if self.stage is not None and not self.leave_optimizer(entered):
             return
@@ -48,6 +48,8 @@ class Loop(Stages):
 
     def fetch_ended(self, batch: object) -> None:
         """A batch arrived."""
+        if get_ident() != self.thread:
+            return
         self.leave_sprint()
         step = self.steps.open
         if self.opener != "fetch" or step is None or get_ident() != self.thread:

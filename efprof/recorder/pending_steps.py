@@ -12,13 +12,16 @@ class PendingSteps:
     """The file steps.pending; its blocks are allocated beforehand: a full disk must not strike while it is mapped."""
 
     def __init__(self, rank_folder: Path) -> None:
-        descriptor = os.open(rank_folder / PENDING_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = rank_folder / PENDING_FILE
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
             self.memory = mmap.mmap(descriptor, FILE_BYTES)
+        except OSError:
+            self._path.unlink()
+            raise
         finally:
             os.close(descriptor)
-        self._path = rank_folder / PENDING_FILE
 
     def __len__(self) -> int:
         """How many steps are over."""
@@ -33,8 +36,9 @@ class PendingSteps:
         """They are written."""
         self.memory[:8] = bytes(8)
 
-    def close(self) -> None:
-        """Everything is written: the file goes."""
+    def close(self, *, keeps: bool) -> None:
+        """Everything is written, and the file goes; or it could not be, and the file is all there is of it."""
         self.memory.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        if not keeps:
+            with contextlib.suppress(OSError):
+                self._path.unlink()

@@ -139,6 +139,7 @@ class Session:
             write=self._steps.write,
             write_together=self._steps.write_together,
             resume=self.loop.go_on,
+            is_broken=lambda: self._folder.is_broken,
             may_go_on=lambda: not self.window_requests,
             guard=functools.partial(self.shell.guarded, "loop"),
         )

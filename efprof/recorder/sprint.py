@@ -57,13 +57,15 @@ class Sprint:
         write_together: Callable[[Callable[[], None]], None],
         resume: Callable[[Interrupted], None],
         may_go_on: Callable[[], bool],
+        is_broken: Callable[[], bool],
         guard: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         """`windows` are the steps at which one opens: no sprint may run over them.
 
         `write` appends a record to steps.jsonl; `write_together` calls a function, and has the lines that it writes
-        appended with one system call; `resume` has the state machine go on; `may_go_on` tells whether nobody waits
-        for a step that is walked; `guard` makes a function harmless: where it fails, it answers None.
+        appended with one system call; where `is_broken` says that the disk refuses, what is not written yet stays in
+        steps.pending. `resume` has the state machine go on; `may_go_on` tells whether nobody waits for a step that is
+        walked; `guard` makes a function harmless: where it fails, it answers None.
         """
         self.watch = make_stopwatch(
             unexpected=guard(self._note_unexpected),
@@ -79,6 +81,7 @@ class Sprint:
         self._write_together = write_together
         self._resume = resume
         self._may_go_on = may_go_on
+        self._is_broken = is_broken
         self._pattern = Pattern()
         self._log: list[int] = []
         self._nested = 0
@@ -86,6 +89,8 @@ class Sprint:
         self._touched: dict[int, OpenStep] = {}
         """By number, those of which something was noted that the stopwatch does not know."""
         self._may_start = False
+        self._may_sprint = HAS_STOPWATCH
+        self._is_writing = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
         self.readings = EndReadings()
@@ -140,7 +145,7 @@ class Sprint:
             return
         self._pattern.see(tuple(self._log[:-1]))
         del self._log[:-1]
-        self._may_start = HAS_STOPWATCH and self._pattern.is_settled and self._is_plain_step(step, total_us)
+        self._may_start = self._may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
             self._pattern.optimizer, self._pattern.loader = step.stepped[0], step.loader
             self._site = step.backward_site
@@ -162,14 +167,16 @@ class Sprint:
     def close(self) -> None:
         """The recording ends."""
         self.leave()
-        self._may_start = False
+        self._write_leftovers()
+        self._may_start = self._may_sprint = False
         if self._pending is not None:
             self.watch.release()
-            self._pending.close()
+            self._pending.close(keeps=self._is_broken())
             self._pending = None
 
     def _note_unexpected(self, code: int) -> bool:
         self.leave()
+        self._write_leftovers()
         log = self._log
         if code == FORWARD and log and log[-1] == FORWARD:
             self._nested += 1
@@ -192,7 +199,11 @@ class Sprint:
         if self._is_near_a_window():
             return False
         if self._pending is None:
-            self._pending = self._make_pending()
+            try:
+                self._pending = self._make_pending()
+            except OSError:  # a file system that maps no memory, or a full one: then every step is walked
+                self._may_sprint = False
+                return False
             self.watch.use(self._pending.memory)
         self._log.append(self._log[0])
         steps.finish(steps.open, now)
@@ -228,28 +239,37 @@ class Sprint:
         next_step = self._steps.num_finished + 1
         return any(next_step <= first <= next_step + MAX_PENDING for first in self._windows)
 
+    def _write_leftovers(self) -> None:
+        """A signal's handler may raise while steps are being written: the others are written when we are next here."""
+        if self._is_writing:
+            self._write()
+
     def _write(self) -> None:
-        """Turn into records what is whole."""
-        entered = perf_counter_ns()
-        assert self._pending is not None
-        count = len(self._pending)
-        if not count:
+        """Turn into records what is whole and not written yet."""
+        entered, pending = perf_counter_ns(), self._pending
+        if pending is None or not len(pending) or self._is_broken():
             return
-        first, last = self._pending[0], self._pending[count - 1]
+        self._is_writing = True
+        count, first = len(pending), pending[0]
+        last = pending[count - 1]
         cpu_ns, rss_bytes = self._steps.resources(first.start_ns, last.end_ns)
         cpu_share = cpu_ns / (last.end_ns - first.start_ns)
         recorder_ns = len(self._pattern.codes) * MARK_NS + self._share_ns
-        self._write_together(lambda: self._finish(count, cpu_share, rss_bytes, recorder_ns))
-        self._pending.clear()
+        start = self._steps.num_finished - first.number
+        self._write_together(lambda: self._finish(range(start, count), cpu_share, rss_bytes, recorder_ns))
+        self._is_writing = False
+        if self._is_broken():
+            return
+        pending.clear()
         self._touched.clear()
-        self._share_ns = (perf_counter_ns() - entered) // count
         self._last_ns = last.end_ns - last.start_ns
+        self._share_ns = (perf_counter_ns() - entered) // count
 
-    def _finish(self, count: int, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
+    def _finish(self, indices: range, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
         """One by one, so that each finds the memory of the one before in the caches."""
         steps, pendings, touched = self._steps, self._pending, self._touched
         assert pendings is not None
-        for index in range(count):
+        for index in indices:
             pending = pendings[index]
             if pending.number in touched or steps.others.have_spans:
                 step = self._filled(pending, touched.pop(pending.number, None), self._pattern.codes)

@@ -99,8 +99,8 @@ class Stages:
         self._sprint, self.watch = sprint, sprint.watch
 
     def leave_sprint(self) -> None:
-        """Have the state machine see what comes next."""
-        if self._sprint is not None:
+        """Have the state machine see what comes next; another thread has no say in that."""
+        if self._sprint is not None and get_ident() == self.thread:
             self._sprint.leave()
 
     def go_on(self, interrupted: Interrupted) -> None:
@@ -193,7 +193,8 @@ class Stages:
         is_alive = any(thread.ident == self.thread for thread in threading.enumerate())
         if is_alive and (self.num_steps or (self.step is not None and self.step.stepped)):
             return False
-        self.leave_sprint()
+        if self._sprint is not None:
+            self._sprint.leave()
         self._set_thread(get_ident())
         self._depth, self.stage, self.opener = 0, None, None
         return True

@@ -45,7 +45,7 @@ typedef struct {
     struct { void *code; int at; } place[NUM_FRAMES];
 } Stopwatch;
 
-static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_shape, *s_grad, *s_param_groups, *s_lr, *other;
+static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_is_neg, *s_storage_offset, *s_shape, *s_grad, *s_param_groups, *s_lr, *other;
 
 static int64_t now_ns(void)
 {
@@ -95,8 +95,10 @@ static PyObject *end_step(Stopwatch *self, PyObject *code)
     self->entry->end_ns = now;
     __atomic_store_n(&pages->count, pages->count + 1, __ATOMIC_RELEASE); /* what it counts is whole by now */
     if (pages->count >= self->capacity || now - self->entry->start_ns >= self->max_step_ns ||
-        now - pages->entries[0].start_ns >= self->max_sprint_ns)
+        now - pages->entries[0].start_ns >= self->max_sprint_ns) {
+        self->is_on = 0; /* whatever `full` does, there may be no room for another step */
         return ask(self->full, code);
+    }
     begin(self, now);
     Py_RETURN_TRUE;
 }
@@ -167,6 +169,10 @@ static int read_first(Stopwatch *self, PyObject *tensor, double *value, int is_s
     long long num_bytes = number_of(PyObject_GetAttr(tensor, s_nbytes));
     if (dtype != self->float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
         return 0;
+    /* The memory of a negated view holds the other sign; a gradient within a storage may outlive what was in that. */
+    if (is_scalar ? is_true(PyObject_CallMethodNoArgs(tensor, s_is_neg))
+                  : number_of(PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
+        return 0;
     const float *floats = (const float *)(uintptr_t)number_of(PyObject_CallMethodNoArgs(tensor, s_data_ptr));
     if (floats == NULL || !isfinite(floats[0]))
         return 0;
@@ -209,10 +215,12 @@ static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch)
         Py_RETURN_FALSE;
     PyObject *shape = PyObject_GetAttr(first, s_shape);
     int has_dimension = shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0;
-    if (has_dimension)
-        self->entry->samples += number_of(Py_NewRef(PyTuple_GET_ITEM(shape, 0)));
+    long long samples = has_dimension ? number_of(Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
     Py_XDECREF(shape);
     give_up();
+    if (!self->is_on) /* what was called may have been Python, and have ended the recording: so everywhere below */
+        Py_RETURN_FALSE;
+    self->entry->samples += samples;
     return answer(has_dimension);
 }
 
@@ -226,7 +234,7 @@ static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
         loss = PyTuple_GET_ITEM(tensors, 0);
     else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors))
         loss = PyList_GET_ITEM(tensors, 0);
-    if (!read_first(self, loss, &value, 1))
+    if (!read_first(self, loss, &value, 1) || !self->is_on)
         Py_RETURN_FALSE;
     self->entry->loss += value;
     self->entry->num_losses++;
@@ -238,16 +246,17 @@ static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
     PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
     PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
     PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
-    if (rate && (PyFloat_Check(rate) || PyLong_Check(rate)))
-        self->entry->learning_rate = PyFloat_AsDouble(rate);
+    double value = rate && (PyFloat_Check(rate) || PyLong_Check(rate)) ? PyFloat_AsDouble(rate) : NAN;
     Py_XDECREF(groups);
     give_up();
+    if (self->is_on)
+        self->entry->learning_rate = value;
 }
 
 /* Whether the gradient is finite that a bad one anywhere above would have reached. */
 static int seems_fine(Stopwatch *self)
 {
-    if (!PyWeakref_CheckRef(self->canary))
+    if (self->canary == NULL || !PyWeakref_CheckRef(self->canary))
         return 0;
     PyObject *parameter = PyObject_CallNoArgs(self->canary);
     PyObject *gradient = parameter ? PyObject_GetAttr(parameter, s_grad) : NULL;
@@ -266,9 +275,15 @@ static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *optimizer)
         self->number >= self->read_due)
         Py_RETURN_FALSE;
     note_learning_rate(self, optimizer);
-    if (self->gradient_norm == Py_None)
+    if (self->gradient_norm == NULL || self->gradient_norm == Py_None)
         return answer(seems_fine(self));
-    return answer(read_first(self, self->gradient_norm, &self->entry->gradient_norm, 1));
+    double norm;
+    PyObject *tensor = Py_NewRef(self->gradient_norm);
+    int is_read = read_first(self, tensor, &norm, 1) && self->is_on;
+    if (is_read)
+        self->entry->gradient_norm = norm;
+    Py_DECREF(tensor);
+    return answer(is_read);
 }
 
 static PyObject *Stopwatch_reads_by_design(Stopwatch *self, PyObject *Py_UNUSED(none))
@@ -304,6 +319,7 @@ static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
     }
     self->pages->count = 0;
     self->pages->num_codes = num_codes;
+    memset(self->place, 0, sizeof(self->place));
     memcpy(self->pages->codes, codes, num_codes);
     self->number = number - 1;
     self->epoch_offset_ns = epoch_offset;
@@ -323,6 +339,7 @@ static PyObject *Stopwatch_release(Stopwatch *self, PyObject *Py_UNUSED(none))
 {
     self->is_on = 0;
     self->pages = NULL;
+    self->entry = NULL;
     if (self->buffer.obj)
         PyBuffer_Release(&self->buffer);
     Py_RETURN_NONE;
@@ -430,14 +447,14 @@ PyMODINIT_FUNC PyInit_stopwatch(void)
 {
     const struct { PyObject **to; const char *text; } names[] = {
         {&s_is_cpu, "is_cpu"}, {&s_dtype, "dtype"}, {&s_nbytes, "nbytes"}, {&s_data_ptr, "data_ptr"},
-        {&s_shape, "shape"}, {&s_grad, "grad"}, {&s_param_groups, "param_groups"}, {&s_lr, "lr"},
+        {&s_is_neg, "is_neg"}, {&s_storage_offset, "storage_offset"}, {&s_shape, "shape"}, {&s_grad, "grad"}, {&s_param_groups, "param_groups"}, {&s_lr, "lr"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].to = PyUnicode_InternFromString(names[i].text)) == NULL)
             return NULL;
     other = PyLong_FromLong(OTHER);
     PyObject *made = PyModule_Create(&module);
-    if (made == NULL || PyModule_AddType(made, &StopwatchType) < 0)
-        return NULL;
+    if (made != NULL && (other == NULL || PyModule_AddType(made, &StopwatchType) < 0))
+        Py_CLEAR(made);
     return made;
 }

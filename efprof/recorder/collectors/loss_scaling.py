@@ -51,6 +51,7 @@ class _ScalerWatch:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
         if self._loop.is_ours and isinstance(outputs, torch.Tensor):
             self._loop.unscaled_loss = (id(scaled), outputs.detach())
+            self._loop.watch.takes_numbers = False  # the stopwatch would read the scaled one
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After `scaler.step`: where the optimizer did not step, the scaler held it back."""

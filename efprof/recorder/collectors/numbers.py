@@ -13,6 +13,7 @@ import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.hooks import replace
 from efprof.recorder.memory import ReadingPlan
@@ -65,7 +66,7 @@ class Numbers:
             return
         opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
-        self._watch.takes_numbers = not loss.is_neg()  # whose memory holds another number
+        self._watch.takes_numbers = shown is loss
         if not shown.is_cpu:
             opened.device_losses += (shown.detach().reshape(()).to(torch.float32),)
             return
@@ -98,7 +99,7 @@ class Numbers:
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
-        self._plan.note(step.number, time.perf_counter_ns() - before, self._step_ns)
+        self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
         self._watch.read_due, self._watch.canary = self._plan.next_step, self._canary
 
     def _seems_fine(self) -> bool:

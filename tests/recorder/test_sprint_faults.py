@@ -1,0 +1,210 @@
+"""What may go wrong while steps are recorded together loses none of them, and never touches the training."""
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.pending import PENDING_FILE
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.recorder import sprint, writing
+from efprof.recorder.pending_steps import PendingSteps
+from efprof.recorder.sprint import Sprint
+from tests.recorder.recording import record_here
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages
+
+LONG = 300
+
+
+def train_long() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for inputs, targets in make_loader(LONG):
+        error_of(model, inputs, targets).backward()
+        optimizer.step()
+
+
+def test_another_thread_that_reads_a_loader_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = writing.LineWriter._append
+
+    def append_slowly(self: writing.LineWriter, line: bytes) -> None:
+        time.sleep(0.002)  # as to a disk in the network: other threads run meanwhile
+        append(self, line)
+
+    is_over = threading.Event()
+
+    def read_batches() -> None:
+        while not is_over.is_set():
+            for _ in make_loader(5):
+                time.sleep(0.001)
+
+    def train_beside() -> None:
+        thread = threading.Thread(target=read_batches)
+        thread.start()
+        try:
+            train_long()
+        finally:
+            is_over.set()
+            thread.join()
+
+    monkeypatch.setattr(writing.LineWriter, "_append", append_slowly)
+    recorded = record_here(tmp_path, train_beside)
+    assert [step.step for step in recorded.steps] == list(range(LONG))
+    after_the_first = {tuple(stages(step)) for step in recorded.steps[1:]}  # that one starts its loader as well
+    assert after_the_first == {("data", "forward", "backward", "optimizer")}
+
+
+def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_record, num_made = sprint.record_of_pending, 0
+
+    def interrupted(*details: object) -> StepRecord:
+        nonlocal num_made
+        num_made += 1
+        if num_made == 20:
+            raise KeyboardInterrupt
+        return make_record(*details)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sprint, "record_of_pending", interrupted)
+    num_trained = 0
+
+    def train_until_interrupted() -> None:
+        nonlocal num_trained
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            for inputs, targets in make_loader(LONG):
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+                num_trained += 1
+
+    recorded = record_here(tmp_path, train_until_interrupted)
+    assert [step.step for step in recorded.steps] == list(range(num_trained))
+    assert not (recorded.rank / PENDING_FILE).exists()
+
+
+def test_what_a_full_disk_refuses_stays_in_the_pending_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append = writing.LineWriter._append
+    known: list[int] = []
+
+    def append_while_there_is_room(self: writing.LineWriter, line: bytes) -> None:
+        if self._name == "steps.jsonl" and line.count(b"\n") > 1:
+            known.append(line.count(b"\n"))
+            if len(known) > 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(self, line)
+
+    monkeypatch.setattr(writing.LineWriter, "_append", append_while_there_is_room)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 20_000_000)
+    recorded = record_here(tmp_path, train_long)
+    assert "recording stops, training goes on" in capsys.readouterr().err
+    assert (recorded.rank / PENDING_FILE).exists()
+    numbers = [step.step for step in recorded.steps]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= sum(known[:2]), "what was refused is read from the pending steps"
+
+
+def test_where_no_memory_can_be_mapped_every_step_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr("efprof.recorder.pending_steps.mmap.mmap", refused)
+    recorded = record_here(tmp_path, train_long)
+    assert [step.step for step in recorded.steps] == list(range(LONG))
+    assert not (recorded.rank / PENDING_FILE).exists()
+
+
+def test_each_sprint_looks_anew_where_backward_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sprint, "MAX_TOGETHER_NS", 5_000_000)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 2_000_000)
+    sprinted: list[bool] = []
+
+    def train_by_two_lines() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(LONG):
+            loss = error_of(model, inputs, targets)
+            is_on = session_of_now().watch.is_on
+            if is_on:
+                loss.backward()
+            else:
+                loss.backward()
+            sprinted.append(is_on)
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_by_two_lines)
+    sites = {is_on: {step.backward_site for step, on in zip(recorded.steps, sprinted, strict=True) if on is is_on}
+             for is_on in (True, False)}  # fmt: skip
+    assert len(sites[True]) == len(sites[False]) == 1
+    assert sites[True] != sites[False]
+
+
+def session_of_now() -> Sprint:
+    from efprof.recorder import current
+
+    assert current.session is not None
+    return current.session.sprint
+
+
+def test_a_loss_that_a_scaler_has_multiplied_is_recorded_as_it_was(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    def train_scaled() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for inputs, targets in make_loader(LONG):
+            loss = error_of(model, inputs, targets)
+            scaler.scale(loss).backward()  # and never `update`: the scale stays
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+
+    recorded = record_here(tmp_path, train_scaled)
+    assert [step.loss for step in recorded.steps] == pytest.approx(losses)
+
+
+def test_a_recording_that_ends_within_a_call_of_the_stopwatch_does_no_harm(tmp_path: Path) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    from efprof.recorder import current
+
+    num_trained = 0
+
+    class Ending(TorchFunctionMode):
+        """Ends the recording where the stopwatch asks for a tensor's attribute, as a signal's handler might."""
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if num_trained == 150 and current.session is not None and current.session.sprint.is_on:
+                current.session.end()
+            return function(*args, **(kwargs or {}))
+
+    def train_under_mode() -> None:
+        nonlocal num_trained
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with Ending():
+            for inputs, targets in make_loader(LONG):
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+                num_trained += 1
+
+    recorded = record_here(tmp_path, train_under_mode)
+    assert num_trained == LONG
+    assert [step.step for step in recorded.steps] == list(range(150))
+    assert read_steps(recorded.rank)[1] == 0
+
+
+def test_memory_that_cannot_be_mapped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+    with pytest.raises(OSError, match="not supported"):
+        PendingSteps(tmp_path)
+    assert list(tmp_path.iterdir()) == []
