@@ -25,9 +25,12 @@ BUSY_LOAD = 0.5
 
 
 METHOD = """
-Blocks of steps with the tool and without it take turns in random order; each figure is the median over the rounds of
-block against block, with its interval at 95 %. The tiers and torch.profiler are turned on and off within one process,
-since two processes of one program differ by up to 2 % as long as they live. memray, TraceML and the last row, bare
+Blocks of steps with the tool and without it take turns; each figure is the median over the rounds of block against
+block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
+one recording, for a minute in each of two processes: a recorded block of about 150 ms, at whose end its steps are
+written, against the bare ones before and after it, so that the moods of a shared machine cancel out. The other tiers
+and torch.profiler are turned on and off within one process, in random order, since two processes of one program
+differ by up to 2 % as long as they live. memray, TraceML and the last row, bare
 against bare, are measured between two processes: what that row shows, theirs may owe to chance. CPU time counts all
 threads of the training process; on the CPU, what is added per step and the budgets go by it, since neighbours disturb
 it less. Peak memory is the training process's largest resident set, less the bare one's. TraceML runs as its README
@@ -39,7 +42,7 @@ script; its aggregator is another process and is not counted.
 @click.command()
 @click.option("--loops", default=",".join(LOOPS), show_default=True, help="Which loops, with commas.")
 @click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'tier 1,TraceML'.")
-@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 30 for tier 1, 9 or 12 for the others.")
+@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; tier 1 takes two minutes.")
 @click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of everything: does it run at all?")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")
