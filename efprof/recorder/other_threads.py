@@ -15,12 +15,16 @@ class OtherThreads:
     """Collects their forward and backward passes; each call touches one list or dictionary, so none needs a lock."""
 
     def __init__(self) -> None:
+        self.is_paused = False
+        """While nobody counts as the one that trains, not even that thread's calls count."""
         self._spans: list[Span] = []
         self._depths: dict[int, int] = {}
         self._starts: dict[tuple[int, str], int] = {}
 
     def forward_began(self) -> None:
         """A module was called."""
+        if self.is_paused:
+            return
         thread = get_ident()
         depth = self._depths[thread] = self._depths.get(thread, 0) + 1
         if depth == 1 and torch.is_grad_enabled():
@@ -28,6 +32,8 @@ class OtherThreads:
 
     def forward_ended(self) -> None:
         """The module call is over."""
+        if self.is_paused:
+            return
         thread = get_ident()
         depth = self._depths[thread] = max(0, self._depths.get(thread, 0) - 1)
         if depth == 0:
@@ -35,10 +41,14 @@ class OtherThreads:
 
     def backward_began(self) -> None:
         """Gradients are being computed."""
+        if self.is_paused:
+            return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
         """They are computed."""
+        if self.is_paused:
+            return
         self._close(get_ident(), "backward")
 
     @property

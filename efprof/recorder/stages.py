@@ -201,3 +201,4 @@ class Stages:
 
     def _set_thread(self, thread: int) -> None:
         self.thread = self.watch.thread = thread
+        self.steps.others.is_paused = thread == NOBODY
