@@ -19,9 +19,10 @@ HEADER: Final = struct.Struct(f"<qq{MAX_MARKS}b")
 """How many steps follow, which is written last, so that what it counts is whole; the number of their calls; and those
 calls' codes, the same for every step: an even one begins a stage, the odd one after it ends the same stage."""
 
-ENTRY: Final = struct.Struct(f"<6q3d{MAX_MARKS}q")
+ENTRY: Final = struct.Struct(f"<7q3d{MAX_MARKS}q")
 """A step's number, its start in ns of the epoch, start and end in ns by the process's own clock, samples, number of
-losses; their sum, gradient norm and learning rate, NaN where there is none; the instant of each call."""
+losses, autograd's sequence number at the start of the forward pass or -1; the losses' sum, gradient norm and learning
+rate, NaN where there is none; the instant of each call."""
 
 FILE_BYTES: Final = HEADER.size + MAX_PENDING * ENTRY.size
 
@@ -45,6 +46,7 @@ class PendingStep:
     end_ns: int
     samples: int
     num_losses: int
+    sequence: int
     loss: float
     gradient_norm: float
     learning_rate: float
@@ -85,7 +87,7 @@ def stretches_of(codes: Sequence[int]) -> list[Stretch]:
 
 
 def _step_of(
-    number: int, epoch: int, start: int, end: int, samples: int, num_losses: int, loss: float, norm: float, rate: float,
-    *instants: int,
+    number: int, epoch: int, start: int, end: int, samples: int, num_losses: int, sequence: int,
+    loss: float, norm: float, rate: float, *instants: int,
 ) -> PendingStep:  # fmt: skip
-    return PendingStep(number, epoch, start, end, samples, num_losses, loss, norm, rate, instants)
+    return PendingStep(number, epoch, start, end, samples, num_losses, sequence, loss, norm, rate, instants)

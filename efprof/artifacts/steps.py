@@ -126,4 +126,5 @@ def record_of_pending(step: PendingStep, stretches: list[Stretch]) -> StepRecord
         loss=step.loss if step.num_losses else None,
         gradient_norm=None if isnan(step.gradient_norm) else step.gradient_norm,
         learning_rate=None if isnan(step.learning_rate) else step.learning_rate,
+        sequence=step.sequence if step.sequence >= 0 else None,
     )

@@ -94,7 +94,6 @@ class Sprint:
         self._began_ns = 0
         self._epoch_offset_ns = 0
         self.readings = EndReadings()
-        self._sequence = 0
         self._last_ns = 0
         """How long the last step took."""
         self._share_ns = 0
@@ -112,9 +111,9 @@ class Sprint:
         number = self.watch.number
         step = self._touched.get(number)
         if step is None:
-            step = self._touched[number] = OpenStep(
-                number=number, start_ns=0, epoch_ns=0, reads_boundaries=False, sequence=self._sequence
-            )
+            step = self._touched[number] = OpenStep(number=number, start_ns=0, epoch_ns=0, reads_boundaries=False)
+        if step.sequence is None and self.watch.sequence >= 0:
+            step.sequence = self.watch.sequence
         return step
 
     def count(self, batch: object) -> None:
@@ -160,7 +159,6 @@ class Sprint:
         self._write()
         self._log, self._nested = list(done), 0
         step = self._filled(pending, touched, done)
-        step.sequence = self._sequence
         self._steps.open = step
         self._resume(interrupted_in(step, pending, done, self.watch.nested))
 
@@ -218,7 +216,6 @@ class Sprint:
     def _begin(self, at: int) -> None:
         watch = self.watch
         self._epoch_offset_ns = time.time_ns() - perf_counter_ns()
-        self._sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         watch.optimizer = self._pattern.optimizer
         watch.start(bytes(self._pattern.codes), self._steps.num_finished, at, self._epoch_offset_ns)
 

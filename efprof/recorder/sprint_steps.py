@@ -32,7 +32,7 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
         step.gradient_norm = pending.gradient_norm
     if not isnan(pending.learning_rate):
         step.learning_rate = pending.learning_rate
-    step.loader, step.sequence = pattern.loader, None
+    step.loader, step.sequence = pattern.loader, pending.sequence if pending.sequence >= 0 else None
     step.num_fetches = pattern.num_fetches if is_whole else done.count(FETCHED)
     step.num_backwards = pattern.num_backwards if is_whole else done.count(BACKWARD)
     step.has_forward = FORWARD in done

@@ -18,7 +18,7 @@ enum { FETCH = 0, FORWARD = 2, FORWARDED = 3, STEP = 6, OTHER = 10 }; /* of patt
 enum { MAX_MARKS = 24, NUM_FRAMES = 2 };
 
 typedef struct {
-    int64_t number, epoch_ns, start_ns, end_ns, samples, num_losses;
+    int64_t number, epoch_ns, start_ns, end_ns, samples, num_losses, sequence;
     double loss, gradient_norm, learning_rate; /* NaN where there is none */
     int64_t instants[MAX_MARKS];
 } Entry;
@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *unexpected, *full, *tensor, *float32;
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
     PyObject *canary;        /* weak reference to a parameter, or None */
     PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
     Py_buffer buffer;
@@ -39,7 +39,7 @@ typedef struct {
     Entry *entry;
     unsigned long thread;
     unsigned long long optimizer; /* by its `id` */
-    long long max_step_ns, max_sprint_ns, epoch_offset_ns, read_due, number;
+    long long max_step_ns, max_sprint_ns, epoch_offset_ns, read_due, number, sequence;
     int capacity, at, nested;
     char is_on, takes_numbers;
     struct { void *code; int at; } place[NUM_FRAMES];
@@ -74,6 +74,22 @@ static int give_up(void)
     return 0;
 }
 
+static long long number_of(PyObject *result)
+{
+    if (result == NULL)
+        return give_up();
+    long long number = PyLong_AsLongLong(result);
+    Py_DECREF(result);
+    if (number == -1 && PyErr_Occurred())
+        return give_up();
+    return number;
+}
+
+static void note_sequence(Stopwatch *self)
+{
+    self->entry->sequence = self->sequence = number_of(PyObject_CallNoArgs(self->next_sequence));
+}
+
 static void begin(Stopwatch *self, int64_t at)
 {
     Entry *entry = self->entry = &self->pages->entries[self->pages->count];
@@ -81,10 +97,13 @@ static void begin(Stopwatch *self, int64_t at)
     entry->start_ns = entry->instants[0] = at;
     entry->epoch_ns = at + self->epoch_offset_ns;
     entry->samples = entry->num_losses = 0;
+    entry->sequence = self->sequence = -1;
     entry->loss = 0.0;
     entry->gradient_norm = entry->learning_rate = NAN;
     self->at = 1;
     self->nested = 0;
+    if (self->pages->codes[0] == FORWARD)
+        note_sequence(self);
     Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
 }
 
@@ -131,6 +150,8 @@ static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *arg)
             return ask(self->unexpected, other);
         }
     }
+    if (code == FORWARD && self->sequence < 0)
+        note_sequence(self);
     self->entry->instants[at] = now_ns();
     self->at = at + 1;
     Py_RETURN_TRUE;
@@ -143,17 +164,6 @@ static int is_true(PyObject *result)
     int is_it = result == Py_True;
     Py_DECREF(result);
     return is_it;
-}
-
-static long long number_of(PyObject *result)
-{
-    if (result == NULL)
-        return give_up();
-    long long number = PyLong_AsLongLong(result);
-    Py_DECREF(result);
-    if (number == -1 && PyErr_Occurred())
-        return give_up();
-    return number;
 }
 
 /* Reads the first number of a plain float32 tensor on the CPU; 0 for any other, and for what is not finite. Torch's
@@ -351,6 +361,7 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->full);
     Py_VISIT(self->tensor);
     Py_VISIT(self->float32);
+    Py_VISIT(self->next_sequence);
     Py_VISIT(self->canary);
     Py_VISIT(self->gradient_norm);
     return 0;
@@ -364,6 +375,7 @@ static int Stopwatch_clear(Stopwatch *self)
     Py_CLEAR(self->full);
     Py_CLEAR(self->tensor);
     Py_CLEAR(self->float32);
+    Py_CLEAR(self->next_sequence);
     Py_CLEAR(self->canary);
     Py_CLEAR(self->gradient_norm);
     return 0;
@@ -380,10 +392,10 @@ static void Stopwatch_dealloc(Stopwatch *self)
 
 static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"unexpected", "full", "tensor", "float32", "max_step_ns", "max_sprint_ns", NULL};
-    PyObject *unexpected, *full, *tensor, *float32;
+    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "max_step_ns", "max_sprint_ns", NULL};
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
     long long max_step_ns, max_sprint_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOLL", names, &unexpected, &full, &tensor, &float32,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOLL", names, &unexpected, &full, &tensor, &float32, &next_sequence,
                                      &max_step_ns, &max_sprint_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
@@ -393,6 +405,7 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->full = Py_NewRef(full);
     self->tensor = Py_NewRef(tensor);
     self->float32 = Py_NewRef(float32);
+    self->next_sequence = Py_NewRef(next_sequence);
     self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
     self->thread = PyThread_get_thread_ident();
@@ -418,6 +431,7 @@ static PyMemberDef members[] = {
     {"is_on", T_BOOL, offsetof(Stopwatch, is_on), READONLY, NULL},
     {"at", T_INT, offsetof(Stopwatch, at), READONLY, NULL},
     {"nested", T_INT, offsetof(Stopwatch, nested), READONLY, NULL},
+    {"sequence", T_LONGLONG, offsetof(Stopwatch, sequence), READONLY, NULL},
     {"number", T_LONGLONG, offsetof(Stopwatch, number), READONLY, NULL},
     {"thread", T_ULONG, offsetof(Stopwatch, thread), 0, NULL},
     {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},

@@ -15,6 +15,8 @@ class Stopwatch:
     """How many calls of the open step it has seen."""
     nested: int
     """Modules of the outermost one's class that are called within it."""
+    sequence: int
+    """Autograd's sequence number at the start of the open step's forward pass; negative before it."""
     number: int
     """Of the open step."""
     thread: int
@@ -34,6 +36,7 @@ class Stopwatch:
         full: Callable[[int], bool],
         tensor: type,
         float32: torch.dtype,
+        next_sequence: Callable[[], int],
         max_step_ns: int,
         max_sprint_ns: int,
     ) -> Stopwatch: ...

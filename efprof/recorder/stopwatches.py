@@ -24,6 +24,7 @@ class NoStopwatch:
 
     is_on = takes_numbers = False
     at = nested = number = thread = optimizer = read_due = 0
+    sequence = -1
     canary: Any = None
     gradient_norm: torch.Tensor | None = None
 
@@ -53,6 +54,7 @@ def make_stopwatch(
         full=full,
         tensor=torch.Tensor,
         float32=torch.float32,
+        next_sequence=torch.autograd._get_sequence_nr,  # type: ignore[attr-defined]
         max_step_ns=max_step_ns,
         max_sprint_ns=max_sprint_ns,
     )
