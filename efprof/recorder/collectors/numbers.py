@@ -5,7 +5,7 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,20 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.end_readings import TOUCHED_NS
+from efprof.recorder.gradients import (
+    can_be_canary,
+    canary_of,
+    device_norm,
+    global_norm,
+    is_plain,
+    read_value,
+    root_of_squares,
+)
 from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.hooks import replace
 from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
-
-_read = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
 
 @dataclass(slots=True)
@@ -42,7 +49,7 @@ class _Open:
 
     def add_norm(self, norm: float) -> None:
         """Of one optimizer's gradients."""
-        self.gradient_norm = norm if self.gradient_norm is None else _root_of_squares((self.gradient_norm, norm))
+        self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
 
 
 class Numbers:
@@ -71,7 +78,7 @@ class Numbers:
             opened.device_losses += (shown.detach().reshape(()).to(torch.float32),)
             return
         self._loss = weakref.ref(loss)
-        value = float(_read(shown))
+        value = float(read_value(shown))
         opened.loss = value if opened.loss is None else opened.loss + value
         if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
@@ -109,7 +116,7 @@ class Numbers:
         """
         parameter = self._canary() if self._canary is not None else None
         gradient = None if parameter is None else parameter.grad
-        if gradient is None or not _can_be_canary(gradient):
+        if gradient is None or not can_be_canary(gradient):
             return False
         # Straight from memory: even one torch operator costs 5 us here.
         return math.isfinite(ctypes.c_float.from_address(gradient.data_ptr()).value)
@@ -120,17 +127,17 @@ class Numbers:
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
         opened.num_gradients += len(parameters)
-        dense = [parameter.grad for parameter in parameters if _is_plain(parameter.grad)]
+        dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
             return
         if all(gradient.is_cpu for gradient in dense):
-            self._canary = _canary_of(parameters)
-            norm = _norm(dense) if clip_norm is None else _read(clip_norm)
+            self._canary = canary_of(parameters)
+            norm = global_norm(dense) if clip_norm is None else read_value(clip_norm)
             opened.add_norm(norm)
             self._count_bad(step, dense, norm)
         else:
-            opened.device_norms += (_device_norm(dense) if clip_norm is None else clip_norm,)
+            opened.device_norms += (device_norm(dense) if clip_norm is None else clip_norm,)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
@@ -151,7 +158,7 @@ class Numbers:
             _fill_norm(record, opened.gradient_norm, opened.is_guarded)
         is_on_device = step.scale is not None and step.scale.device.type != "cpu"
         if step.scale is not None and not is_on_device:
-            record.scaler_scale = float(_read(step.scale))
+            record.scaler_scale = float(read_value(step.scale))
         if opened.device_losses or opened.device_norms or is_on_device:
             step.owe(_later(record, opened, step.scale if is_on_device else None))
 
@@ -161,8 +168,8 @@ class Numbers:
         if math.isfinite(norm):
             return
         with torch.no_grad():
-            opened.num_nan += sum(int(_read(torch.isnan(gradient).sum())) for gradient in gradients)
-            opened.num_inf += sum(int(_read(torch.isinf(gradient).sum())) for gradient in gradients)
+            opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
+            opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
         if not self._has_walked:
             self._has_walked = True
             loss = self._loss() if self._loss is not None else None
@@ -218,61 +225,10 @@ def _take_norm(opened: _Open, norm: torch.Tensor) -> bool:
     if not norm.is_cpu:
         opened.device_norms += (norm,)
         return True
-    value = float(_read(norm))
+    value = float(read_value(norm))
     if math.isfinite(value):
         opened.add_norm(value)
     return math.isfinite(value)
-
-
-def _is_plain(gradient: torch.Tensor | None) -> bool:
-    """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
-    if gradient is None:
-        return False
-    return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
-
-
-def _canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
-    """The first parameter that can be one: the first layers' gradients are made from all the others'."""
-    first = next((one for one in parameters if _can_be_canary(one.grad)), None)
-    return None if first is None else weakref.ref(first)
-
-
-def _can_be_canary(gradient: torch.Tensor | None) -> bool:
-    return (
-        gradient is not None
-        and _is_plain(gradient)
-        and gradient.is_cpu
-        and gradient.dtype == torch.float32
-        and gradient.numel() > 0
-    )
-
-
-def _norm(gradients: list[torch.Tensor]) -> float:
-    """The global L2 norm of gradients on the CPU."""
-    with torch.no_grad():
-        return _root_of_squares(_read(norm) for norm in _norms(gradients))
-
-
-def _device_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The same as a scalar on the device, so that nobody waits for it."""
-    with torch.no_grad():
-        device = gradients[0].device
-        norms = [norm.to(device, torch.float32) for norm in _norms(gradients) if norm.device == device]
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return norm
-
-
-def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Each gradient's own; in float32 where one is of half precision, whose norm would overflow it."""
-    dtypes = {gradient.dtype for gradient in gradients}
-    if torch.float64 in dtypes:
-        return [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    return torch._foreach_norm(gradients, 2, dtype=None if dtypes == {torch.float32} else torch.float32)
-
-
-def _root_of_squares(values: Iterable[float]) -> float:
-    """NaN where one of them is NaN, which `math.hypot` would hide behind an Inf."""
-    return math.sqrt(sum(value * value for value in values))
 
 
 def _unscaled(scaled: tuple[int, torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
@@ -304,11 +260,11 @@ def _later(record: StepRecord, owed: _Open, scale: torch.Tensor | None) -> Calla
     def arrived() -> bool:
         if not event.query():  # type: ignore[no-untyped-call]
             return False
-        values = [float(_read(copy)) for copy in copies]
+        values = [float(read_value(copy)) for copy in copies]
         if num_losses:
             record.loss = _spelled(sum(values[:num_losses]))
         if num_norms:
-            _fill_norm(record, _root_of_squares(values[num_losses : num_losses + num_norms]), owed.is_guarded)
+            _fill_norm(record, root_of_squares(values[num_losses : num_losses + num_norms]), owed.is_guarded)
         if scale is not None:
             record.scaler_scale = values[-1]
         return True

@@ -1,0 +1,61 @@
+"""Norms of gradients, and the one gradient that tells of all the others."""
+
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+
+read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
+
+
+def is_plain(gradient: torch.Tensor | None) -> bool:
+    """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
+    if gradient is None:
+        return False
+    return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
+
+
+def canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
+    """The first parameter that can be one: the first layers' gradients are made from all the others'."""
+    first = next((one for one in parameters if can_be_canary(one.grad)), None)
+    return None if first is None else weakref.ref(first)
+
+
+def can_be_canary(gradient: torch.Tensor | None) -> bool:
+    """Whether its first number can be read straight from memory."""
+    return (
+        gradient is not None
+        and is_plain(gradient)
+        and gradient.is_cpu
+        and gradient.dtype == torch.float32
+        and gradient.numel() > 0
+    )
+
+
+def global_norm(gradients: list[torch.Tensor]) -> float:
+    """The global L2 norm of gradients on the CPU."""
+    with torch.no_grad():
+        return root_of_squares(read_value(norm) for norm in _norms(gradients))
+
+
+def device_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The same as a scalar on the device, so that nobody waits for it."""
+    with torch.no_grad():
+        device = gradients[0].device
+        norms = [norm.to(device, torch.float32) for norm in _norms(gradients) if norm.device == device]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+
+def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Each gradient's own; in float32 where one is of half precision, whose norm would overflow it."""
+    dtypes = {gradient.dtype for gradient in gradients}
+    if torch.float64 in dtypes:
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return torch._foreach_norm(gradients, 2, dtype=None if dtypes == {torch.float32} else torch.float32)
+
+
+def root_of_squares(values: Iterable[float]) -> float:
+    """NaN where one of them is NaN, which `math.hypot` would hide behind an Inf."""
+    return math.sqrt(sum(value * value for value in values))
