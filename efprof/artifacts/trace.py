@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,8 @@ class _RawEvent(msgspec.Struct):
     ph: str
     name: str = ""
     cat: str = ""
-    ts: float | str = 0.0
-    dur: float | str = 0.0
+    ts: Decimal = Decimal(0)
+    dur: Decimal = Decimal(0)
     tid: int | str = 0
     args: TraceArguments | None = None
 
@@ -89,10 +90,19 @@ def read_trace(path: Path) -> Trace:
             events = [_typed(event, raw.base_ns) for event in raw.events if event.ph in "Xi"]
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, zlib.error, msgspec.DecodeError, ValueError) as error:
+    except (EOFError, zlib.error, msgspec.DecodeError, ValueError, ArithmeticError) as error:
         raise UnreadableInput(f"{path} is not a whole profiler trace ({error}); record the run again.") from None
     events.sort(key=lambda event: (event.start_ns, -event.duration_ns))
     return Trace(name=path.name, events=tuple(events))
+
+
+def nanoseconds(microseconds: Decimal) -> int:
+    """A trace's time, exact.
+
+    torch counts from the start of the quarter year and writes thousandths of microseconds: past 2**42 us, 51 days
+    later, a float no longer tells one nanosecond from the next.
+    """
+    return round(microseconds * 1000)
 
 
 def _decode(content: bytes) -> _RawTrace:
@@ -106,8 +116,8 @@ def _typed(raw: _RawEvent, base_ns: int) -> TraceEvent:
         name=raw.name,
         category=raw.cat,
         thread=raw.tid,
-        start_ns=base_ns + round(float(raw.ts) * 1000),
-        duration_ns=round(float(raw.dur) * 1000),
+        start_ns=base_ns + nanoseconds(raw.ts),
+        duration_ns=nanoseconds(raw.dur),
         arguments=raw.args or _NO_ARGUMENTS,
     )
 

@@ -1,9 +1,11 @@
 """The exact line of every Python call the user's code makes in a window, which the trace that torch exports lacks."""
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
+from efprof.artifacts.trace import nanoseconds
 from efprof.recorder.sites import Sites
 
 PYTHON_CALL = b'"python_function"'
@@ -47,14 +49,16 @@ class CallSites:
     def _annotated(self, event: msgspec.Raw, base: int) -> msgspec.Raw:
         if PYTHON_CALL not in memoryview(event).tobytes():
             return event
-        start = base + round(msgspec.json.decode(event, type=_Start).ts * 1000)
+        start = base + nanoseconds(msgspec.json.decode(event, type=_Start).ts)
         site = self._calls.get(start)
         if site is None:
             return event
-        whole = msgspec.json.decode(event)
-        whole.setdefault("args", {})["Call site"] = site
+        whole = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
+        arguments = msgspec.json.decode(whole.get("args", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
+        arguments["Call site"] = msgspec.Raw(msgspec.json.encode(site))
+        whole["args"] = msgspec.Raw(msgspec.json.encode(arguments))
         return msgspec.Raw(msgspec.json.encode(whole))
 
 
 class _Start(msgspec.Struct):
-    ts: float
+    ts: Decimal

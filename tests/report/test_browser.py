@@ -72,7 +72,9 @@ def test_opens_complete_and_without_complaint(
     page = open_page(browser, files[name], width, scheme, complaints)
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     for place in page.locator(".interactive").all():
-        place.scroll_into_view_if_needed()
+        place.evaluate(
+            "place => place.scrollIntoView()"
+        )  # playwright's own waits for frames, which a busy machine drops
         place.locator(".main-svg").first.wait_for()
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate(WIDER) == []
@@ -92,7 +94,7 @@ def test_copies_the_new_line_and_says_so(browser: "Browser", files: dict[str, Pa
 def test_the_toggle_turns_page_and_pictures_and_is_remembered(browser: "Browser", files: dict[str, Path]) -> None:
     page = open_page(browser, files["report"], 1280, "light", [])
     axis = page.locator("#picture-memory .xtitle")
-    page.locator("#picture-memory").scroll_into_view_if_needed()
+    page.locator("#picture-memory").evaluate("place => place.scrollIntoView()")
     axis.wait_for()
     before = axis.evaluate("element => element.style.fill")
     page.locator("#theme").click()
