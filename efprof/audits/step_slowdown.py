@@ -53,7 +53,7 @@ def step_slowdown(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if slowdown.ratio_interval[0] <= (LEAST_CERTAIN_EXPLAINED if is_explained else LEAST_CERTAIN_RATIO):
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
-    if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices)):
+    if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
     if lines.line is None and (slowdown.is_uniform or lines.is_compared):
         why = "all stages grew alike, as on a machine that became busier" if slowdown.is_uniform else lines.reason

@@ -15,17 +15,14 @@ MOST_HOLDERS = 5
 
 def growth_series(growth: MemoryGrowth) -> Series:
     """The staircase: bytes retained after each step outside windows, the trend, and where its fit begins."""
-    places = (growth.first_steady, len(growth.steps) - 1)
-    ends = tuple(float(growth.steps[place]) for place in places)
+    ends = (float(growth.steps[growth.first_steady]), float(growth.steps[-1]))
     measured = SeriesLine(
         label="allocated after the step",
         x=tuple(float(step) for step in growth.steps),
         y=tuple(float(num_bytes) for num_bytes in growth.retained_bytes),
         is_highlighted=True,
     )
-    trend = SeriesLine(
-        label="trend", x=ends, y=tuple(growth.trend.level + growth.trend.slope * place for place in places)
-    )
+    trend = SeriesLine(label="trend", x=ends, y=tuple(growth.trend.level + growth.trend.slope * step for step in ends))
     return Series(
         title="Memory retained after each step",
         x_label="step",

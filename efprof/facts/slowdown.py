@@ -25,6 +25,8 @@ NUM_BLOCKS = 8
 MOST_SUDDEN = 0.85
 """Of the growth, from one block to the second after it: 0.29 of a line, 0.58 of a cubic, and all of it in one jump, as
 where a layer is unfrozen or a penalty sets in: that makes later steps longer once, and no longer after that."""
+LEAST_THIRD_MS = 100.0
+"""What else a machine does comes in spells of tens of milliseconds, which a shorter third can lie in as a whole."""
 LEAST_WORK_SHARE = 0.75
 """Work shows as CPU time; on a busy machine the process waits for its cores instead."""
 
@@ -35,6 +37,7 @@ class Part:
 
     first_step: int
     last_step: int
+    all_ms: float
     typical_ms: float
     cpu_ms: float
     stage_ms: dict[str, float]
@@ -105,8 +108,10 @@ class Slowdown:
         grew = [self.late.stage_ms[stage] >= least * self.early.stage_ms[stage] for stage in matter]
         return len(matter) > 1 and all(grew)
 
-    def doubt(self, *, is_gpu: bool) -> str:
+    def doubt(self, *, is_gpu: bool, is_explained: bool) -> str:
         """Why the program may not do ever more work; empty where it does. On a GPU, waiting is work."""
+        if not is_explained and min(self.early.all_ms, self.late.all_ms) < LEAST_THIRD_MS:
+            return "those are over so soon that anything else the machine did meanwhile looks the same"
         if self.sudden_share > MOST_SUDDEN:
             return "nearly all of it came at once, as where another phase of the training begins"
         if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms:
@@ -118,6 +123,7 @@ def _part(times: Sequence[StepTime]) -> Part:
     return Part(
         first_step=times[0].step,
         last_step=times[-1].step,
+        all_ms=sum(time.total_ms for time in times),
         typical_ms=_typical([time.total_ms for time in times]),
         cpu_ms=_typical([time.cpu_ms for time in times]),
         stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},

@@ -182,6 +182,17 @@ def test_a_process_that_only_waited_longer_is_unclear(tmp_path):
         examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True))
 
 
+def test_a_run_of_milliseconds_is_unclear_without_the_line_that_explains_it(tmp_path):
+    def short(of):
+        return {name: lambda step, ms=ms: ms * of(step) / 100 for name, ms in USUAL_MS.items()}
+
+    steps = steps_with(**short(lambda step: 1.0) | {"other_ms": lambda step: 0.005 + 0.005 * step})
+    with pytest.raises(ThinEvidence, match="over so soon"):
+        examine(tmp_path / "unexplained", steps)
+    (finding,) = examine(tmp_path / "explained", steps, traces=GROWING_LINE).findings
+    assert finding.blame.line == 5
+
+
 def test_waiting_is_work_on_a_gpu(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
     assert len(examine(tmp_path / "run", steps, devices=[GPU]).findings) == 1

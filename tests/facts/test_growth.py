@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.facts.growth import (
+    IN_WINDOW,
     LONG_RUN,
     MemoryGrowth,
     block_minima,
@@ -82,8 +83,8 @@ def test_the_trend_of_a_line_is_that_line(slope: int, level: int, num_points: in
 
 
 def test_what_a_window_leaves_behind_is_taken_out() -> None:
-    retained = [100, 100, 100, None, None, 170, 170, 170]
-    assert without_window_residue(retained, 0.0) == [100] * 6
+    samples = [(0, 100), (1, 100), (2, 100), IN_WINDOW, IN_WINDOW, (5, 170), (6, 170), (9, 170)]
+    assert without_window_residue(samples, 0.0) == [(step, 100) for step in (0, 1, 2, 5, 6, 9)]
 
 
 def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
@@ -98,6 +99,29 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
     growth = write_run(tmp_path, steps=steps).get(MemoryGrowth)
     assert growth.trend.slope == pytest.approx(MIB, rel=0.01)
     assert growth.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slope=st.integers(16 * KIB, 100 * MIB),
+    gaps=st.lists(st.integers(1, 40), min_size=40, max_size=120),
+    residues=st.lists(st.integers(-2 * MIB, 16 * MIB), min_size=2, max_size=2),
+)
+def test_a_leak_has_the_same_slope_however_seldom_memory_is_read(
+    slope: int, gaps: list[int], residues: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Short steps are taken together: memory is read after some of them, and by chance about every gap's length."""
+    looked_at = set(range(20)) | {20 + sum(gaps[:number]) for number in range(len(gaps))}
+    last = max(looked_at)
+    windows = {5: residues[0], last // 2: residues[1]}
+    left, steps = 0, []
+    for step in range(last + 1):
+        left += windows.get(step, 0)
+        sizes = [LEVEL + slope * step + left] * 5 if step in looked_at or step in windows else []
+        steps.append(make_step(step, allocated_bytes=sizes, window="trace-1" if step in windows else None))
+    growth = write_run(tmp_path_factory.mktemp("run"), steps=steps).get(MemoryGrowth)
+    assert growth.is_growing
+    assert growth.trend.slope == pytest.approx(slope, rel=0.02)
 
 
 def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Holders:
         self._session = session
         self._keeps_all = session.options.holders
         self._next_fixed = FIRST_CHECK
-        self._allocated: deque[int] = deque(maxlen=MAX_STEPS_BACK)
+        self._allocated: deque[tuple[int, int]] = deque(maxlen=MAX_STEPS_BACK)
         self._num_seen = 0
         self._next_check = 2 * FIRST_CHECK if self._keeps_all else FIRST_CHECK  # the first fixed one sees as much
         self._wished_ns: int | None = None
@@ -79,7 +79,7 @@ class Holders:
 
     def _note(self, record: StepRecord) -> None:
         if record.memory and record.window is None:
-            self._allocated.append(record.memory[-1].allocated_bytes)
+            self._allocated.append((record.step, record.memory[-1].allocated_bytes))
             self._num_seen += 1
 
     def _is_time(self, step: int) -> bool:
@@ -96,7 +96,7 @@ class Holders:
 
     def _is_growing(self) -> bool:
         recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
-        rises = [after - before for before, after in pairwise(recent)]
+        rises = [(after - before) / (late - early) for (early, before), (late, after) in pairwise(recent)]
         is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
         # The median: what a window leaves behind, once, is no growth.
         return is_rising and median(rises) >= MIN_GROWTH_BYTES
