@@ -10,7 +10,7 @@ from typing import Self
 from efprof.artifacts.events import Event, WindowClosed, read_events
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.stage_memory import recommendations, stage_deltas
+from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTime, StepTimes
 from efprof.facts.window_peaks import WindowPeaks
@@ -83,7 +83,7 @@ def is_nonfinite(time: StepTime) -> bool:
 
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
-    memory = [time.record.memory for time in steady if time.record.memory]
+    memory = [record.memory for record in read_throughout([time.record for time in steady])]
     growth = _growth_bytes_per_step(run)
     return (
         _of_steps("step_ms", "step time", "ms", steady, lambda time: time.total_ms, STEP_MS_BUDGET),

@@ -24,7 +24,8 @@ class RunLimits:
         records = read_steps(run.rank_folder)[0]
         last = records[-1] if records else None
         is_device = bool(run.run_file.devices) and "CUDA" in run.run_file.memory_source
-        on_device = last.memory[-1].allocated_bytes if last and last.memory else 0
+        read = next((record.memory for record in reversed(records) if record.memory), None)  # not of every short step
+        on_device = read[-1].allocated_bytes if read else 0
         return cls(
             name=run.run_file.devices[0].name if is_device else "the host",
             total_bytes=run.run_file.devices[0].total_bytes if is_device else run.run_file.host.total_bytes,

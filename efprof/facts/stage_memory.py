@@ -42,6 +42,15 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
 
 
+def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps whose memory was read at every boundary that any step's was.
+
+    Of short steps taken together the last has its end's only, where memory is lowest: no peak among peaks.
+    """
+    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
+    return [record for record in records if record.memory and _boundaries(record) == fullest]
+
+
 def recommendations(times: StepTimes) -> tuple[str, ...]:
     """Sentences computed from the tables of this run; none where a table says nothing."""
     return (*_about_memory(times), *_about_time(times))
@@ -60,8 +69,12 @@ def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> 
     )
 
 
+def _boundaries(record: StepRecord) -> frozenset[str]:
+    return frozenset(here.boundary for here in record.memory)
+
+
 def _about_memory(times: StepTimes) -> list[str]:
-    rows = stage_deltas([time.record for time in times.steady])
+    rows = stage_deltas(read_throughout([time.record for time in times.steady]))
     if not rows:
         return []
     highest = max(rows, key=lambda row: row.average_bytes)

@@ -1,5 +1,6 @@
 import math
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
@@ -44,6 +45,14 @@ def test_samples_are_those_of_the_steady_steps(tmp_path):
     measurements = measure(tmp_path / "run", steps=steps)
     assert metric(measurements, "forward_ms").samples == pytest.approx([4.0] * 16)
     assert metric(measurements, "peak_allocated_bytes").samples == (400_000.0,) * 16
+
+
+def test_a_step_whose_memory_was_read_at_its_end_only_has_no_peak(tmp_path):
+    steps = make_steps(20)
+    short = [msgspec.structs.replace(step, memory=step.memory[-1:] if step.step % 3 else []) for step in steps[8:]]
+    measurements = measure(tmp_path / "run", steps=[*steps[:8], *short])
+    assert set(metric(measurements, "peak_allocated_bytes").samples) == {400_000.0}
+    assert set(metric(measurements, "reserved_bytes").samples) == {800_000.0}
 
 
 def test_scalar_reads_are_counted_per_step(tmp_path):
