@@ -16,14 +16,14 @@ Under = Literal["nothing", "efprof", "torch.profiler"]
 
 
 class SwitchRequest(msgspec.Struct, kw_only=True, tag=True):
-    """Bare blocks of `steps` and recorded ones by turns, for so long, within one recording.
+    """Slices of `steps` bare steps and of as many recorded ones by turns, for so long, within one recording.
 
-    Of a recorded block, `settle` steps are not timed: the recorder finds its way back into the loop.
+    So many `slices` of each make a round.
     """
 
     seconds: float
     steps: int
-    settle: int
+    slices: int
     options: dict[str, Any] = {}
 
 
@@ -38,7 +38,7 @@ class BlockRequest(msgspec.Struct, kw_only=True, tag=True):
 
 
 class SwitchTimes(msgspec.Struct, kw_only=True):
-    """Milliseconds per step of each recorded block, and of the bare ones beside it; by CPU time and by the wall."""
+    """Milliseconds per step of the recorded slices of each round, and of the bare ones; by CPU time and by the wall."""
 
     recorded_cpu_ms: list[float]
     bare_cpu_ms: list[float]

@@ -27,11 +27,11 @@ BUSY_LOAD = 0.5
 METHOD = """
 Blocks of steps with the tool and without it take turns; each figure is the median over the rounds of block against
 block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
-one recording, for a minute in each of two processes: a recorded block of about 150 ms, at whose end its steps are
-written, against the bare ones before and after it, so that the moods of a shared machine cancel out. The other tiers
-and torch.profiler are turned on and off within one process, in random order, since two processes of one program
-differ by up to 2 % as long as they live. memray, TraceML and the last row, bare
-against bare, are measured between two processes: what that row shows, theirs may owe to chance. CPU time counts all
+one recording, for a minute in each of two processes: slices of about 120 ms, recorded and bare by turns, so that the
+moods of a shared machine cancel out; 2.4 s of them make a round, in which as many steps are written as recorded. The
+other tiers and torch.profiler are turned on and off within one process, in random order, since two processes of one
+program differ by up to 2 % as long as they live. memray, TraceML and the last row, bare against bare,
+are measured between two processes: what that row shows, theirs may owe to chance. CPU time counts all
 threads of the training process; on the CPU, what is added per step and the budgets go by it, since neighbours disturb
 it less. Peak memory is the training process's largest resident set, less the bare one's. TraceML runs as its README
 says for a plain loop: `traceml run` in its default mode, with `traceml.init(mode="auto")` and `trace_step` in the

@@ -22,12 +22,15 @@ WINDOW_STEPS = 5
 TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
 
-SWITCHED_MS = 150.0
-"""Of a block that takes turns with bare ones: short against the moods of the machine, and about as long as a sprint,
-so that what is written at its end is as much as what is written at once."""
+SLICE_MS = 120.0
+"""Of steps between two turns: short against the moods of the machine, long against the step or two in which Python's
+caches forget what was replaced; the recorder takes a gap below 200 ms for a step like the others."""
+
+ROUND_MS = 2400.0
+"""Of slices by turns, within which the recorder writes as many steps as it records."""
 
 LONG_STEP_MS = 20.0
-"""From here on the recorder walks every step; shorter ones take it a few to fall into step again."""
+"""From here on the always-on tier's budget is a share of the step."""
 
 LEAST_STEPS, MOST_STEPS = 10, 100
 
@@ -68,8 +71,8 @@ class Variant:
         """Recorded blocks and bare ones by turns, in one of its processes."""
         return SwitchRequest(
             seconds=self.switched_s,
-            steps=min(64, max(4, round(SWITCHED_MS / bare_ms))),
-            settle=8 if bare_ms < LONG_STEP_MS else 2,
+            steps=(steps := max(1, round(SLICE_MS / bare_ms))),
+            slices=round(ROUND_MS / (2 * steps * bare_ms)),
             options=dict(self.options),
         )
 

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script, by tools that know no modules
 
@@ -20,6 +20,9 @@ import torch
 
 from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
 from benchmarks.loops import LOOPS, TrainingLoop
+
+if TYPE_CHECKING:
+    from benchmarks.switch import Switch
 
 Step = Callable[[], None]
 
@@ -99,49 +102,47 @@ def run_block(step: Step, request: BlockRequest) -> BlockTimes:
 
 
 def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> SwitchTimes:
-    """Recorded blocks and bare ones by turns; each recorded one ends with the writing of what it recorded."""
+    """Rounds of recorded slices and bare ones by turns, within one recording that writes when it always does."""
     import efprof
     from benchmarks.switch import Switch
-    from efprof.recorder import current
+    from efprof.recorder import sprint
 
-    switch, recorded, bare = Switch(loop.model), [], []
+    # It goes by the clock, of which half belongs to bare steps: so it writes as often per recorded step as always.
+    sprint.MAX_SPRINT_NS *= 2  # type: ignore[misc]
+    sprint.MAX_TOGETHER_NS *= 2  # type: ignore[misc]
+    switch, rounds = Switch(loop.model), []
     with efprof.record(**request.options) as recording:
         for _ in range(STEPS_TO_SETTLE):
             step()
-        assert current.session is not None
-        write = current.session.loop.leave_sprint
         switch.learn()
         switch.off()
-        bare.append(_block(step, request.steps, 3))
         end = time.perf_counter() + request.seconds
         while time.perf_counter() < end:
-            switch.on()
-            write()
-            recorded.append(_block(step, request.steps, request.settle, write))
-            switch.off()
-            bare.append(_block(step, request.steps, 3))
+            rounds.append(_round(step, switch, request))
         switch.on()
-    beside = [[(before + after) / 2 for before, after in zip(*pair, strict=True)] for pair in pairwise(bare)]
+    recorded, bare = ([[times[side][clock] for times in rounds] for clock in (0, 1)] for side in (0, 1))
     return SwitchTimes(
-        recorded_cpu_ms=[cpu_ms for cpu_ms, _ in recorded],
-        recorded_ms=[wall_ms for _, wall_ms in recorded],
-        bare_cpu_ms=[cpu_ms for cpu_ms, _ in beside],
-        bare_ms=[wall_ms for _, wall_ms in beside],
+        recorded_cpu_ms=recorded[0],
+        recorded_ms=recorded[1],
+        bare_cpu_ms=bare[0],
+        bare_ms=bare[1],
         folder=str(recording.folder),
     )
 
 
-def _block(step: Step, steps: int, settle: int, then: Step | None = None) -> tuple[float, float]:
-    """Milliseconds per step, by CPU time and by the wall."""
-    for _ in range(settle):
-        step()
-    began, cpu_began = _now(), time.process_time()
-    for _ in range(steps):
-        step()
-    if then is not None:
-        then()
-    cpu_s, wall_s = time.process_time() - cpu_began, _now() - began
-    return cpu_s / steps * 1000, wall_s / steps * 1000
+def _round(step: Step, switch: "Switch", request: SwitchRequest) -> list[tuple[float, float]]:
+    """Milliseconds per step, by CPU time and by the wall, of the recorded steps and of the bare ones."""
+    sums = [[0.0, 0.0], [0.0, 0.0]]
+    for _ in range(request.slices):
+        for times, turn in zip(sums, (switch.on, switch.off), strict=True):
+            turn()
+            began, cpu_began = _now(), time.process_time()
+            for _ in range(request.steps):
+                step()
+            times[0] += time.process_time() - cpu_began
+            times[1] += _now() - began
+    num_steps = request.steps * request.slices
+    return [(cpu_s / num_steps * 1000, wall_s / num_steps * 1000) for cpu_s, wall_s in sums]
 
 
 def peak_host_bytes() -> int:

@@ -184,14 +184,14 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
 
 def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped or unscaled, and while a learning rate moves on."""
-    watch = functools.partial(_updating, loop, sprint, shell)
     clipping, scaler = torch.nn.utils.clip_grad, torch.amp.GradScaler
     functions = [
-        *((owner, name) for name in ("clip_grad_norm_", "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
-        *((scaler, name) for name in ("unscale_", "step", "update")),
-        *((kind, "step") for kind in _with_own_step(LRScheduler)),
+        *((_clipping, owner, "clip_grad_norm_") for owner in (torch.nn.utils, clipping)),
+        *((_updating, owner, "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
+        *((_scaling, scaler, name) for name in ("unscale_", "step", "update")),
+        *((_updating, kind, "step") for kind in _with_own_step(LRScheduler)),
     ]
-    return [replace(owner, name, watch(getattr(owner, name))) for owner, name in functions]
+    return [replace(owner, name, watch(loop, sprint, shell, getattr(owner, name))) for watch, owner, name in functions]
 
 
 def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
@@ -239,6 +239,40 @@ def _updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., 
         finally:
             if not mark(UPDATED):
                 ended()
+
+    return update
+
+
+def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and what the gradients were clipped by is taken."""
+    began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
+    mark, clipped, noted = sprint.watch.mark, sprint.watch.clipped, shell.guarded("loop", loop.gradients_clipped)
+
+    @functools.wraps(original)
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        if not mark(UPDATE):
+            began()
+        is_marked = False
+        try:
+            norm = original(*args, **kwargs)
+        finally:
+            is_marked = mark(UPDATED)
+            if not is_marked:
+                ended()
+        if not (is_marked and clipped(norm)):
+            noted(norm)
+        return norm
+
+    return clip
+
+
+def _scaling(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A scaler that is not enabled does nothing, and only hands `step` on."""
+    watched = _updating(loop, sprint, shell, original)
+
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (watched if getattr(self, "_enabled", True) else original)(self, *args, **kwargs)
 
     return update
 

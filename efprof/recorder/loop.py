@@ -261,6 +261,12 @@ class Loop(Stages):
         self.open_stage(step, "optimizer", "update", perf_counter_ns())
         return True
 
+    def gradients_clipped(self, norm: torch.Tensor) -> None:
+        """`clip_grad_norm_` has computed the norm from before the clipping."""
+        if get_ident() == self.thread:
+            for listener in self.clipped:
+                listener(norm)
+
     def update_ended(self) -> None:
         """What `update_began` opened ends."""
         if self.opener == "update" and self.steps.open is not None:

@@ -31,8 +31,8 @@ FIRST_STEP: Final = 20
 MAX_STEP_NS: Final = 200_000_000
 """What walking costs, half a millisecond after heavy operators (measured), is nothing to a longer step."""
 
-MAX_SPRINT_NS: Final = 200_000_000
-"""What waits for longer than this, nobody sees who looks at a run that goes on."""
+MAX_SPRINT_NS: Final = 400_000_000
+"""What waits no longer than this, nobody misses who looks at a run that goes on."""
 
 MAX_TOGETHER_NS: Final = 1_000_000_000
 """So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the

@@ -26,9 +26,9 @@ class Stages:
     """The state of the loop that is being recorded.
 
     Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
-    `backward_began(step, tensors)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`; `write(step,
-    record)` comes last. One thread trains: the one that imported torch, or another one that steps an optimizer
-    where that one never did. Forked children are ignored.
+    `backward_began(step, tensors)`, `clipped(norm)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`;
+    `write(step, record)` comes last. One thread trains: the one that imported torch, or another one that steps an
+    optimizer where that one never did. Forked children are ignored.
     """
 
     def __init__(self, memory: Memory, write: Listener) -> None:
@@ -39,6 +39,7 @@ class Stages:
         self.fetched: list[Listener] = []
         self.backward_began: list[Listener] = []
         self.optimizer_began: list[Listener] = []
+        self.clipped: list[Listener] = []
         self.stage: str | None = None
         self.opener: str | None = None
         """Which entry point opened the stage: it is the one to close it."""
@@ -145,7 +146,9 @@ class Stages:
         if self.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.stop()
-        for listeners in (self.step_began, self.fetched, self.step_dropped, self.backward_began, self.optimizer_began):
+        for listeners in (
+            self.step_began, self.fetched, self.step_dropped, self.backward_began, self.clipped, self.optimizer_began,
+        ):  # fmt: skip
             listeners.clear()  # the end may come within an entry point, which goes on
 
     # What the entry points call.

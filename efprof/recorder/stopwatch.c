@@ -251,6 +251,14 @@ static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
     Py_RETURN_TRUE;
 }
 
+static PyObject *Stopwatch_clipped(Stopwatch *self, PyObject *norm)
+{
+    if (!self->is_on || (PyObject *)Py_TYPE(norm) != self->tensor)
+        Py_RETURN_FALSE;
+    Py_SETREF(self->gradient_norm, Py_NewRef(norm));
+    Py_RETURN_TRUE;
+}
+
 static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
 {
     PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
@@ -341,7 +349,6 @@ static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
 static PyObject *Stopwatch_stop(Stopwatch *self, PyObject *Py_UNUSED(none))
 {
     self->is_on = 0;
-    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
     Py_RETURN_NONE;
 }
 
@@ -350,6 +357,7 @@ static PyObject *Stopwatch_release(Stopwatch *self, PyObject *Py_UNUSED(none))
     self->is_on = 0;
     self->pages = NULL;
     self->entry = NULL;
+    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
     if (self->buffer.obj)
         PyBuffer_Release(&self->buffer);
     Py_RETURN_NONE;
@@ -418,6 +426,7 @@ static PyMethodDef methods[] = {
     {"mark", (PyCFunction)Stopwatch_mark, METH_O, NULL},
     {"counted", (PyCFunction)Stopwatch_counted, METH_O, NULL},
     {"took_loss", (PyCFunction)Stopwatch_took_loss, METH_O, NULL},
+    {"clipped", (PyCFunction)Stopwatch_clipped, METH_O, NULL},
     {"updates", (PyCFunction)Stopwatch_updates, METH_O, NULL},
     {"reads_by_design", (PyCFunction)Stopwatch_reads_by_design, METH_NOARGS, NULL},
     {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},
@@ -438,7 +447,7 @@ static PyMemberDef members[] = {
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
     {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
-    {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), 0, NULL},
+    {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), READONLY, NULL},
     {NULL},
 };
 

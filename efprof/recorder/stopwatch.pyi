@@ -27,7 +27,7 @@ class Stopwatch:
     takes_numbers: bool
     canary: ref[torch.Tensor] | None
     gradient_norm: torch.Tensor | None
-    """What this step's gradients were clipped by."""
+    """What the gradients of the step of that number were clipped by."""
 
     def __new__(
         cls,
@@ -46,6 +46,8 @@ class Stopwatch:
         """A batch arrived."""
     def took_loss(self, tensors: object, /) -> bool:
         """Backward is called on these, from the caller of the function that calls this."""
+    def clipped(self, norm: object, /) -> bool:
+        """Gradients were clipped by this."""
     def updates(self, optimizer: object, /) -> bool:
         """This optimizer is about to step; False also where its gradients have to be read or look bad."""
     def reads_by_design(self) -> bool:

@@ -39,7 +39,7 @@ class NoStopwatch:
     def start(self, *_: object) -> None:
         """It never does."""
 
-    counted = took_loss = updates = mark
+    counted = took_loss = clipped = updates = mark
     stop = release = use = start
 
 

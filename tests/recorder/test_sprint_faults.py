@@ -69,6 +69,7 @@ def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeyp
         return make_record(*details)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sprint, "record_of_pending", interrupted)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 20_000_000)
     num_trained = 0
 
     def train_until_interrupted() -> None:

@@ -1,7 +1,6 @@
 """Reads each step's loss and gradients: on the CPU at once, on a device a step late and without waiting."""
 
 import ctypes
-import functools
 import math
 import time
 import weakref
@@ -24,7 +23,6 @@ from efprof.recorder.gradients import (
     root_of_squares,
 )
 from efprof.recorder.graph import find_steep, find_suspects
-from efprof.recorder.hooks import replace
 from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
@@ -87,9 +85,7 @@ class Numbers:
     def note_clip(self, norm: torch.Tensor) -> None:
         """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
         if type(norm) is torch.Tensor:
-            watch = self._watch
-            watch.gradient_norm = norm if watch.is_on else None
-            self._clip_norm = (watch.number if watch.is_on else self._session.step_number, norm)
+            self._clip_norm = (self._session.step_number, norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
@@ -99,6 +95,8 @@ class Numbers:
         if opened.learning_rate is None:
             opened.learning_rate = _learning_rate(optimizer)
         clip_norm = self._clip_norm[1] if self._clip_norm and self._clip_norm[0] == step.number else None
+        if clip_norm is None and self._watch.number == step.number:
+            clip_norm = self._watch.gradient_norm
         self._clip_norm = None
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
@@ -190,27 +188,12 @@ class Numbers:
 
 
 def start(session: Session) -> None:
-    """Listen to backward passes, optimizer steps and gradient clipping."""
+    """Listen to backward passes, gradient clipping and optimizer steps."""
     numbers, loop = Numbers(session), session.loop
     session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
-    note_clip = session.shell.guarded("numbers", numbers.note_clip)
-    original = torch.nn.utils.clip_grad_norm_
-
-    @functools.wraps(original)
-    def clip_grad_norm_(*args: Any, **kwargs: Any) -> torch.Tensor:
-        norm = original(*args, **kwargs)
-        if loop.is_ours:
-            note_clip(norm)
-        return norm
-
-    session.undo_at_end(
-        [
-            replace(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_),
-            replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_),
-        ]
-    )
+    session.subscribe(loop.clipped, "numbers", numbers.note_clip)
 
 
 def _numbers_of(step: OpenStep) -> _Open:
