@@ -15,7 +15,8 @@ import click
 
 from benchmarks.loops import LOOPS
 from benchmarks.measuring import measure, run_bare, run_recorded
-from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, table_line
+from benchmarks.start_up import START_UP_ROUNDS, measure_start_up
+from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
 from benchmarks.variants import TIER_1, VARIANTS, Variant
 
 QUICK_ROUNDS = 2
@@ -61,6 +62,7 @@ def main(loops: str, tools: str, rounds: int | None, quick: bool, device: str, w
             rows.append(row)
             lines.add(table_line(row))
     lines.add("", *(line for row in rows if row.tool == TIER_1.name for line in budgets(row)))
+    lines.add(start_up_budget(measure_start_up(QUICK_ROUNDS if quick else START_UP_ROUNDS)))
     lines.add("", f"Measured in {(time.monotonic() - start) / 60:.0f} minutes.")
     if write is not None:
         write.write_text("\n".join(lines.said) + "\n", encoding="utf-8")

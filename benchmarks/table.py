@@ -16,6 +16,8 @@ MAX_RATIO = 1.01
 MAX_ADDED_US = 40.0
 """What it may add to a shorter one."""
 
+MAX_START_UP_MS = 5.0
+
 MAX_PEAK_BYTES = 50 * 2**20
 
 HEADER = (
@@ -94,6 +96,12 @@ def budgets(row: Row) -> list[str]:
     is_small = row.peak_added_bytes <= MAX_PEAK_BYTES
     memory = f"{'held' if is_small else 'not held'}: added {_mib(row.peak_added_bytes)}, at most {_mib(MAX_PEAK_BYTES)}"
     return [f"- {row.loop}, {row.tool}, time {time}.", f"- {row.loop}, {row.tool}, peak host memory {memory}."]
+
+
+def start_up_budget(added_ms: Estimate) -> str:
+    """The same of a Python child that never imports torch."""
+    verdict, added = _verdict(added_ms, MAX_START_UP_MS), _interval(added_ms, ".1f")
+    return f"- A Python child that never imports torch {verdict}: added {added} ms, at most {MAX_START_UP_MS:.0f} ms."
 
 
 def _verdict(estimate: Estimate, most: float) -> str:

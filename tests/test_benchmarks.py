@@ -11,8 +11,9 @@ import efprof
 from benchmarks.blocks import BlockTimes
 from benchmarks.intervals import Estimate, median_with_interval
 from benchmarks.measuring import Pair, measure
+from benchmarks.start_up import measure_start_up
 from benchmarks.switch import Switch
-from benchmarks.table import MAX_PEAK_BYTES, Row, budgets, row_of, table_line
+from benchmarks.table import MAX_PEAK_BYTES, Row, budgets, row_of, start_up_budget, table_line
 from benchmarks.variants import TIER_1
 from efprof.artifacts.steps import read_steps
 
@@ -111,3 +112,12 @@ def test_a_switch_takes_every_hook_out_and_puts_it_back(tmp_path: Path, monkeypa
         switch.on()
         train(10)
     assert len(read_steps(recording.folder / "rank0")[0]) == 20
+
+
+def test_the_start_of_a_child_is_measured_with_the_hook_and_without() -> None:
+    added_ms = measure_start_up(2)
+    assert math.isfinite(added_ms.value)
+    assert added_ms.low == -math.inf, "two rounds tell nothing"
+    line = start_up_budget(Estimate(value=2.0, low=1.5, high=2.5))
+    assert line == "- A Python child that never imports torch held: added 2.0 (1.5 to 2.5) ms, at most 5 ms."
+    assert "not held" in start_up_budget(Estimate(value=7.0, low=6.0, high=8.0))
