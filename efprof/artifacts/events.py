@@ -19,7 +19,7 @@ class _Event(msgspec.Struct, kw_only=True, tag_field="kind"):
 
 
 class LoaderBuilt(_Event, tag="loader_built"):
-    """A DataLoader was constructed at `site` (`file:line:function`)."""
+    """A DataLoader was constructed at `site` (`file:line:function`), or, where it was before, is first used there."""
 
     loader: int
     site: str | None

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from efprof.artifacts.events import StepsWithoutOptimizer
+from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
 from efprof.model import BOUNDARIES
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 BATCH = 4
 
@@ -127,6 +127,24 @@ def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
     assert [(step.loader, step.samples) for step in steps] == [(0, BATCH)] * 12
     assert all(stages(step)[-3:] == ["forward", "backward", "optimizer"] for step in steps)
     assert all(stages(step).count("data") <= 2 for step in steps)
+
+
+def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:
+    model, loader = make_model(), make_loader(4, num_workers=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_twice() -> None:
+        for _ in range(2):
+            for batch in loader:  # first used
+                error_of(model, *batch).backward()
+                optimizer.step()
+
+    recorded = record_here(tmp_path, train_twice)
+    (built,) = recorded.events(LoaderBuilt)
+    line = line_of(Path(__file__), "first used")
+    assert built.site == f"tests/recorder/test_loop.py:{line}:{train_twice.__qualname__}"
+    assert (built.batch_size, built.num_batches) == (BATCH, 4)
+    assert [step.loader for step in recorded.steps] == [0] * 8
 
 
 def test_a_teacher_without_gradients_is_part_of_the_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Notes where each DataLoader was constructed, and with what."""
+"""Notes where each DataLoader was constructed, or first gone through, and with what."""
 
 import functools
 import sys
@@ -15,12 +15,12 @@ from efprof.recorder.session import Session
 
 def start(session: Session) -> None:
     """Number every loader; its iterators carry the number to the loop."""
-    original = DataLoader.__init__
+    original, start_over = DataLoader.__init__, DataLoader.__iter__
     num_built = 0
 
     def note(loader: Any, caller: FrameType) -> None:
         nonlocal num_built
-        if not session.loop.is_ours:
+        if not session.loop.is_ours or loader in session.loader_numbers:
             return
         site = session.sites.of_caller(caller)
         session.loader_numbers[loader] = num_built
@@ -34,7 +34,12 @@ def start(session: Session) -> None:
         original(self, *args, **kwargs)
         noted(self, sys._getframe(1))
 
-    session.undo_at_end([replace(DataLoader, "__init__", build)])
+    @functools.wraps(start_over)
+    def iterate(self: Any) -> Any:
+        noted(self, sys._getframe(1))  # it may have been built before the recording began
+        return start_over(self)
+
+    session.undo_at_end([replace(DataLoader, "__init__", build), replace(DataLoader, "__iter__", iterate)])
 
 
 def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:
