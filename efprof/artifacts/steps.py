@@ -96,10 +96,14 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
-    """All whole lines of steps.jsonl in order, the steps a killed process had no time to write, and the torn lines."""
-    records, num_torn = read_lines(
+    """All steps of steps.jsonl, those a killed process had no time to write, and the number of torn lines.
+
+    Where a step has two lines, the later one is whole: the device's numbers come late.
+    """
+    lines, num_torn = read_lines(
         rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'."
     )
+    records = list({record.step: record for record in lines}.values())
     last = records[-1].step if records else -1
     pending, stretches = read_pending(rank_folder)
     return [*records, *(record_of_pending(step, stretches) for step in pending if step.number > last)], num_torn

@@ -42,8 +42,11 @@ from efprof.recorder.steps import Listener
 from efprof.recorder.user_marks import UserMarks
 from efprof.recorder.writing import LineWriter, RankFolder
 
-MAX_LATE_STEPS = 16
+MAX_LATE_STEPS = 256
 """Steps whose numbers the device still owes; a queue this long means that it never answers."""
+
+MAX_WAIT_S = 5.0
+"""For those numbers, once the training is over."""
 
 
 class Session:
@@ -125,7 +128,7 @@ class Session:
         self.loop.stop()
         for function in self._at_end:
             function()
-        self.shell.guarded("steps", self._write_late)(True)
+        self.shell.guarded("steps", self._await_late)()
         for undo in reversed(self._undo):
             self.shell.guarded("hooks", undo)()
 
@@ -157,20 +160,28 @@ class Session:
         importlib.import_module(f"{collectors.__name__}.{name}").start(self)
 
     def _write_when_whole(self, step: OpenStep, record: StepRecord) -> None:
-        if not step.late and not self._late:
-            self._steps.write(record)
-            return
-        self._late.append((step, record))
-        self._write_late(False)
+        """At once: a process that is killed must have lost no step. What the device still owes it is written again."""
+        self._steps.write(record)
+        if step.late:
+            self._late.append((step, record))
+        self._write_late()
 
-    def _write_late(self, is_end: bool) -> None:
+    def _write_late(self) -> None:
         while self._late:
             step, record = self._late[0]
             step.late = [arrives for arrives in step.late or () if not arrives()]
-            if step.late and not is_end and len(self._late) < MAX_LATE_STEPS:
+            if step.late and len(self._late) < MAX_LATE_STEPS:
                 return
             self._steps.write(record)
             del self._late[0]
+
+    def _await_late(self) -> None:
+        """The training is over: now the device may be waited for, but not for ever, since it may have failed."""
+        end = time.monotonic() + MAX_WAIT_S
+        self._write_late()
+        while self._late and time.monotonic() < end:
+            time.sleep(0.001)
+            self._write_late()
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""

@@ -1,5 +1,6 @@
 """Windows that nobody scheduled: what calls for one, and when none may open."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -217,8 +218,12 @@ def test_a_step_that_leaves_more_memory_opens_a_window(tmp_path: Path) -> None:
 
 
 def test_a_non_finite_value_opens_a_window_at_the_next_step(tmp_path: Path) -> None:
-    def train(session: Session) -> None:
-        train_with(lambda number: session.window_requests.append("non-finite") if number == 4 else None, 10)
+    def train(_: Session) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, batch in enumerate(make_loader(10)):
+            (error_of(model, *batch) * (math.nan if number == 4 else 1.0)).backward()
+            optimizer.step()
 
     recorded = record_triggered(tmp_path, train, ("non-finite",))
     assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [

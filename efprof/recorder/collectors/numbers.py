@@ -4,7 +4,7 @@ import ctypes
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +158,7 @@ class Numbers:
         if step.scale is not None and not is_on_device:
             record.scaler_scale = float(read_value(step.scale))
         if opened.device_losses or opened.device_norms or is_on_device:
-            step.owe(_later(record, opened, step.scale if is_on_device else None))
+            step.owe(late_numbers(record, opened, step.scale if is_on_device else None, self._note_late))
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = _numbers_of(step)
@@ -174,16 +174,18 @@ class Numbers:
             self._note_bad(step, "gradient", norm, [] if loss is None else find_steep(loss, step.sequence or 0))
 
     def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
+        self._note(step.number, what, value, step.backward_site, suspects)
+
+    def _note_late(self, record: StepRecord, what: str, value: float) -> None:
+        """The device has told; by now backward has freed the graph that would show its birth."""
+        if not self._has_walked:
+            self._has_walked = True
+            self._note(record.step, what, value, record.backward_site, [])
+
+    def _note(self, number: int, what: str, value: float, site: str | None, suspects: list[SuspectOperation]) -> None:
         self._session.window_requests.append("non-finite")
         self._session.note(
-            NonFiniteSeen(
-                at_ns=time.time_ns(),
-                step=step.number,
-                what=what,
-                value=str(value),
-                site=step.backward_site,
-                suspects=suspects,
-            )
+            NonFiniteSeen(at_ns=time.time_ns(), step=number, what=what, value=str(value), site=site, suspects=suspects)
         )
 
 
@@ -230,29 +232,45 @@ def _fill_norm(record: StepRecord, norm: float | None, is_guarded: bool) -> None
     record.is_skipped |= is_guarded and norm is not None and not math.isfinite(norm)
 
 
-def _later(record: StepRecord, owed: _Open, scale: torch.Tensor | None) -> Callable[[], bool]:
-    """Start copying to pinned memory; the result fills the record once the copies' event has passed."""
+def late_numbers(
+    record: StepRecord, owed: _Open, scale: torch.Tensor | None, note_bad: Callable[[StepRecord, str, float], None]
+) -> Callable[[], bool]:
+    """Start copying to the host; the result fills the record once the copies' event has passed.
+
+    `note_bad` is told of what is not finite, but for gradients that a scaler holds back or an optimizer skips itself.
+    """
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
-    copies = [
-        torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-        for value in (*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale]))
-    ]
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    copies, event = _copied([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
 
     def arrived() -> bool:
-        if not event.query():  # type: ignore[no-untyped-call]
+        if not event.query():
             return False
         values = [float(read_value(copy)) for copy in copies]
+        loss, norm = sum(values[:num_losses]), root_of_squares(values[num_losses : num_losses + num_norms])
         if num_losses:
-            record.loss = _spelled(sum(values[:num_losses]))
+            record.loss = _spelled(loss)
         if num_norms:
-            _fill_norm(record, root_of_squares(values[num_losses : num_losses + num_norms]), owed.is_guarded)
+            _fill_norm(record, norm, owed.is_guarded)
         if scale is not None:
             record.scaler_scale = values[-1]
+        if not math.isfinite(loss):
+            note_bad(record, "loss", loss)
+        elif not (math.isfinite(norm) or owed.is_guarded or record.is_skipped):
+            note_bad(record, "gradient", norm)
         return True
 
     return arrived
+
+
+def _copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+    """Copies in pinned memory that are whole once the event has passed."""
+    copies = [
+        torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+        for value in values
+    ]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return copies, event
 
 
 def _spelled(value: float | None) -> float | str | None:
