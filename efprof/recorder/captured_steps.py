@@ -37,7 +37,7 @@ class CapturedSteps:
     def replayed(self, graph: Any) -> None:
         """The graph was launched: what it holds belongs to the open step, or makes one."""
         if graph in self._graphs and self._loop.is_ours:
-            self._loop.replayed(id(graph), perf_counter_ns())
+            self._loop.replayed(id(graph), {id(each) for each in self._graphs}, perf_counter_ns())
 
     def _note_step(self) -> None:
         if self._capturing is not None:

@@ -43,7 +43,7 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
 
 def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
     """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart."""
-    opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader)))
+    opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader), is_start=True))
     broke_off = shell.guarded("loop", loop.fetch_broke_off)
     numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
     began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))

@@ -30,8 +30,8 @@ class Loop(Stages):
 
     # Fetching.
 
-    def fetch_began(self, loader: int | None) -> None:
-        """A batch is asked for."""
+    def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
+        """A batch is asked for, or the loader starts."""
         if get_ident() != self.thread:
             return
         self.leave_sprint()
@@ -39,6 +39,8 @@ class Loop(Stages):
         if self.stage is not None and not self.leave_optimizer(entered):
             return
         steps = self.steps
+        if is_start:
+            steps.drop_what_was_looked_at(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
         steps.has_loader = True
@@ -245,10 +247,16 @@ class Loop(Stages):
         self.steps.updated(step, id(optimizer), perf_counter_ns())
         step.is_skipped = True
 
-    def replayed(self, graph: int, entered: int) -> None:
-        """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart."""
+    def replayed(self, graph: int, graphs: set[int], entered: int) -> None:
+        """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart.
+
+        It shares its step with others of the `graphs`, but with no optimizer that stepped by itself.
+        """
         self.leave_sprint()
-        step = self.steps.to_update(graph, entered)
+        steps = self.steps
+        if steps.open is not None and not graphs.issuperset(steps.open.stepped):
+            steps.finish(steps.open, entered)
+        step = steps.to_update(graph, entered)
         step.num_backwards += 1
         self.steps.updated(step, graph, entered)
 

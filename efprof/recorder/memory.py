@@ -49,6 +49,11 @@ class Memory:
     def __init__(self) -> None:
         self._source: tuple[str, MemoryReader] | None = None
 
+    def choose_again(self) -> None:
+        """There may be a better source by now."""
+        self._source = None
+        self.__dict__.pop("read", None)
+
     def choose(self) -> str:
         """The name of the source, as `run.json` records it."""
         if self._source is None:

@@ -46,6 +46,29 @@ def test_capturing_is_no_step_and_each_replay_is_one(tmp_path: Path, monkeypatch
     assert seen <= {"data"}, "the stages of a replay cannot be told apart; that the loader was at its end is seen"
 
 
+def test_a_replay_is_no_part_of_the_last_step_that_ran_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+
+    def train_without_a_loader() -> None:
+        model, graph = make_model(), PretendedGraph()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        inputs = torch.ones(BATCH, 3)
+        for _ in range(3):
+            model(inputs).sum().backward()
+            optimizer.step()
+        graph.capture_begin()
+        model(inputs).sum().backward()
+        optimizer.step()
+        graph.capture_end()
+        for _ in range(NUM_REPLAYS):
+            graph.replay()
+
+    recorded = record_here(tmp_path, train_without_a_loader)
+    assert [step.micro_batches for step in recorded.steps] == [1] * (3 + NUM_REPLAYS)
+
+
 def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
 

@@ -1,4 +1,4 @@
-"""What a device answers steps later: numbers and times, by a device that is pretended and answers when it likes."""
+"""What a device tells late, numbers and times or itself, by one that is pretended and answers when it likes."""
 
 import math
 from collections.abc import Callable
@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, WindowOpened
+from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.recorder import memory
 from efprof.recorder import session as session_module
-from efprof.recorder.collectors import numbers
+from efprof.recorder.collectors import environment, numbers
 from efprof.recorder.device_clock import DeviceClock
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
-from tests.builders import make_step
-from tests.recorder.recording import Recorded, open_session
-from tests.recorder.test_loop import error_of, make_loader, make_model
+from tests.builders import GPU, make_run_file, make_step
+from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.test_loop import error_of, make_loader, make_model, train
 
 NUM_STEPS = 24
 
@@ -152,3 +154,29 @@ def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path,
     recorded = Recorded(folder=tmp_path)
     assert [(event.step, event.what, event.value) for event in recorded.events(NonFiniteSeen)] == [(4, "loss", "inf")]
     assert [event.why for event in recorded.events(WindowOpened)] == ["a loss or gradient was not finite"]
+
+
+def test_a_device_that_starts_after_a_batch_was_looked_at_is_still_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_cuda = False
+    monkeypatch.setattr(environment, "_has_cuda", lambda: has_cuda)
+    monkeypatch.setattr(environment, "_devices", lambda: [GPU] if has_cuda else [])
+    monkeypatch.setattr(environment, "_versions", dict)
+    monkeypatch.setattr(environment, "_settings", dict)
+    host, device = ("C allocator (malloc)", lambda: (7, 8)), ("CUDA allocator", lambda: (5000, 6000, 1, 2, 3))
+    monkeypatch.setattr(memory, "_best_source", lambda: device if has_cuda else host)
+
+    def look_and_train() -> None:
+        nonlocal has_cuda
+        loader = make_loader(4)
+        next(iter(loader))
+        has_cuda = True
+        model = make_model()
+        train(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    write_run_file(tmp_path, make_run_file())
+    recorded = record_here(tmp_path, look_and_train)
+    assert recorded.run.devices == [GPU]
+    assert recorded.run.memory_source == "CUDA allocator"
+    assert {here.allocated_bytes for step in recorded.steps for here in step.memory} == {5000}

@@ -1,6 +1,7 @@
 """Steps and stages of training loops as people write them."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,6 +128,36 @@ def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
     assert [(step.loader, step.samples) for step in steps] == [(0, BATCH)] * 12
     assert all(stages(step)[-3:] == ["forward", "backward", "optimizer"] for step in steps)
     assert all(stages(step).count("data") <= 2 for step in steps)
+
+
+def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
+    looked_ns = 0
+
+    def look_and_train() -> None:
+        nonlocal looked_ns
+        loader = make_loader(4)
+        for inputs, _ in loader:
+            assert inputs.shape == (BATCH, 3)
+            break
+        model = make_model()
+        looked_ns = time.time_ns()
+        train(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    steps = record_here(tmp_path, look_and_train).steps
+    assert [step.samples for step in steps] == [BATCH] * 4
+    assert steps[0].started_ns > looked_ns, "building the model is no part of it either"
+
+
+def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None:
+    def train_on_pairs() -> None:
+        loader, model = make_loader(4), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            (first, _), (second, targets) = next(iter(loader)), next(iter(loader))
+            error_of(model, first + second, targets).backward()
+            optimizer.step()
+
+    assert [step.samples for step in record_here(tmp_path, train_on_pairs).steps][1:] == [2 * BATCH] * 2
 
 
 def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:

@@ -129,13 +129,15 @@ def test_a_profiler_that_the_program_starts_within_a_window_takes_over(tmp_path:
     recorded = record_here(tmp_path, train_and_profile, windows=((2, 5),))
     assert [event.step for event in recorded.events(WindowClosed)] == [3]
     assert len(recorded.steps) == 6
-    assert recorded.events(CollectorStopped) == []
+    (stopped,) = recorded.events(CollectorStopped)
+    assert stopped.reason == "the program began to profile itself, so a window ended early"
 
 
 def test_a_python_profiler_of_the_program_keeps_counting(tmp_path: Path) -> None:
     profiler = cProfile.Profile()
     recorded = record_here(tmp_path, lambda: profiler.runcall(train_plainly, 6), windows=((2, 4),))
     assert recorded.events(WindowOpened) == []
+    assert ["profiling itself" in event.reason for event in recorded.events(CollectorStopped)] == [True]
     steps = [entry.callcount for entry in profiler.getstats() if getattr(entry.code, "co_name", "") == "error_of"]
     assert steps == [6]
 

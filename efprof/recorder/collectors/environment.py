@@ -25,14 +25,17 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 
 
 def start(session: Session) -> None:
-    """Wait for the first step: by then the program has chosen its devices and settings."""
-    is_written = False
+    """Wait for the first step: by then most programs have chosen their devices; where CUDA comes later, write again."""
+    is_written = knows_cuda = False
 
     def write_once(_: OpenStep) -> None:
-        nonlocal is_written
-        if not is_written and session.rank_folder.name == "rank0":
+        nonlocal is_written, knows_cuda
+        if is_written and (knows_cuda or not _has_cuda()):
+            return
+        is_written, knows_cuda = True, _has_cuda()
+        session.memory.choose_again()
+        if session.rank_folder.name == "rank0":
             _write(session)
-        is_written = True
 
     session.subscribe(session.loop.step_began, "environment", write_once)
 

@@ -88,6 +88,9 @@ class Windows:
         """The program starts a profiler of its own, which would raise while ours is on."""
         if self._profiler is not None and not self._is_opening:
             self._close(self._session.step_number)
+            self._note_stopped(
+                self._session.step_number, "the program began to profile itself, so a window ended early"
+            )
 
     def end(self) -> None:
         """The program ends inside a window: keep what it has."""
@@ -110,9 +113,7 @@ class Windows:
         del self._planned[step.number]
         if _is_profiling_itself():
             reason = "the program was profiling itself when a window was due, so that window was left out"
-            self._session.note(
-                CollectorStopped(at_ns=time.time_ns(), step=step.number, collector="windows", reason=reason)
-            )
+            self._note_stopped(step.number, reason)
             return
         start = time.perf_counter()
         self._count += 1
@@ -126,6 +127,9 @@ class Windows:
         self._profiler, self._is_opening = profiler, False
         self._operators = watch_operators()
         self._seconds = time.perf_counter() - start
+
+    def _note_stopped(self, number: int, reason: str) -> None:
+        self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
 
     def _discard(self, number: int) -> None:
         self._stop().profiler = None
