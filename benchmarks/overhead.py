@@ -7,8 +7,10 @@ the interval is that median's, at 95 %.
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,7 +21,7 @@ from benchmarks.start_up import START_UP_ROUNDS, measure_start_up
 from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
 from benchmarks.variants import TIER_1, VARIANTS, Variant
 
-QUICK_ROUNDS = 2
+QUICK_ROUNDS, QUICK_SECONDS = 2, 6.0
 
 BUSY_LOAD = 0.5
 """Processes that wanted to run, on average over a minute, before the first of ours did."""
@@ -44,16 +46,20 @@ script; its aggregator is another process and is not counted.
 @click.option("--loops", default=",".join(LOOPS), show_default=True, help="Which loops, with commas.")
 @click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'tier 1,TraceML'.")
 @click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; tier 1 takes two minutes.")
+@click.option("--seconds", type=float, help="Of turns in each of tier 1's two processes; default: 60.")
 @click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of everything: does it run at all?")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")
-def main(loops: str, tools: str, rounds: int | None, quick: bool, device: str, write: Path | None) -> None:
-    """Print one table row per loop and tool, and one line per budget."""
+def main(
+    loops: str, tools: str, rounds: int | None, seconds: float | None, quick: bool, device: str, write: Path | None
+) -> None:
+    """Print one table row per loop and tool, and one line per budget; exits with 1 where one is not held for sure."""
     start = time.monotonic()
     for loop in loops.split(","):
         if loop not in LOOPS:
             raise click.BadParameter(f"{loop!r} is not one of {', '.join(LOOPS)}.", param_hint="--loops")
-    chosen = [tool for tool in VARIANTS if tool.name.startswith(tuple(tools.split(",")))]
+    seconds = seconds or (QUICK_SECONDS if quick else None)
+    chosen = [_shortened(tool, seconds) for tool in VARIANTS if tool.name.startswith(tuple(tools.split(",")))]
     lines = _Lines()
     lines.add(*describe_machine(device), METHOD, *TABLE_HEAD)
     rows = []
@@ -66,6 +72,11 @@ def main(loops: str, tools: str, rounds: int | None, quick: bool, device: str, w
     lines.add("", f"Measured in {(time.monotonic() - start) / 60:.0f} minutes.")
     if write is not None:
         write.write_text("\n".join(lines.said) + "\n", encoding="utf-8")
+    sys.exit(any(" not held: " in line for line in lines.said))
+
+
+def _shortened(tool: Variant, seconds: float | None) -> Variant:
+    return replace(tool, switched_s=seconds) if tool.switched_s and seconds else tool
 
 
 class _Lines:
@@ -88,7 +99,7 @@ def measure_loop(loop: str, tools: list[Variant], device: str, *, rounds: int | 
         except RuntimeError as error:
             click.echo(f"{loop}, {tool.name} is left out: {error}", err=True)
             continue
-        peak = run_recorded(loop, device).peak_bytes if tool is TIER_1 else pairs[0].tool.peak_bytes
+        peak = run_recorded(loop, device).peak_bytes if tool.name == TIER_1.name else pairs[0].tool.peak_bytes
         is_by_wall = device == "cuda"
         yield row_of(loop, tool.name, pairs, is_by_wall=is_by_wall, peak_added_bytes=peak - bare.peak_bytes)
 

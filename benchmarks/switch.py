@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.optim.optimizer as optimizers
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -18,7 +19,8 @@ MISSING = object()
 
 OWNERS = (
     torch, torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad, torch.Tensor, torch.amp.GradScaler, DataLoader,
-    _BaseDataLoaderIter, gc,
+    _BaseDataLoaderIter, gc, torch.cuda, torch.cuda.memory, torch._tensor_str, lr_scheduler.LRScheduler,
+    *lr_scheduler.LRScheduler.__subclasses__(),
 )  # fmt: skip
 """What the recorder replaces functions of, and a training step calls; the model's classes come on top."""
 

@@ -4,6 +4,9 @@ import io
 import os
 import pickle
 import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,18 @@ needs_cuda = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@contextmanager
+def synchronisation_is_an_error() -> Iterator[None]:
+    """Within, whatever makes the host wait for the device raises, as far as torch sees it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that this mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -43,11 +58,11 @@ def events_of(snapshot: Any) -> list[dict[str, Any]]:
     return events  # type: ignore[no-any-return]
 
 
-def record_text(folder: Path, text: str, *options: str) -> Recorded:
+def record_text(folder: Path, text: str, *options: str, environment: Mapping[str, str] | None = None) -> Recorded:
     """Record a script of this text."""
     script = folder / "train.py"
     script.write_text(text)
-    return record_command(folder / "home", [sys.executable, str(script)], options=options)
+    return record_command(folder / "home", [sys.executable, str(script)], options=options, environment=environment)
 
 
 TRAIN_PLAINLY = """

@@ -2,13 +2,15 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.trace import read_trace
 from efprof.commands.report import analyse, render
-from tests.gpu.cuda_runs import needs_cuda, results_folder
+from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, results_folder
 from tests.recorder.recording import Recorded, record_command
 
 pytestmark = needs_cuda
@@ -29,7 +31,19 @@ def test_training_on_cuda_is_recorded_to_its_end(recorded: Recorded) -> None:
     assert recorded.events(CollectorStopped) == []
     assert len(recorded.steps) == 40
     assert recorded.run.memory_source == "CUDA allocator"
-    assert recorded.run.devices[0].total_bytes > 0
+    assert recorded.run.devices[0].name == torch.cuda.get_device_name()
+    assert recorded.run.devices[0].total_bytes == torch.cuda.get_device_properties(0).total_memory
+    assert {"cuda", "driver", "torch"} <= recorded.run.versions.keys()
+
+
+def test_the_environment_holds_what_a_snapshot_does_not(tmp_path: Path) -> None:
+    text = TRAIN_PLAINLY.replace("STEPS", "3").replace(
+        "import torch\n", "import torch\ntorch.cuda.set_per_process_memory_fraction(0.5)\n"
+    )
+    chosen = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
+    settings = record_text(tmp_path, text, "--windows", "none", environment=chosen).run.settings
+    assert settings["memory fraction"] == "0.5"
+    assert any("max_split_size_mb" in value and "64" in value for value in settings.values())
 
 
 def test_every_step_has_its_loss_although_it_comes_late(recorded: Recorded) -> None:
@@ -38,19 +52,21 @@ def test_every_step_has_its_loss_although_it_comes_late(recorded: Recorded) -> N
 
 def test_memory_at_the_boundaries_is_the_allocators_own(recorded: Recorded) -> None:
     boundaries = [boundary for step in recorded.steps for boundary in step.memory]
+    assert len(boundaries) >= 5
     assert all(0 < boundary.allocated_bytes <= boundary.reserved_bytes for boundary in boundaries)
 
 
 def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Recorded) -> None:
     trace = read_trace(recorded.rank / "trace-1.json.gz")
-    assert any(event.category == "kernel" for event in trace.events)
+    categories = {event.category for event in trace.events}
+    assert {"kernel", "cuda_sync"} <= categories
     assert any(event.arguments.call_site for event in trace.events)
 
 
 def test_no_step_is_in_two_windows(recorded: Recorded) -> None:
     windows = [step.window for step in recorded.steps]
     assert windows[:4] == ["memory-1"] * 4
-    assert windows[5:7] == ["trace-1"] * 2
+    assert 1 <= windows.count("trace-1") <= 2, "the first of them only where its batch came soon"
 
 
 def test_the_sound_trainer_has_no_finding(recorded: Recorded) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text
+from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, synchronisation_is_an_error
 from tests.recorder.recording import Recorded, open_session
 
 pytestmark = needs_cuda
@@ -26,25 +26,51 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def test_one_hundred_recorded_steps_add_no_synchronisation(tmp_path: Path) -> None:
     model = torch.nn.Linear(256, 256, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
     inputs = torch.randn(64, 256, device="cuda")
     session = open_session(tmp_path / "run")
     session.options = msgspec.structs.replace(session.options, memory_steps=())
     session.start()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(100):
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+        with synchronisation_is_an_error():
+            for _ in range(100):
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
     finally:
-        torch.cuda.set_sync_debug_mode("default")
         session.end()
     recorded = Recorded(folder=tmp_path / "run")
     assert recorded.events(CollectorStopped) == []
     assert len(recorded.steps) == 100
     assert all(isinstance(step.loss, float) for step in recorded.steps)
+
+
+def test_the_driver_sees_no_further_synchronisation(tmp_path: Path) -> None:
+    """torch's own mode does not know all calls that wait: the profiler counts those of the driver."""
+    model = torch.nn.Linear(256, 256, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs = torch.randn(64, 256, device="cuda")
+
+    def count() -> int:
+        with torch.profiler.profile() as profiler:
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+        return sum("ynchronize" in event.name for event in profiler.events() or [])
+
+    count()
+    bare = count()
+    session = open_session(tmp_path / "run")
+    session.options = msgspec.structs.replace(session.options, memory_steps=())
+    session.start()
+    try:
+        assert count() == bare
+    finally:
+        session.end()
 
 
 def test_a_nan_is_told_of_the_step_it_came_in(recorded: Recorded) -> None:

@@ -15,6 +15,7 @@ from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.metrics import MetricsLog, StepMetrics
+from tests.gpu.cuda_runs import synchronisation_is_an_error
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero", "argwhere", "unique")
 
@@ -142,9 +143,6 @@ def test_a_step_on_cuda_never_waits_for_the_device(dataset: PairDataset, tmp_pat
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=lambda metrics: None) as metrics:
         trainer.train_batch(first, metrics)
         on_device = [Batch(*(field.cuda() for field in batch)) for batch in rest]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with synchronisation_is_an_error():
             for batch in on_device:
                 trainer.train_batch(batch, metrics)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
