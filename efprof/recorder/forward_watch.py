@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class ForwardWatch:
         self._is_learning = False
         self._depth = 0
         self._left_to_learn = 0
+        self._inside: int | None = None
+        """The thread that is within a call of a watched class."""
         self._outermost: dict[type[torch.nn.Module], None] = {}
         self._classes = WatchedClasses(self._watched)
         self.module_began = shell.guarded("loop", self._module_began)
@@ -161,7 +164,7 @@ class ForwardWatch:
             self._classes.watch(kind)
 
     def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
-        began, ended, mark, learning = self._began, self._ended, self._mark, self
+        began, ended, mark, watch = self._began, self._ended, self._mark, self
         own = vars(kind).get("__call__")
 
         @functools.wraps(kind.__call__)
@@ -169,13 +172,18 @@ class ForwardWatch:
             # Looked up at each call: torch.fx and others replace Module.__call__ for a while.
             original: Any = functools.partial(own, module) if own else super(kind, module).__call__  # type: ignore[misc]
             # The hooks for all modules see this call already; what is being compiled must not contain ours.
-            if learning._learning or torch.compiler.is_compiling():
+            if watch._learning or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
+            thread = get_ident()
+            if watch._inside == thread:  # a module of a watched class within another, which is the one that counts
+                return original(*args, **kwargs)
+            watch._inside = thread
             if not mark(FORWARD if module.training and torch.is_grad_enabled() else OTHER):
                 began(module)
             try:
                 return original(*args, **kwargs)
             finally:
+                watch._inside = None
                 if not mark(FORWARDED):
                     ended()
 

@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.loop import Loop
 from tests.recorder.recording import open_session, record_here
-from tests.recorder.test_loop import make_loader, make_model, train, train_plainly
+from tests.recorder.test_loop import make_loader, make_model, stages, train, train_plainly
 
 OWNERS = (
     torch,
@@ -105,6 +106,24 @@ def test_the_hooks_for_all_modules_are_out_once_the_outermost_are_known(tmp_path
         assert "__call__" not in vars(torch.nn.Linear)
     finally:
         session.end()
+
+
+def test_modules_of_the_outermost_ones_class_within_it_are_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.nn.Module | None] = []
+    began = Loop.forward_began
+
+    def forward_began(self: Loop, module: torch.nn.Module | None = None) -> None:
+        seen.append(module)
+        began(self, module)
+
+    monkeypatch.setattr(Loop, "forward_began", forward_began)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(3, 3)) for _ in range(9)), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record_here(tmp_path, lambda: train(model, make_loader(12), optimizer))
+    assert seen[-8:] == [model] * 8, "once it is known which are outermost"
+    assert all("forward" in stages(step) for step in recorded.steps)
 
 
 def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> None:

@@ -159,6 +159,24 @@ def test_only_the_first_bad_value_is_searched_for(tmp_path: Path) -> None:
     assert numbers_of(recorded) == [(1.0, 1.0), ("nan", "nan"), ("nan", "nan")]
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting(clips: bool, tmp_path: Path) -> None:
+    def train_on() -> None:
+        weight = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(120):
+            (weight.sum() * (math.nan if step >= 3 else 1.0)).backward()
+            if clips:
+                torch.nn.utils.clip_grad_norm_([weight], 1.0)
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_on).steps
+    assert [step.gradient_norm == "nan" for step in steps[60:]] == [True] * 60
+    counted = [step.step for step in steps if step.num_nan]
+    assert counted[:5] == [3, 4, 5, 6, 7]
+    assert len([step for step in counted if step >= 60]) < 15
+
+
 def test_sparse_gradients_are_counted_without_a_norm(tmp_path: Path) -> None:
     def train() -> None:
         embedding = torch.nn.Embedding(5, 2, sparse=True)

@@ -27,6 +27,10 @@ from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 
+MAX_BAD_READS = 8
+"""Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
+counting takes two operators for each parameter."""
+
 
 @dataclass(slots=True)
 class _Open:
@@ -63,6 +67,7 @@ class Numbers:
         self._plan = ReadingPlan()
         self._step_ns = 0
         self._canary: weakref.ref[torch.Tensor] | None = None
+        self._num_bad_reads = 0
 
     def note_loss(self, step: OpenStep, tensors: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
@@ -100,24 +105,36 @@ class Numbers:
         self._clip_norm = None
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
-        if not opened.is_read and (self._seems_fine() if clip_norm is None else _take_norm(opened, clip_norm)):
+        if not opened.is_read and self._is_known(opened, clip_norm):
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
         self._watch.read_due, self._watch.canary = self._plan.next_step, self._canary
 
-    def _seems_fine(self) -> bool:
-        """Whether a gradient is finite that a bad one anywhere above would have reached: it is read for little.
+    def _is_known(self, opened: _Open, clip_norm: torch.Tensor | None) -> bool:
+        """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
+        if clip_norm is not None and not clip_norm.is_cpu:
+            opened.device_norms += (clip_norm,)
+            return True
+        value = self._read_canary() if clip_norm is None else read_value(clip_norm)
+        if value is None or not (math.isfinite(value) or self._num_bad_reads >= MAX_BAD_READS):
+            return False
+        if clip_norm is not None or not math.isfinite(value):
+            opened.add_norm(abs(value))
+        return True
 
-        Where nobody has chosen one yet, or it is gone, all gradients have to be read.
+    def _read_canary(self) -> float | None:
+        """A gradient that a bad one anywhere above would have reached: it is read for little.
+
+        None where nobody has chosen one yet, or it is gone: then all gradients have to be read.
         """
         parameter = self._canary() if self._canary is not None else None
         gradient = None if parameter is None else parameter.grad
         if gradient is None or not can_be_canary(gradient):
-            return False
+            return None
         # Straight from memory: even one torch operator costs 5 us here.
-        return math.isfinite(ctypes.c_float.from_address(gradient.data_ptr()).value)
+        return ctypes.c_float.from_address(gradient.data_ptr()).value
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
@@ -165,6 +182,7 @@ class Numbers:
         opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
         if math.isfinite(norm):
             return
+        self._num_bad_reads += 1
         with torch.no_grad():
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
@@ -203,17 +221,6 @@ def _numbers_of(step: OpenStep) -> _Open:
         step.numbers = _Open()
     opened: _Open = step.numbers
     return opened
-
-
-def _take_norm(opened: _Open, norm: torch.Tensor) -> bool:
-    """Note the norm that gradients were clipped by; False where they have to be looked at, for it is not finite."""
-    if not norm.is_cpu:
-        opened.device_norms += (norm,)
-        return True
-    value = float(read_value(norm))
-    if math.isfinite(value):
-        opened.add_norm(value)
-    return math.isfinite(value)
 
 
 def _unscaled(scaled: tuple[int, torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
