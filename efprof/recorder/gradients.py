@@ -9,6 +9,10 @@ import torch
 read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
 
+MAX_CANDIDATES = 8
+"""Parameters that are looked at to choose one."""
+
+
 def is_plain(gradient: torch.Tensor | None) -> bool:
     """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
     if gradient is None:
@@ -17,9 +21,20 @@ def is_plain(gradient: torch.Tensor | None) -> bool:
 
 
 def canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
-    """The first parameter that can be one: the first layers' gradients are made from all the others'."""
-    first = next((one for one in parameters if can_be_canary(one.grad)), None)
+    """The first parameter that can be one: the first layers' gradients are made from all the others'.
+
+    One without a zero is better: a zero may come from a unit that is dead, and stand for nothing.
+    """
+    candidates = [one for one in parameters if can_be_canary(one.grad)][:MAX_CANDIDATES]
+    full = (one for one in candidates if one.grad is not None and not has_zero(one.grad))
+    first = next(full, candidates[0] if candidates else None)
     return None if first is None else weakref.ref(first)
+
+
+def has_zero(gradient: torch.Tensor) -> bool:
+    """Whether one of its numbers is exactly zero."""
+    with torch.no_grad():
+        return int(torch.count_nonzero(gradient).numpy()) < gradient.numel()
 
 
 def can_be_canary(gradient: torch.Tensor | None) -> bool:

@@ -260,7 +260,7 @@ def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., 
             if not is_marked:
                 ended()
         if not (is_marked and clipped(norm)):
-            noted(norm)
+            noted(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
         return norm
 
     return clip

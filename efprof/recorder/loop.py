@@ -186,6 +186,8 @@ class Loop(Stages):
         entered = perf_counter_ns()
         self.close_stage(step, entered)
         steps.note_memory(step, "post_backward", entered)
+        if step.stepped and not self._has_closure:  # within backward: there is no later end of the update
+            steps.note_memory(step, "post_optimizer_step", entered)
         if steps.probe is not None:
             steps.probe.note_backward()
         if self._has_closure:
@@ -202,8 +204,12 @@ class Loop(Stages):
         entered = perf_counter_ns()
         if self.opener == "optimizer" and self.steps.open is not None:
             self.close_stage(self.steps.open, entered)  # the last call raised, and the program went on
+        if self.opener == "backward":
+            self._step_within_backward(id(optimizer))
         if self.stage is not None and self.opener not in ("user", "update"):
             return
+        if has_closure:
+            self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
         step = self.steps.to_update(id(optimizer), entered)
         self._has_closure = has_closure
         if not has_closure:
@@ -211,6 +217,14 @@ class Loop(Stages):
                 listener(step, optimizer)
         if self.stage is None:
             self.open_stage(step, "optimizer", "optimizer", entered)
+
+    def _step_within_backward(self, optimizer: int) -> None:
+        """A hook of a gradient steps it, as soon as the gradient is there: one optimizer for each parameter."""
+        step, steps = self.steps.open, self.steps
+        if step is not None and optimizer not in step.stepped:
+            steps.probe = None
+            step.stepped.append(optimizer)
+            steps.cycle.stepped(optimizer)
 
     def turn_to(self, optimizer: torch.optim.Optimizer) -> None:
         """It was taken for the optimizer of the sprint, which it broke off: begin its stage again."""
@@ -269,11 +283,11 @@ class Loop(Stages):
         self.open_stage(step, "optimizer", "update", perf_counter_ns())
         return True
 
-    def gradients_clipped(self, norm: torch.Tensor) -> None:
-        """`clip_grad_norm_` has computed the norm from before the clipping."""
+    def gradients_clipped(self, norm: torch.Tensor, max_norm: float) -> None:
+        """`clip_grad_norm_` has computed the norm from before the clipping, to this one at most."""
         if get_ident() == self.thread:
             for listener in self.clipped:
-                listener(norm)
+                listener(norm, max_norm)
 
     def update_ended(self) -> None:
         """What `update_began` opened ends."""

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+MAX_SAMPLE = 4096
+"""Of a parameter's values that are compared."""
+
 MAX_NODES = 10_000
 """Of a graph, looked at for its first parameter."""
 
@@ -22,18 +25,21 @@ class ParameterProbe:
         self._parameter: weakref.ref[torch.Tensor] | None = None
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._versions: tuple[int, int] | None = None
+        self._is_replaced = False
+        self._place = 0
+        self._sample: torch.Tensor | None = None
         self._is_optimized: bool | None = None
 
     def watch_loss(self, tensors: Any) -> None:
         """Backward is called on these: watch a parameter that they were made from."""
-        if self._alive() is None:
+        if self._is_to_choose():
             for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                     self._watch(_first_leaf(tensor.grad_fn))
 
     def watch_inputs(self, inputs: Any) -> None:
         """Gradients are computed for these."""
-        if self._alive() is None:
+        if self._is_to_choose():
             self._watch(next(_leaves(inputs if isinstance(inputs, Iterable) else [inputs]), None))
 
     def note_backward(self) -> None:
@@ -43,23 +49,43 @@ class ParameterProbe:
             gradient = parameter.grad
             self._gradient = None if gradient is None else weakref.ref(gradient)
             self._versions = (parameter._version, -1 if gradient is None else gradient._version)
+            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
 
     def has_updated(self) -> bool:
         """Whether somebody has changed the parameter or its gradient since, and it was no torch optimizer."""
         parameter = self._alive()
-        if parameter is None and self._versions is not None:
-            return self._is_optimized is False  # it went with the function that trained it
-        if parameter is None or self._versions is None:
+        if self._versions is None:
             return False
+        if parameter is None or self._is_replaced:
+            return self._is_free()  # a new one takes its place in every step, or it went with what trained it
         gradient = parameter.grad
         known = self._gradient() if self._gradient is not None else None
         now = (parameter._version, -1 if gradient is None else gradient._version)
-        if now == self._versions and gradient is known:
+        if now == self._versions and gradient is known and not self._has_other_values(parameter):
             return False
         self._versions = None
         if self._is_optimized is None:
             self._is_optimized = _has_optimizer(parameter)
         return not self._is_optimized
+
+    def _is_to_choose(self) -> bool:
+        """Whether there is no parameter to watch; one that is gone since the last backward pass was replaced."""
+        if self._alive() is not None:
+            return False
+        self._is_replaced |= self._versions is not None and self._is_free()
+        return True
+
+    def _is_free(self) -> bool:
+        if self._is_optimized is None:
+            self._is_optimized = _has_optimizer(None)
+        return not self._is_optimized
+
+    def _has_other_values(self, parameter: torch.Tensor) -> bool:
+        """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
+        if self._sample is None:
+            return False
+        now = _sample_of(parameter)
+        return parameter.data_ptr() != self._place or now is None or not torch.equal(self._sample, now)
 
     def _alive(self) -> torch.Tensor | None:
         return None if self._parameter is None else self._parameter()
@@ -87,10 +113,17 @@ def _first_leaf(node: Any) -> torch.Tensor | None:
     return None
 
 
-def _has_optimizer(parameter: torch.Tensor) -> bool:
-    """Whether a torch optimizer that has not stepped yet is in charge of it; asked once in a program."""
+def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Some of its values; None where it takes a device or another rank to tell."""
+    if not parameter.is_cpu or type(parameter.data) is not torch.Tensor or not parameter.untyped_storage().size():
+        return None  # sharded, too, or given back between the passes
+    return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
+
+
+def _has_optimizer(parameter: torch.Tensor | None) -> bool:
+    """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
     return any(
-        mine is parameter
+        parameter is None or mine is parameter
         for thing in gc.get_objects()
         if issubclass(type(thing), torch.optim.Optimizer)  # isinstance would wake lazy objects
         for group in thing.param_groups

@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.signal_errors import is_of_a_signal
 from efprof.recorder.writing import LineWriter, RankFolder
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
@@ -31,7 +32,10 @@ class Shell:
         self._guard: CodeType | None = None
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first."""
+        """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first.
+
+        What the handler of a signal raises within it goes on to the program, which waits for it.
+        """
         stopped, put_off = self._stopped, self._put_off
 
         def call(*args: Any) -> Any:
@@ -40,6 +44,8 @@ class Shell:
                 try:
                     answer = function(*args)
                 except Exception as error:  # the recorder's shell: training must go on
+                    if is_of_a_signal(error):
+                        raise
                     self._stop(collector, error)
             if put_off:
                 self._call_put_off(sys._getframe(1))
@@ -67,7 +73,7 @@ class Shell:
 
     def _stop(self, collector: str, error: Exception) -> None:
         self._stopped.add(collector)
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS and self._folder.may_have_refused(error):
             self._folder.give_up(error)
         if not self._folder.is_broken:
             self._warn(collector, error)

@@ -23,6 +23,7 @@ class Sites:
 
     def __init__(self, root: Path, sources: LineWriter) -> None:
         self._root = f"{os.path.realpath(root)}{os.sep}"
+        self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
         self._sources = sources
         self._own_package = _package_that_runs()
         self._is_user: dict[str, bool] = {}
@@ -54,7 +55,7 @@ class Sites:
         """The name of a file in reports: relative to the repository. The text of a user's file is kept."""
         name = self._names.get(path)
         if name is None:
-            real = path if path.startswith("<") else os.path.realpath(path)
+            real = path if path.startswith("<") else os.path.realpath(os.path.join(self._start, path))  # noqa: PTH118
             name = self._names[path] = real.removeprefix(self._root) if real.startswith(self._root) else path
             if self.is_user_file(path):
                 self._keep(path, name)
@@ -64,19 +65,20 @@ class Sites:
         """The path of a file that torch's profiler names without its folder on `sys.path`."""
         path = self._absolute.get(shortened)
         if path is None:
-            path = self._absolute[shortened] = _find_on_path(shortened)
+            path = self._absolute[shortened] = _find_on_path(shortened, self._start)
         return path
 
     def _is_written_by_user(self, path: str) -> bool:
         if path.startswith("<"):
             return False
-        path = os.path.abspath(path)  # noqa: PTH100 - as it is spelled: a link into a library is the library's
+        # As it is spelled: a link into a library is the library's.
+        path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
         if self._own_package and path.startswith(self._own_package):
             return True
         return not path.startswith(_library_folders())
 
     def _keep(self, path: str, name: str) -> None:
-        file = Path(path)
+        file = Path(self._start) / path
         if file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES:
             self._sources.write(SourceText(file=name, text=without_secrets(file.read_text(errors="replace"))))
 
@@ -114,11 +116,11 @@ def _module_that_runs() -> str | None:
     return next((entry_point.module for entry_point in entry_points), None)
 
 
-def _find_on_path(shortened: str) -> str:
+def _find_on_path(shortened: str, start: str) -> str:
     if os.path.isabs(shortened):  # noqa: PTH117 - called for every frame of a window
         return shortened
-    for folder in [*sys.path, os.getcwd()]:  # noqa: PTH109
-        candidate = os.path.join(folder or ".", shortened)  # noqa: PTH118
+    for folder in [*sys.path, start]:
+        candidate = os.path.join(start, folder, shortened)  # noqa: PTH118
         if os.path.isfile(candidate):  # noqa: PTH113
-            return os.path.abspath(candidate)  # noqa: PTH100
+            return os.path.normpath(candidate)
     return shortened

@@ -116,6 +116,12 @@ class Sprint:
             step.sequence = self.watch.sequence
         return step
 
+    @property
+    def site(self) -> str | None:
+        """Where backward is called in the steps of this sprint."""
+        noted = (step.backward_site for step in reversed(self._touched.values()))
+        return next(filter(None, noted), self._site)
+
     def count(self, batch: object) -> None:
         """A batch arrived that the stopwatch cannot count."""
         self.step.samples += num_samples(batch)

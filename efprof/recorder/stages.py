@@ -50,6 +50,7 @@ class Stages:
         self._sprint: Sprint | None = None
         self._paused: int | None = None
         self._stage_start_ns = 0
+        self._handled = 0
         self._depth = 0
         self._has_closure = False
         """Whether an optimizer is running that computes its gradients itself, by calling back."""
@@ -175,6 +176,7 @@ class Stages:
         self.stage, self.opener, self._failed = stage, opener, None
         if self.steps.clock is not None:
             self.steps.clock.open()
+        self._handled = id(sys.exception())
         self._stage_start_ns = now = perf_counter_ns()
         step.recorder_ns += now - max(entered, step.start_ns)
 
@@ -186,7 +188,8 @@ class Stages:
             step.device_marks.append(self.steps.clock.close())
         # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
         error = sys.exception()
-        self._failed = None if error is None else (self.stage or "other", id(error))
+        is_new = error is not None and id(error) != self._handled  # some programs train while they handle another one
+        self._failed = (self.stage or "other", id(error)) if is_new else None
         self.stage = self.opener = None
 
     def take_over(self) -> bool:

@@ -89,6 +89,14 @@ class Steps:
         if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
             self.finish(step, at)
 
+    def end_whole(self, at: int) -> None:
+        """An optimizer is about to call back for its gradients: where no loader tells, it begins a step of its own."""
+        step = self.open
+        if step is None or not step.stepped or self.has_loader or self.has_marks:
+            return
+        if self.cycle.is_complete(step.stepped):
+            self.finish(step, at)
+
     def to_update(self, optimizer: int, at: int) -> OpenStep:
         """The step that a call of this optimizer, by its `id`, belongs to."""
         self.probe = None

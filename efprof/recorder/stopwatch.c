@@ -34,6 +34,8 @@ typedef struct {
     PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
     PyObject *canary;        /* weak reference to a parameter, or None */
     PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
+    PyObject *loss;          /* weak reference to the last one, or None */
+    PyObject *handled;       /* the error that was being handled at the start; not owned, only compared */
     Py_buffer buffer;
     Pages *pages;
     Entry *entry;
@@ -41,7 +43,7 @@ typedef struct {
     unsigned long long optimizer; /* by its `id` */
     long long max_step_ns, max_sprint_ns, epoch_offset_ns, read_due, number, sequence;
     int capacity, at, nested;
-    char is_on, takes_numbers;
+    char is_on, takes_numbers, takes_clips;
     struct { void *code; int at; } place[NUM_FRAMES];
 } Stopwatch;
 
@@ -122,6 +124,13 @@ static PyObject *end_step(Stopwatch *self, PyObject *code)
     Py_RETURN_TRUE;
 }
 
+static PyObject *handled_error(void)
+{
+    PyObject *error = PyErr_GetHandledException();
+    Py_XDECREF(error); /* whoever handles it keeps it alive */
+    return error;
+}
+
 static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *arg)
 {
     if (PyThread_get_thread_ident() != self->thread)
@@ -144,11 +153,9 @@ static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *arg)
             self->nested--;
             Py_RETURN_TRUE;
         }
-        PyObject *error = PyErr_GetHandledException();
-        if (error != NULL) { /* seen from the `finally` of a hook: it ends the stage */
-            Py_DECREF(error);
+        PyObject *error = handled_error();
+        if (error != NULL && error != self->handled) /* seen from the `finally` of a hook: it ends the stage */
             return ask(self->unexpected, other);
-        }
     }
     if (code == FORWARD && self->sequence < 0)
         note_sequence(self);
@@ -240,20 +247,25 @@ static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
     PyObject *loss = tensors;
     if (!self->is_on || !self->takes_numbers || !is_same_place(self))
         Py_RETURN_FALSE;
-    if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors))
+    if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors) == 1)
         loss = PyTuple_GET_ITEM(tensors, 0);
-    else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors))
+    else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors) == 1)
         loss = PyList_GET_ITEM(tensors, 0);
     if (!read_first(self, loss, &value, 1) || !self->is_on)
         Py_RETURN_FALSE;
     self->entry->loss += value;
     self->entry->num_losses++;
+    PyObject *weak = PyWeakref_NewRef(loss, NULL);
+    if (weak == NULL)
+        give_up();
+    else
+        Py_SETREF(self->loss, weak);
     Py_RETURN_TRUE;
 }
 
 static PyObject *Stopwatch_clipped(Stopwatch *self, PyObject *norm)
 {
-    if (!self->is_on || (PyObject *)Py_TYPE(norm) != self->tensor)
+    if (!self->is_on || !self->takes_clips || (PyObject *)Py_TYPE(norm) != self->tensor)
         Py_RETURN_FALSE;
     Py_SETREF(self->gradient_norm, Py_NewRef(norm));
     Py_RETURN_TRUE;
@@ -282,7 +294,7 @@ static int seems_fine(Stopwatch *self)
     if (gradient == NULL)
         return give_up();
     double value;
-    int is_fine = read_first(self, gradient, &value, 0);
+    int is_fine = read_first(self, gradient, &value, 0) && value != 0.0; /* that may stand for nothing at all */
     Py_DECREF(gradient);
     return is_fine;
 }
@@ -341,6 +353,7 @@ static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
     memcpy(self->pages->codes, codes, num_codes);
     self->number = number - 1;
     self->epoch_offset_ns = epoch_offset;
+    self->handled = handled_error();
     self->is_on = 1;
     begin(self, at);
     Py_RETURN_NONE;
@@ -372,6 +385,7 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->next_sequence);
     Py_VISIT(self->canary);
     Py_VISIT(self->gradient_norm);
+    Py_VISIT(self->loss);
     return 0;
 }
 
@@ -386,6 +400,7 @@ static int Stopwatch_clear(Stopwatch *self)
     Py_CLEAR(self->next_sequence);
     Py_CLEAR(self->canary);
     Py_CLEAR(self->gradient_norm);
+    Py_CLEAR(self->loss);
     return 0;
 }
 
@@ -416,7 +431,9 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->next_sequence = Py_NewRef(next_sequence);
     self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
+    self->loss = Py_NewRef(Py_None);
     self->thread = PyThread_get_thread_ident();
+    self->takes_clips = 1;
     self->max_step_ns = max_step_ns;
     self->max_sprint_ns = max_sprint_ns;
     return (PyObject *)self;
@@ -446,7 +463,9 @@ static PyMemberDef members[] = {
     {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
+    {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},
     {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
+    {"loss", T_OBJECT_EX, offsetof(Stopwatch, loss), READONLY, NULL},
     {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), READONLY, NULL},
     {NULL},
 };

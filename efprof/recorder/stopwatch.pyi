@@ -25,7 +25,11 @@ class Stopwatch:
     read_due: int
     """From this step on, all gradients are to be read, in Python."""
     takes_numbers: bool
+    takes_clips: bool
+    """Whether what gradients were clipped by is the norm of all of the optimizer's."""
     canary: ref[torch.Tensor] | None
+    loss: ref[torch.Tensor] | None
+    """What backward was called on last, in a sprint."""
     gradient_norm: torch.Tensor | None
     """What the gradients of the step of that number were clipped by."""
 

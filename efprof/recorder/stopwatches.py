@@ -22,10 +22,11 @@ HAS_STOPWATCH = _Stopwatch is not None
 class NoStopwatch:
     """Never takes note: Python sees to everything."""
 
-    is_on = takes_numbers = False
+    is_on = takes_numbers = takes_clips = False
     at = nested = number = thread = optimizer = read_due = 0
     sequence = -1
     canary: Any = None
+    loss: Any = None
     gradient_norm: torch.Tensor | None = None
 
     def mark(self, _: object) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from efprof.artifacts.events import TrainingRaised
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.claim import claim_folder
+from efprof.recorder.signal_errors import is_of_a_signal
 
 ERRORS_OF_ANOTHER = (
     "ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -57,8 +58,14 @@ class RankFolder:
         """Have `append` called with this line once there is a folder."""
         self._waiting.append((append, line))
 
+    def may_have_refused(self, error: OSError) -> bool:
+        """Whether it is this folder that is missing, and not another file that somebody looked for."""
+        return error.errno != errno.ENOENT or str(error.filename).startswith(str(self._run_folder))
+
     def give_up(self, error: OSError) -> None:
         """Say once that the recording is over."""
+        if is_of_a_signal(error):
+            raise error  # such as a TimeoutError, which is an OSError too
         if self.is_broken:
             return
         self.is_broken = True

@@ -11,12 +11,14 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
+from efprof.model import BOUNDARIES
+from efprof.recorder import memory as memory_module
 from efprof.recorder.collectors.cuda_memory import CudaMemory, start
 from efprof.recorder.collectors.out_of_memory import WINDOW, OutOfMemoryObserver
 from efprof.recorder.cuda_history import CudaHistory, write_snapshot
 from efprof.recorder.options import StepRange
 from efprof.recorder.session import Session
-from tests.recorder.recording import Recorded, open_session
+from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_loop import train_plainly
 
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "oom", "size": 512}]]}
@@ -264,3 +266,58 @@ def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
     observer.end()
     observer.observe(0, 1, 1, 0)
     assert Recorded(folder=tmp_path).events(WindowOpened) == []
+
+
+def statistic(current: int) -> dict[str, dict[str, int]]:
+    """As torch nests a counter of bytes; all others but the current one of all pools are larger."""
+    pool = {"current": current, "peak": current + 100, "allocated": current + 200, "freed": current + 300}
+    others = {name: number + 1000 for name, number in pool.items()}
+    return {"all": pool, "small_pool": others, "large_pool": others}
+
+
+STATISTICS = {
+    "active_bytes": statistic(1),
+    "allocated_bytes": statistic(2),
+    "inactive_split_bytes": statistic(3),
+    "requested_bytes": statistic(4),
+    "reserved_bytes": statistic(5),
+    "num_alloc_retries": 6,
+    "num_ooms": 7,
+}
+
+
+def test_each_counter_of_the_cuda_allocator_goes_into_the_field_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "_best_source", lambda: ("CUDA allocator", memory_module._read_cuda))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: STATISTICS, raising=False)
+    recorded = record_here(tmp_path, lambda: train_plainly(2))
+    assert recorded.run.memory_source == "CUDA allocator"
+    readings = [memory for step in recorded.steps for memory in step.memory]
+    assert len(readings) == 2 * len(BOUNDARIES)
+    assert {(memory.allocated_bytes, memory.reserved_bytes, memory.active_bytes) for memory in readings} == {(2, 5, 1)}
+    assert {(memory.inactive_split_bytes, memory.num_retries) for memory in readings} == {(3, 6)}
+
+
+HISTORY = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1_000_000}
+
+
+def test_the_history_has_pythons_stacks_of_allocations_and_frees_and_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, object]] = []
+
+    def record(skip_actions: object = None, **settings: object) -> None:
+        seen.append({"skip_actions": skip_actions, **settings})
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    CudaHistory().turn_on()
+    assert seen == [{**HISTORY, "skip_actions": ["free_requested"]}]
+
+
+def test_a_torch_that_cannot_skip_actions_records_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, object]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: seen.append(settings))
+    CudaHistory().turn_on()
+    assert seen == [HISTORY]

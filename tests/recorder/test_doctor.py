@@ -1,7 +1,7 @@
 """What `efprof doctor` finds on this machine, and on machines with something amiss."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -135,6 +135,68 @@ def test_a_build_for_the_cpu_on_a_machine_with_a_driver_is_told_of_it(
     check = named(device.checks(torch), "CUDA")
     assert "there is an NVIDIA driver 550.54.15" in check.why
     assert "Install a CUDA build" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("activities", "has_device", "status", "said"),
+    [
+        (["CPU"], True, "no", "has no tracer of GPU kernels"),
+        (["CPU", "CUDA"], False, "unknown", "there is no device to try it on"),
+        (["CPU", "CUDA"], True, "yes", "has the tracer"),
+    ],
+)
+def test_kernels_are_traced_where_torch_has_the_tracer_and_a_device(
+    activities: list[str], has_device: bool, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supported = {getattr(torch.profiler.ProfilerActivity, name) for name in activities}
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or the doctor would leave it set
+    check = named(device.checks(torch), "GPU kernels (CUPTI)")
+    assert check.status == status
+    assert said in check.why
+
+
+class NVMLError(Exception):
+    """As pynvml has one."""
+
+
+def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None) -> ModuleType:
+    """NVML with GPUs of these names, or with a driver that answers with this error."""
+
+    def init() -> None:
+        if error is not None:
+            raise error
+
+    fake = ModuleType("pynvml")
+    functions = {
+        "nvmlInit": init,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(names),
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: names[handle],
+    }
+    fake.__dict__.update(functions, NVMLError=NVMLError)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("pynvml", "status", "said"),
+    [
+        (None, "no", "The package nvidia-ml-py is not installed."),
+        (fake_pynvml([], NVMLError("Driver Not Loaded")), "no", "the driver says: Driver Not Loaded."),
+        (fake_pynvml([b"NVIDIA H200", b"Tesla T4"]), "yes", "It sees NVIDIA H200, Tesla T4."),
+        (fake_pynvml(["NVIDIA H200"]), "yes", "It sees NVIDIA H200."),
+    ],
+    ids=["without its package", "without a driver", "that names devices in bytes", "that names devices in text"],
+)
+def test_nvml_is_asked_for_its_devices(
+    pynvml: ModuleType | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    check = named(device.checks(torch), "NVML")
+    assert check.status == status
+    assert said in check.why
 
 
 def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.collectors import environment
 from tests.recorder.recording import Recorded, record_command, record_here, record_script
 
@@ -60,6 +61,26 @@ def test_settings_of_cuda_are_read_by_names_that_torch_knows() -> None:
     for name, read in environment.cuda_readers().items():
         if name not in NEEDS_A_DEVICE:
             assert str(read()), name
+
+
+def test_a_setting_that_this_torch_has_no_name_for_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.delattr(torch.cuda.memory, "get_per_process_memory_fraction")
+    recorded = record_here(tmp_path, train)
+    assert recorded.events(CollectorStopped) == []
+    wanted = {"intra-op threads", *environment.cuda_readers()} - {"memory fraction"}
+    assert wanted <= recorded.run.settings.keys()
+    assert "memory fraction" not in recorded.run.settings
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_what_configures_the_allocator_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None:
+    settings = "max_split_size_mb:128,garbage_collection_threshold:0.6"
+    recorded = record_command(tmp_path / "home", ["true"], environment={name: settings})
+    assert recorded.run.environment[name] == settings
 
 
 def record_with_settings(tmp_path: Path, settings: str, *flags: str) -> Recorded:

@@ -7,6 +7,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from tests.recorder.recording import Recorded, record_here
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 
 
 def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimizer], **settings: object) -> object:
@@ -65,3 +66,25 @@ def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
         scaler.update()
 
     assert recorded_steps(record_here(tmp_path, train)) == [(1.0, None, False)]
+
+
+def train_with_clipping() -> None:
+    """The third step's gradients are not finite."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for number, (inputs, targets) in enumerate(make_loader(5)):
+        optimizer.zero_grad()
+        loss = error_of(model, inputs, targets) * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_step_held_back_too(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, train_with_clipping).steps
+    updating = ["optimizer"] * 4  # unscale_, clip_grad_norm_, step and update
+    assert [stages(step)[-7:] for step in steps] == [["data", "forward", "backward", *updating]] * 5
+    assert [step.is_skipped for step in steps] == [False, False, True, False, False]

@@ -32,6 +32,10 @@ MAX_BAD_READS = 8
 counting takes two operators for each parameter."""
 
 
+MAX_ZERO_READS = 8
+"""Times that another gradient is chosen to be looked at since one was zero; some models have hardly any other."""
+
+
 @dataclass(slots=True)
 class _Open:
     """The numbers of an open step so far, and what the device owes for them."""
@@ -63,17 +67,23 @@ class Numbers:
         self._watch.takes_numbers = True
         self._has_walked = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clip_norm: tuple[int, torch.Tensor] | None = None
+        self._clip: tuple[int, torch.Tensor, float] | None = None
+        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
         self._plan = ReadingPlan()
         self._step_ns = 0
         self._canary: weakref.ref[torch.Tensor] | None = None
-        self._num_bad_reads = 0
+        self._num_bad_reads = self._num_zero_reads = 0
+        self._clipped_to: float | None = None
+        self._clips_are_partial = False
 
     def note_loss(self, step: OpenStep, tensors: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            return
+        losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        for loss in losses:
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._note_loss(step, loss)
+
+    def _note_loss(self, step: OpenStep, loss: torch.Tensor) -> None:
         opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
         self._watch.takes_numbers = shown is loss
@@ -87,10 +97,10 @@ class Numbers:
             self._has_walked = True
             self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
 
-    def note_clip(self, norm: torch.Tensor) -> None:
+    def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
         """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
-        if type(norm) is torch.Tensor:
-            self._clip_norm = (self._session.step_number, norm)
+        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
+            self._clip = (self._session.step_number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
@@ -99,10 +109,7 @@ class Numbers:
         opened.is_guarded |= getattr(optimizer, "found_inf", None) is not None
         if opened.learning_rate is None:
             opened.learning_rate = _learning_rate(optimizer)
-        clip_norm = self._clip_norm[1] if self._clip_norm and self._clip_norm[0] == step.number else None
-        if clip_norm is None and self._watch.number == step.number:
-            clip_norm = self._watch.gradient_norm
-        self._clip_norm = None
+        clip_norm = self._take_clip(step)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
         if not opened.is_read and self._is_known(opened, clip_norm):
@@ -111,6 +118,26 @@ class Numbers:
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
         self._watch.read_due, self._watch.canary = self._plan.next_step, self._canary
+
+    def _take_clip(self, step: OpenStep) -> torch.Tensor | None:
+        """The norm that this step's gradients were clipped by, where it stands for all of them."""
+        clip, self._clip = self._clip, None
+        self._clipped_to = None
+        if self._clips_are_partial:
+            return None
+        if clip is not None and clip[0] == step.number:
+            self._clipped_to = clip[2]
+            return clip[1]
+        return self._watch.gradient_norm if self._watch.number == step.number else None
+
+    def _is_of_all(self, clip_norm: float, norm: float) -> bool:
+        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
+        if self._clipped_to is None:
+            return True
+        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
+        self._clips_are_partial |= math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6)
+        self._watch.takes_clips = not self._clips_are_partial
+        return not self._clips_are_partial
 
     def _is_known(self, opened: _Open, clip_norm: torch.Tensor | None) -> bool:
         """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
@@ -134,7 +161,11 @@ class Numbers:
         if gradient is None or not can_be_canary(gradient):
             return None
         # Straight from memory: even one torch operator costs 5 us here.
-        return ctypes.c_float.from_address(gradient.data_ptr()).value
+        value = ctypes.c_float.from_address(gradient.data_ptr()).value
+        if value or self._num_zero_reads >= MAX_ZERO_READS:
+            return value
+        self._num_zero_reads += 1
+        return None  # a unit that is dead, or a row of an embedding that was not looked up: it tells of nothing
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
@@ -148,7 +179,9 @@ class Numbers:
             return
         if all(gradient.is_cpu for gradient in dense):
             self._canary = canary_of(parameters)
-            norm = global_norm(dense) if clip_norm is None else read_value(clip_norm)
+            norm = global_norm(dense)
+            if clip_norm is not None and self._is_of_all(read_value(clip_norm), norm):
+                norm = read_value(clip_norm)
             opened.add_norm(norm)
             self._count_bad(step, dense, norm)
         else:
@@ -188,11 +221,12 @@ class Numbers:
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
         if not self._has_walked:
             self._has_walked = True
-            loss = self._loss() if self._loss is not None else None
+            known = self._watch.loss if self._watch.number == step.number and self._watch.loss else self._loss
+            loss = None if known is None else known()
             self._note_bad(step, "gradient", norm, [] if loss is None else find_steep(loss, step.sequence or 0))
 
     def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
-        self._note(step.number, what, value, step.backward_site, suspects)
+        self._note(step.number, what, value, step.backward_site or self._session.sprint.site, suspects)
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
         """The device has told; by now backward has freed the graph that would show its birth."""

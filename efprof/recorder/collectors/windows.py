@@ -1,5 +1,6 @@
 """Turns torch.profiler on for a few steps at a time; where there is no CUDA, CPU allocations come with it."""
 
+import cProfile
 import errno
 import functools
 import gc
@@ -43,6 +44,7 @@ class Windows:
         self._seconds = 0.0
         self._last: StepRecord | None = None
         self._is_opening = False
+        self._profile_function: object = None
         self._operators: list[Undo] = []
 
     def begin(self, step: OpenStep) -> None:
@@ -125,6 +127,7 @@ class Windows:
         )
         profiler.start()
         self._profiler, self._is_opening = profiler, False
+        self._profile_function = sys.getprofile()
         self._operators = watch_operators()
         self._seconds = time.perf_counter() - start
 
@@ -151,7 +154,10 @@ class Windows:
         self._session.loop.disturb()
         for undo in reversed(self._operators):
             undo()
+        of_program = sys.getprofile()
         profiler.stop()
+        if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
+            _set_profile_again(of_program)
         return profiler
 
     def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
@@ -206,6 +212,13 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
         original(self, *args, **kwargs)
 
     return replace(torch.autograd.profiler.profile, "__init__", construct)
+
+
+def _set_profile_again(function: Any) -> None:
+    if isinstance(function, cProfile.Profile):
+        function.enable()
+    elif callable(function):
+        sys.setprofile(function)
 
 
 def _is_profiling_itself() -> bool:
