@@ -15,10 +15,19 @@ Mark = tuple[Any, Any]
 
 
 class DeviceClock:
-    """Records an event at each end of a stage on the current stream; events that were read are used again."""
+    """Records an event at each end of a stage on the current stream; events that were read are used again.
 
-    def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:  # type: ignore[no-untyped-call]
+    `guard` makes a function harmless: where it fails, it answers None from then on.
+    """
+
+    def __init__(
+        self,
+        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+        guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+    ) -> None:
         self._new_event = new_event
+        self._guard = guard
+        self._record = guard(self._record_event)
         self._pool: list[Any] = []
         self._start: Any = None
 
@@ -34,6 +43,8 @@ class DeviceClock:
         """Fills `device_us` of `spans` once the device has passed the last of `marks`; returns whether it has."""
 
         def read() -> bool:
+            if any(event is None for mark in marks for event in mark):
+                return True
             if not all(end.query() for _, end in reversed(marks)):
                 return False
             for span, (start, end) in zip(spans, marks, strict=False):
@@ -41,9 +52,10 @@ class DeviceClock:
                 self._pool += [start, end]
             return True
 
-        return read
+        guarded = self._guard(read)
+        return lambda: guarded() is not False
 
-    def _record(self) -> Any:
+    def _record_event(self) -> Any:
         event = self._pool.pop() if self._pool else self._new_event()
         event.record()
         return event

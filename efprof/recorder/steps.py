@@ -200,9 +200,11 @@ class Steps:
             record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:
             self._plan_readings(step, at - step.start_ns)
-        for listener in self.ended:
-            listener(step, record)
-        self._write(step, record)
+        try:
+            for listener in self.ended:
+                listener(step, record)
+        finally:
+            self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
         return record
 
     def resources(self, start_ns: int, end_ns: int) -> tuple[float, int]:

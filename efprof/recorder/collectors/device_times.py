@@ -1,5 +1,6 @@
 """Has stages timed on the device, once CUDA is there; it is not started for it."""
 
+import functools
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ def start(session: Session) -> None:
         return
 
     def begin() -> None:
-        session.loop.steps.clock = DeviceClock()
+        session.loop.steps.clock = DeviceClock(guard=functools.partial(session.shell.guarded, "device_times"))
 
     guarded: Any = session.shell.guarded("device_times", begin)
     torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]

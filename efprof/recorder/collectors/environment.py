@@ -77,37 +77,38 @@ def _device(index: int) -> Device:
 
 
 def _settings() -> dict[str, str]:
+    """What each reader says; they look their getter up when they are called, since not every torch has all."""
     readers: dict[str, Callable[[], Any]] = {
-        "intra-op threads": torch.get_num_threads,
-        "inter-op threads": torch.get_num_interop_threads,
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
-        "anomaly detection": torch.is_anomaly_enabled,
-        "default dtype": torch.get_default_dtype,
-        "matmul precision": torch.get_float32_matmul_precision,
+        "intra-op threads": lambda: torch.get_num_threads(),
+        "inter-op threads": lambda: torch.get_num_interop_threads(),
+        "deterministic algorithms": lambda: torch.are_deterministic_algorithms_enabled(),
+        "anomaly detection": lambda: torch.is_anomaly_enabled(),
+        "default dtype": lambda: torch.get_default_dtype(),
+        "matmul precision": lambda: torch.get_float32_matmul_precision(),
     }
     if _has_cuda():
         readers |= cuda_readers()
     settings = {}
     for name, reader in readers.items():
-        # torch refuses to say where a program has set the precision in its old and its new way.
-        with suppress(RuntimeError, AttributeError):
+        # torch refuses to say where a program has set the precision in its old and its new way; older ones lack some.
+        with suppress(RuntimeError, AttributeError, AssertionError):
             settings[name] = str(reader())
     return settings
 
 
 def cuda_readers() -> dict[str, Callable[[], Any]]:
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    backends = torch.backends
     return {
-        "cudnn enabled": lambda: cudnn.enabled,
-        "cudnn benchmark": lambda: cudnn.benchmark,
-        "cudnn deterministic": lambda: cudnn.deterministic,
-        "cudnn TF32": lambda: cudnn.allow_tf32,
-        "matmul TF32": lambda: matmul.allow_tf32,
-        "matmul fp32 precision": lambda: matmul.fp32_precision,
-        "matmul reduced bf16 sums": lambda: matmul.allow_bf16_reduced_precision_reduction,
-        "matmul reduced fp16 sums": lambda: matmul.allow_fp16_reduced_precision_reduction,
-        "CUDA allocator": torch.cuda.memory.get_allocator_backend,
-        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(),  # not in every torch
+        "cudnn enabled": lambda: backends.cudnn.enabled,
+        "cudnn benchmark": lambda: backends.cudnn.benchmark,
+        "cudnn deterministic": lambda: backends.cudnn.deterministic,
+        "cudnn TF32": lambda: backends.cudnn.allow_tf32,
+        "matmul TF32": lambda: backends.cuda.matmul.allow_tf32,
+        "matmul fp32 precision": lambda: backends.cuda.matmul.fp32_precision,
+        "matmul reduced bf16 sums": lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "matmul reduced fp16 sums": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "CUDA allocator": lambda: torch.cuda.memory.get_allocator_backend(),
+        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(),
         "CUDA allocator settings": _allocator_settings,
     }
 

@@ -47,3 +47,4 @@ def start(session: Session) -> None:
         host_memory = HostMemory(session)
         session.subscribe(session.loop.step_began, "host_memory", host_memory.move)
         session.on_end("host_memory", host_memory.close)
+        session.shell.when_stopped("host_memory", host_memory.close)

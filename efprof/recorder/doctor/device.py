@@ -107,10 +107,14 @@ def _nvml() -> Check:
         )
     try:
         pynvml.nvmlInit()
+        try:
+            names = [_name_of(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return Check(name=name, status="no", why=f"nvidia-ml-py is installed; the driver says: {error}.")
-    names = [_name_of(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    pynvml.nvmlShutdown()
+    if not names:
+        return Check(name=name, status="no", why="nvidia-ml-py is installed and sees no device.")
     return Check(name=name, status="yes", why=f"It sees {', '.join(names)}.")
 
 

@@ -25,9 +25,8 @@ WINDOWS = {"windows": ((5, 7),)}
 NEEDS_CUDA = ("cuda_memory", "device_times", "out_of_memory")
 """Each waits until the program uses a GPU: here the one that `pretend_cuda` pretends."""
 
-NUM_GOOD = {"device_times": (0,), "host_memory": (), "manual_updates": (0,), "out_of_memory": (0, 1)}
-"""How many calls go well before one breaks, for those that are called once or twice in a training. Not for memray: it
-goes on when its collector has stopped, here until the last test of this process."""
+NUM_GOOD = {"device_times": (0,), "manual_updates": (0,), "out_of_memory": (0, 1)}
+"""How many calls go well before one breaks, for those that are called once or twice in a training."""
 
 
 def train_seeded() -> list[float]:
@@ -152,3 +151,16 @@ def break_after(num_good: int, name: str, monkeypatch: pytest.MonkeyPatch) -> No
         return guarded(shell, collector, call if collector == name and not is_start else function)
 
     monkeypatch.setattr(Shell, "guarded", breaking)
+
+
+@pytest.mark.parametrize("method", ["record", "query", "elapsed_time"])
+def test_a_device_that_refuses_an_event_costs_its_times_alone(
+    method: str,
+    tmp_path: Path,
+    bare_losses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pretend_cuda(monkeypatch)
+    monkeypatch.setattr(PretendedEvent, method, lambda self, *_: 1 // 0)
+    check_that_only_it_stopped("device_times", tmp_path, bare_losses, capsys)
