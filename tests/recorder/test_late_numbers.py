@@ -12,12 +12,13 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, WindowOpened
 from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.recorder import memory
+from efprof.recorder import memory, step_numbers
 from efprof.recorder import session as session_module
 from efprof.recorder.collectors import environment, numbers
 from efprof.recorder.device_clock import DeviceClock
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
+from efprof.recorder.step_numbers import StepNumbers, late_numbers
 from tests.builders import GPU, make_run_file, make_step
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, train
@@ -97,17 +98,17 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Device:
         event.record()
         return [value.clone() for value in values], event
 
-    monkeypatch.setattr(numbers, "_copied", copied)
+    monkeypatch.setattr(step_numbers, "_copied", copied)
     return device
 
 
 def arrive(device: Device, record: StepRecord, *, losses: list[float], norms: list[float], **owed: bool) -> list[str]:
     """Have the numbers arrive two steps later; what is told of as bad."""
     bad: list[str] = []
-    opened = numbers._Open(
+    opened = StepNumbers(
         device_losses=tuple(map(torch.tensor, losses)), device_norms=tuple(map(torch.tensor, norms)), **owed
     )
-    arrives = numbers.late_numbers(record, opened, torch.tensor(512.0), lambda _, what, value: bad.append(what))
+    arrives = late_numbers(record, opened, torch.tensor(512.0), lambda _, what, value: bad.append(what))
     assert not arrives()
     assert record.loss is None
     device.step += 2
@@ -146,9 +147,9 @@ def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path,
         if number == 4:
             step = session.loop.step
             assert isinstance(step, OpenStep)
-            bad = numbers._Open(device_losses=(torch.tensor(math.inf),))
+            bad = StepNumbers(device_losses=(torch.tensor(math.inf),))
             record = make_step(step.number, loss=None)
-            step.owe(numbers.late_numbers(record, bad, None, made._note_late))
+            step.owe(late_numbers(record, bad, None, made._note_late))
         copies.step += 1
     session.end()
     recorded = Recorded(folder=tmp_path)

@@ -4,8 +4,6 @@ import ctypes
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +18,12 @@ from efprof.recorder.gradients import (
     global_norm,
     is_plain,
     read_value,
-    root_of_squares,
 )
 from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
+from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, spelled
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
@@ -34,28 +32,6 @@ counting takes two operators for each parameter."""
 
 MAX_ZERO_READS = 8
 """Times that another gradient is chosen to be looked at since one was zero; some models have hardly any other."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """The numbers of an open step so far, and what the device owes for them."""
-
-    loss: float | None = None
-    gradient_norm: float | None = None
-    num_gradients: int = 0
-    gradient_bytes: int = 0
-    num_nan: int | None = None
-    num_inf: int | None = None
-    learning_rate: float | None = None
-    is_guarded: bool = False
-    is_read: bool | None = None
-    """Whether this step can afford to read its gradients."""
-    device_losses: tuple[torch.Tensor, ...] = ()
-    device_norms: tuple[torch.Tensor, ...] = ()
-
-    def add_norm(self, norm: float) -> None:
-        """Of one optimizer's gradients."""
-        self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
 
 
 class Numbers:
@@ -139,7 +115,7 @@ class Numbers:
         self._watch.takes_clips = not self._clips_are_partial
         return not self._clips_are_partial
 
-    def _is_known(self, opened: _Open, clip_norm: torch.Tensor | None) -> bool:
+    def _is_known(self, opened: StepNumbers, clip_norm: torch.Tensor | None) -> bool:
         """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
         if clip_norm is not None and not clip_norm.is_cpu:
             opened.device_norms += (clip_norm,)
@@ -192,7 +168,7 @@ class Numbers:
         # A step that was held up, by a checkpoint or an evaluation, must not make the next ones pay for long readings.
         length_ns = int(record.total_us * 1000)
         self._step_ns = min(length_ns, 2 * self._step_ns) if self._step_ns else length_ns
-        opened: _Open | None = step.numbers
+        opened: StepNumbers | None = step.numbers
         if opened is None:
             return
         if opened.num_gradients:
@@ -201,9 +177,9 @@ class Numbers:
         if opened.learning_rate is not None:
             record.learning_rate = opened.learning_rate
         if opened.loss is not None:
-            record.loss = _spelled(opened.loss + (step.loss or 0.0))
+            record.loss = spelled(opened.loss + (step.loss or 0.0))
         if opened.gradient_norm is not None:
-            _fill_norm(record, opened.gradient_norm, opened.is_guarded)
+            fill_norm(record, opened.gradient_norm, opened.is_guarded)
         is_on_device = step.scale is not None and step.scale.device.type != "cpu"
         if step.scale is not None and not is_on_device:
             record.scaler_scale = float(read_value(step.scale))
@@ -250,10 +226,10 @@ def start(session: Session) -> None:
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
 
 
-def _numbers_of(step: OpenStep) -> _Open:
+def _numbers_of(step: OpenStep) -> StepNumbers:
     if step.numbers is None:
-        step.numbers = _Open()
-    opened: _Open = step.numbers
+        step.numbers = StepNumbers()
+    opened: StepNumbers = step.numbers
     return opened
 
 
@@ -266,54 +242,3 @@ def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
     """The first group's; a tensor is left alone, since it may lie on a device."""
     rate = optimizer.param_groups[0].get("lr")
     return float(rate) if isinstance(rate, int | float) else None
-
-
-def _fill_norm(record: StepRecord, norm: float | None, is_guarded: bool) -> None:
-    record.gradient_norm = _spelled(norm)
-    record.is_skipped |= is_guarded and norm is not None and not math.isfinite(norm)
-
-
-def late_numbers(
-    record: StepRecord, owed: _Open, scale: torch.Tensor | None, note_bad: Callable[[StepRecord, str, float], None]
-) -> Callable[[], bool]:
-    """Start copying to the host; the result fills the record once the copies' event has passed.
-
-    `note_bad` is told of what is not finite, but for gradients that a scaler holds back or an optimizer skips itself.
-    """
-    num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
-    copies, event = _copied([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
-
-    def arrived() -> bool:
-        if not event.query():
-            return False
-        values = [float(read_value(copy)) for copy in copies]
-        loss, norm = sum(values[:num_losses]), root_of_squares(values[num_losses : num_losses + num_norms])
-        if num_losses:
-            record.loss = _spelled(loss)
-        if num_norms:
-            _fill_norm(record, norm, owed.is_guarded)
-        if scale is not None:
-            record.scaler_scale = values[-1]
-        if not math.isfinite(loss):
-            note_bad(record, "loss", loss)
-        elif not (math.isfinite(norm) or owed.is_guarded or record.is_skipped):
-            note_bad(record, "gradient", norm)
-        return True
-
-    return arrived
-
-
-def _copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-    """Copies in pinned memory that are whole once the event has passed."""
-    copies = [
-        torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-        for value in values
-    ]
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return copies, event
-
-
-def _spelled(value: float | None) -> float | str | None:
-    """JSON has no NaN and no Inf: they are spelled out."""
-    return value if value is None or math.isfinite(value) else str(value)
