@@ -38,6 +38,9 @@ MAX_STEPS_BACK = 512
 MIN_GROWTH_BYTES = 512
 """Per step; where graphs are kept, the memory_growth audit alarms at it: a loss and its node take a kilobyte."""
 
+MIN_GROWTH_SEEN_BYTES = 16 * 1024
+"""In all the steps looked back on: a program that keeps nothing grows by 0.8 KB on most of its first 20 (measured)."""
+
 MIN_SHARE_RISING = 0.75
 """Of the steps looked back on; a sawtooth rises in half of them."""
 
@@ -99,7 +102,8 @@ class Holders:
         rises = [(after - before) / (late - early) for (early, before), (late, after) in pairwise(recent)]
         is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
         # The median: what a window leaves behind, once, is no growth.
-        return is_rising and median(rises) >= MIN_GROWTH_BYTES
+        least = max(MIN_GROWTH_BYTES, MIN_GROWTH_SEEN_BYTES / len(rises))
+        return is_rising and median(rises) >= least
 
     def _compare(self, step: int) -> None:
         assert self._before is not None
