@@ -34,8 +34,9 @@ check: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+# Most of a test is a process that starts: two at once take little more than half the time.
 tests: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

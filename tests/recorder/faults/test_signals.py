@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,16 @@ def test_no_thread_of_ours_runs_while_the_program_forks(begin: Begin) -> None:
     assert "threads: 1" in child.output.splitlines()
 
 
+@pytest.fixture
+def nobody_handles_signals() -> Iterator[None]:
+    """Whatever a library that an earlier test imported has set."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("nobody_handles_signals")
 def test_sigusr1_asks_for_a_window_and_the_session_gives_both_signals_back(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path)
     options = Options(run_folder_name=str(tmp_path), root_name=str(tmp_path), trace_steps=(), triggers=("signal",))
