@@ -183,13 +183,12 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
 
 
 def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
-    """Enter the stage `optimizer` while gradients are clipped or unscaled, and while a learning rate moves on."""
-    clipping, scaler = torch.nn.utils.clip_grad, torch.amp.GradScaler
+    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
+    clipping = torch.nn.utils.clip_grad
     functions = [
         *((_clipping, owner, "clip_grad_norm_") for owner in (torch.nn.utils, clipping)),
-        *((_updating, owner, "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
-        *((_scaling, scaler, name) for name in ("unscale_", "step", "update")),
-        *((_updating, kind, "step") for kind in _with_own_step(LRScheduler)),
+        *((updating, owner, "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
+        *((updating, kind, "step") for kind in _with_own_step(LRScheduler)),
     ]
     return [replace(owner, name, watch(loop, sprint, shell, getattr(owner, name))) for watch, owner, name in functions]
 
@@ -225,9 +224,9 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
     return [replace(kind, name, function) for name, function in new.items()]
 
 
-def _updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+def updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which enters the stage `optimizer` while it runs."""
     began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
-
     mark = sprint.watch.mark
 
     @functools.wraps(original)
@@ -264,17 +263,6 @@ def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., 
         return norm
 
     return clip
-
-
-def _scaling(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A scaler that is not enabled does nothing, and only hands `step` on."""
-    watched = _updating(loop, sprint, shell, original)
-
-    @functools.wraps(original)
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (watched if getattr(self, "_enabled", True) else original)(self, *args, **kwargs)
-
-    return update
 
 
 def _with_own_step(kind: type[Any]) -> list[type[Any]]:

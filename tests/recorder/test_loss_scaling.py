@@ -1,5 +1,8 @@
 """Training with a gradient scaler, as it is recorded on the CPU."""
 
+import gc
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,43 @@ def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_step_held_b
     updating = ["optimizer"] * 4  # unscale_, clip_grad_norm_, step and update
     assert [stages(step)[-7:] for step in steps] == [["data", "forward", "backward", *updating]] * 5
     assert [step.is_skipped for step in steps] == [False, False, True, False, False]
+
+
+def test_a_scaler_that_is_not_enabled_is_not_even_watched(tmp_path: Path) -> None:
+    step = torch.amp.GradScaler.step
+    seen = []
+
+    def train() -> None:
+        gc.collect()  # the scalers of other tests
+        torch.amp.GradScaler("cpu", enabled=False)
+        seen.append(torch.amp.GradScaler.step is step)
+        torch.amp.GradScaler("cpu")
+        seen.append(torch.amp.GradScaler.step is step)
+
+    gc.collect()
+    record_here(tmp_path, train)
+    assert seen == [True, False]
+    assert torch.amp.GradScaler.step is step
+
+
+def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return train
+
+
+def test_a_scaler_made_before_the_recording_is_watched(tmp_path: Path) -> None:
+    train = scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0))
+    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, 16.0, False)]
+
+
+def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
+    saved = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=16.0))
+    gc.collect()
+    recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(saved))())  # noqa: S301 - our own
+    assert recorded_steps(recorded) == [(1.0, 16.0, False)]

@@ -1,21 +1,57 @@
 """Watches GradScaler: the loss before it was scaled, the scale itself, and the steps that were held back."""
 
 import functools
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from efprof.recorder.hooks import replace
+from efprof.recorder.hooks import Undo, replace, updating
 from efprof.recorder.session import Session
 
 
 def start(session: Session) -> None:
-    """Wrap `scale`, `step` and `update`; the scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share them."""
+    """Wrap the scalers' methods when the first one is made that is enabled.
+
+    Many a program calls one that is not, at every step: that costs nothing.
+    """
+    kind = torch.amp.GradScaler
+
+    @functools.cache
+    def watch() -> None:
+        session.undo_at_end(_watch_scalers(session))
+
+    made_one = session.shell.guarded("loss_scaling", watch)
+    if any(issubclass(one, kind) for one in set(map(type, gc.get_objects()))):  # recorded in code, and made before
+        watch()
+    makers = ("__init__", "__setstate__")
+    session.undo_at_end([replace(kind, name, _then(getattr(kind, name), made_one)) for name in makers])
+
+
+def _then(original: Callable[..., None], made_one: Callable[[], None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _is_enabled(self):
+            made_one()
+
+    return make
+
+
+def _is_enabled(scaler: Any) -> bool:
+    return getattr(scaler, "_enabled", True)
+
+
+def _watch_scalers(session: Session) -> list[Undo]:
+    """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
     kind, watch = torch.amp.GradScaler, _ScalerWatch(session)
     note_scaled = session.shell.guarded("loss_scaling", watch.note_scaled)
     note_step = session.shell.guarded("loss_scaling", watch.note_step)
     note_scale = session.shell.guarded("loss_scaling", watch.note_scale)
-    scale, step, update = kind.scale, kind.step, kind.update
+    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
+    in_update = functools.partial(updating, session.loop, session.sprint, session.shell)
+    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
@@ -24,21 +60,26 @@ def start(session: Session) -> None:
             note_scaled(outputs, scaled)
         return scaled
 
+    @functools.wraps(unscale)
+    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
+        (stage_unscale if _is_enabled(self) else unscale)(self, *args, **kwargs)
+
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        result = step(self, optimizer, *args, **kwargs)
-        if getattr(self, "_enabled", True):
-            note_step(optimizer)
+        if not _is_enabled(self):
+            return step(self, optimizer, *args, **kwargs)
+        result = stage_step(self, optimizer, *args, **kwargs)
+        note_step(optimizer)
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        update(self, *args, **kwargs)
+        (stage_update if _is_enabled(self) else update)(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             note_scale(self)
 
-    new = {"scale": watched_scale, "step": watched_step, "update": watched_update}
-    session.undo_at_end([replace(kind, name, function) for name, function in new.items()])
+    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
+    return [replace(kind, name, function) for name, function in new.items()]
 
 
 class _ScalerWatch:
