@@ -6,10 +6,11 @@ lies here, in memory that is mapped to this file and outlives the process. `reco
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 PENDING_FILE: Final = "steps.pending"
 MAX_PENDING: Final = 96
@@ -33,8 +34,7 @@ Stretch = tuple[str, int, int]
 """A stage, and the positions of the calls that begin and end it."""
 
 
-@dataclass(slots=True)
-class PendingStep:
+class PendingStep(msgspec.Struct, gc=False):
     """A step in short: what its process had noted of it. Times are ns by that process's own clock.
 
     `loss` is the sum of `num_losses`; norm and learning rate are NaN where there is none.
@@ -70,7 +70,8 @@ def read_pending(rank_folder: Path) -> tuple[list[PendingStep], list[Stretch]]:
 
 def parse_step(content: bytes | mmap, index: int) -> PendingStep:
     """One of the steps; the one after them is the step that is not over. Raises struct.error where there is none."""
-    return _step_of(*ENTRY.unpack_from(content, HEADER.size + index * ENTRY.size))
+    fields = ENTRY.unpack_from(content, HEADER.size + index * ENTRY.size)
+    return PendingStep(*fields[:10], fields[10:])  # type: ignore[call-arg]
 
 
 def stretches_of(codes: Sequence[int]) -> list[Stretch]:
@@ -86,8 +87,6 @@ def stretches_of(codes: Sequence[int]) -> list[Stretch]:
     return stretches
 
 
-def _step_of(
-    number: int, epoch: int, start: int, end: int, samples: int, num_losses: int, sequence: int,
-    loss: float, norm: float, rate: float, *instants: int,
-) -> PendingStep:  # fmt: skip
-    return PendingStep(number, epoch, start, end, samples, num_losses, sequence, loss, norm, rate, instants)
+def num_backwards(stretches: Sequence[Stretch]) -> int:
+    """How often such a step goes through the stage `backward`."""
+    return sum(stage == "backward" for stage, _, _ in stretches)

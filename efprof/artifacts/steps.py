@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from efprof.artifacts.lines import read_lines
-from efprof.artifacts.pending import PendingStep, Stretch, read_pending
+from efprof.artifacts.pending import PendingStep, Stretch, num_backwards, read_pending
 
 STEPS_FILE = "steps.jsonl"
 
@@ -106,10 +106,12 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     records = list({record.step: record for record in lines}.values())
     last = records[-1].step if records else -1
     pending, stretches = read_pending(rank_folder)
-    return [*records, *(record_of_pending(step, stretches) for step in pending if step.number > last)], num_torn
+    micro_batches = num_backwards(stretches)
+    unwritten = [record_of_pending(step, stretches, micro_batches) for step in pending if step.number > last]
+    return [*records, *unwritten], num_torn
 
 
-def record_of_pending(step: PendingStep, stretches: list[Stretch]) -> StepRecord:
+def record_of_pending(step: PendingStep, stretches: list[Stretch], micro_batches: int) -> StepRecord:
     """The line of a step of which no more is known than its process had noted in short."""
     start, instants = step.start_ns, step.instants
     length_us = (step.end_ns - start) / 1000
@@ -124,7 +126,7 @@ def record_of_pending(step: PendingStep, stretches: list[Stretch]) -> StepRecord
         memory=[],
         cpu_us=length_us,
         rss_bytes=0,
-        micro_batches=sum(stage == "backward" for stage, _, _ in stretches),
+        micro_batches=micro_batches,
         samples=step.samples,
         recorder_us=0.0,
         loss=step.loss if step.num_losses else None,

@@ -1,5 +1,6 @@
 """Norms of gradients, and the one gradient that tells of all the others."""
 
+import ctypes
 import math
 import weakref
 from collections.abc import Iterable, Sequence
@@ -38,14 +39,16 @@ def has_zero(gradient: torch.Tensor) -> bool:
 
 
 def can_be_canary(gradient: torch.Tensor | None) -> bool:
-    """Whether its first number can be read straight from memory."""
-    return (
-        gradient is not None
-        and is_plain(gradient)
-        and gradient.is_cpu
-        and gradient.dtype == torch.float32
-        and gradient.numel() > 0
-    )
+    """Whether its first number can be read without waiting for anything."""
+    return gradient is not None and is_plain(gradient) and gradient.is_cpu and gradient.numel() > 0
+
+
+def first_number(gradient: torch.Tensor) -> float:
+    """Of one that can be a canary."""
+    if gradient.dtype == torch.float32:  # straight from memory: even one torch operator costs 5 us here
+        return ctypes.c_float.from_address(gradient.data_ptr()).value
+    with torch.no_grad():
+        return float(read_value(gradient[(0,) * gradient.ndim]))
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:

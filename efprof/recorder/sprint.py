@@ -31,10 +31,10 @@ FIRST_STEP: Final = 20
 MAX_STEP_NS: Final = 200_000_000
 """What walking costs, half a millisecond after heavy operators (measured), is nothing to a longer step."""
 
-MAX_SPRINT_NS: Final = 400_000_000
+MAX_SPRINT_NS: Final = 1_000_000_000
 """What waits no longer than this, nobody misses who looks at a run that goes on."""
 
-MAX_TOGETHER_NS: Final = 1_000_000_000
+MAX_TOGETHER_NS: Final = 2_500_000_000
 """So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the
 memory at each of its boundaries."""
 
@@ -270,17 +270,17 @@ class Sprint:
 
     def _finish(self, indices: range, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
         """One by one, so that each finds the memory of the one before in the caches."""
-        steps, pendings, touched = self._steps, self._pending, self._touched
+        steps, pendings, touched, pattern = self._steps, self._pending, self._touched, self._pattern
         assert pendings is not None
         for index in indices:
             pending = pendings[index]
             if pending.number in touched or steps.others.have_spans:
-                step = self._filled(pending, touched.pop(pending.number, None), self._pattern.codes)
+                step = self._filled(pending, touched.pop(pending.number, None), pattern.codes)
                 step.recorder_ns += recorder_ns
                 steps.complete(step, pending.end_ns)
                 continue
-            record = record_of_pending(pending, self._pattern.stretches)
-            record.backward_site, record.loader = self._site, self._pattern.loader
+            record = record_of_pending(pending, pattern.stretches, pattern.num_backwards)
+            record.backward_site, record.loader = self._site, pattern.loader
             record.cpu_us, record.rss_bytes = cpu_share * record.total_us, rss_bytes
             record.recorder_us = recorder_ns / 1000
             steps.num_finished += 1

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from tests.recorder.recording import Recorded, record_here
+from efprof.recorder import memory
+from efprof.recorder.collectors.numbers import Numbers
+from efprof.recorder.open_step import OpenStep
+from tests.recorder.recording import Recorded, open_session, record_here
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -102,6 +105,29 @@ def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
     assert numbers_of(recorded) == [(None, "nan")]
     assert (recorded.steps[0].num_nan, recorded.steps[0].num_inf) == (1, 2)
     assert [event.what for event in recorded.events(NonFiniteSeen)] == ["gradient"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_bad_gradient_is_seen_in_a_step_whose_gradients_are_not_all_read(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+    recorded = record_here(tmp_path, descend([2.0] * 4 + [math.inf], dtype))
+    assert [step.num_gradients for step in recorded.steps] == [1, None, None, None, 1]
+    assert [event.step for event in recorded.events(NonFiniteSeen)] == [4]
+
+
+def test_gradients_on_a_device_are_read_as_seldom_as_the_plan_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+    numbers, weight = Numbers(open_session(tmp_path)), torch.ones(3, device="meta", requires_grad=True)
+    weight.grad = torch.ones(3, device="meta")
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    steps = [OpenStep(number=number, start_ns=0, epoch_ns=0, reads_boundaries=True) for number in range(5)]
+    for step in steps:
+        numbers.note_gradients(step, optimizer)
+    assert [len(step.numbers.device_norms) for step in steps] == [1, 0, 0, 0, 0]
 
 
 def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.trace import read_trace
 from tests.recorder.recording import Recorded, environment_of, record_command
 
 FOLDER = Path(__file__).parent
@@ -131,7 +132,7 @@ def run_bare(scripts: list[Script], folder: Path) -> None:
 
 
 def record(script: Script, folder: Path) -> Recorded:
-    return record_command(folder / "home", script.command, options=("--windows", "none"))
+    return record_command(folder / "home", script.command, options=())  # as most people do: with windows
 
 
 @pytest.fixture
@@ -182,6 +183,15 @@ def test_every_rank_of_a_published_script_is_recorded_by_every_collector(script:
 def test_every_update_of_a_published_script_is_a_step(script: Script, recorded: Recorded) -> None:
     for rank in range(script.num_ranks):
         assert [step.step for step in steps_of(recorded, rank)] == list(range(len(script.steps)))
+
+
+@every_script
+def test_a_window_is_recorded_of_a_published_script(script: Script, recorded: Recorded) -> None:
+    for rank in range(script.num_ranks):
+        in_window = [step.step for step in steps_of(recorded, rank) if step.window]
+        # One later where an evaluation came between; one alone where its batch took too long to fetch.
+        assert in_window in ([5, 6], [6, 7], [5])
+        assert read_trace(recorded.folder / f"rank{rank}" / "trace-1.json.gz").events
 
 
 @every_script

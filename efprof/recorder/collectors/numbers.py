@@ -1,6 +1,5 @@
 """Reads each step's loss and gradients: on the CPU at once, on a device a step late and without waiting."""
 
-import ctypes
 import math
 import time
 import weakref
@@ -15,6 +14,7 @@ from efprof.recorder.gradients import (
     can_be_canary,
     canary_of,
     device_norm,
+    first_number,
     global_norm,
     is_plain,
     read_value,
@@ -120,6 +120,8 @@ class Numbers:
         if clip_norm is not None and not clip_norm.is_cpu:
             opened.device_norms += (clip_norm,)
             return True
+        if clip_norm is None and self._canary is None:
+            return True  # on a device, or sharded: no gradient can be looked at alone
         value = self._read_canary() if clip_norm is None else read_value(clip_norm)
         if value is None or not (math.isfinite(value) or self._num_bad_reads >= MAX_BAD_READS):
             return False
@@ -130,14 +132,13 @@ class Numbers:
     def _read_canary(self) -> float | None:
         """A gradient that a bad one anywhere above would have reached: it is read for little.
 
-        None where nobody has chosen one yet, or it is gone: then all gradients have to be read.
+        None where it is gone: then all gradients have to be read.
         """
         parameter = self._canary() if self._canary is not None else None
         gradient = None if parameter is None else parameter.grad
         if gradient is None or not can_be_canary(gradient):
             return None
-        # Straight from memory: even one torch operator costs 5 us here.
-        value = ctypes.c_float.from_address(gradient.data_ptr()).value
+        value = first_number(gradient)
         if value or self._num_zero_reads >= MAX_ZERO_READS:
             return value
         self._num_zero_reads += 1
