@@ -8,7 +8,7 @@ import click
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="What to call the run; default: the script's name.")
-@click.option("--windows", help="'none' turns off whatever slows some steps down; default: 'default'.")
+@click.option("--windows", help="'none': no window opens at any step, whatever the next three say; default: 'default'.")
 @click.option(
     "--trace-steps", help="Steps that torch.profiler is on for: 'default', 'none' or ranges like 5:7,100:102."
 )
@@ -21,7 +21,9 @@ import click
     "--host-memory/--no-host-memory", default=None, help="Record host allocations with memray; slows training down."
 )
 @click.option(
-    "--holders/--no-holders", default=None, help="Count who keeps tensors alive, whether or not memory grows."
+    "--holders/--no-holders",
+    default=None,
+    help="Count who keeps tensors alive at set steps, or never; default: when memory grows.",
 )
 @click.option(
     "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."

@@ -37,7 +37,8 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     memory_steps: tuple[StepRange, ...] = DEFAULT_MEMORY_STEPS
     triggers: tuple[Trigger, ...] = ALL_TRIGGERS
     host_memory: bool = False
-    holders: bool = False
+    holders: bool | None = None
+    """Who keeps tensors alive is counted at set steps, never, or, where it is None, when memory grows."""
     keeps_diff: bool = True
 
     @property
@@ -58,7 +59,7 @@ def parse_options(
     memory_steps: str = "default",
     triggers: str = "default",
     host_memory: bool = False,
-    holders: bool = False,
+    holders: bool | None = None,
     keeps_diff: bool = True,
 ) -> Options:
     """The options of the command line, as text; raises EfprofError naming the one that is wrong.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.holders import read_censuses
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
@@ -155,3 +156,20 @@ def test_short_steps_are_counted_when_they_end_and_not_when_they_are_written(tmp
     assert late.step_before >= 80
     assert holder.tensors_before == pytest.approx(late.step_before, abs=1)
     assert holder.tensors_after - holder.tensors_before == 4
+
+
+@pytest.mark.parametrize(("holders", "num_censuses"), [(None, 1), (False, 0)])
+def test_growing_memory_has_its_holders_counted_unless_it_is_forbidden(
+    holders: bool | None, num_censuses: int, tmp_path: Path
+) -> None:
+    def train() -> None:
+        weight, history = torch.ones(1, requires_grad=True), []
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(20):
+            optimizer.zero_grad()
+            history.append(big_loss(weight))
+            history[-1].backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train, holders=holders)
+    assert len(recorded.events(CensusEvent)) == num_censuses

@@ -1,6 +1,7 @@
 """Counts twice who holds tensors, some steps apart, when memory has grown for a while, and keeps what grew.
 
-With `--holders` also at fixed steps, whether or not memory grows; then it keeps what did not grow as well.
+With `--holders` also at fixed steps, whether or not memory grows; then it keeps what did not grow as well. With
+`--no-holders` never.
 """
 
 import sys
@@ -54,7 +55,7 @@ class Holders:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._keeps_all = session.options.holders
+        self._keeps_all = bool(session.options.holders)
         self._next_fixed = FIRST_CHECK
         self._allocated: deque[tuple[int, int]] = deque(maxlen=MAX_STEPS_BACK)
         self._num_seen = 0
@@ -143,7 +144,8 @@ class Holders:
 
 def start(session: Session) -> None:
     """Listen to the ends of steps."""
-    session.subscribe(session.loop.step_ended, "holders", Holders(session).finish)
+    if session.options.holders is not False:
+        session.subscribe(session.loop.step_ended, "holders", Holders(session).finish)
 
 
 def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:
