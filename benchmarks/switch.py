@@ -36,6 +36,7 @@ class Switch:
     def __init__(self, model: torch.nn.Module) -> None:
         self._owners = [*OWNERS, *{type(module) for module in model.modules()}]
         self._bare = [dict(vars(owner)) for owner in self._owners]
+        self._is_on = True
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[dict[int, Any]] = []
 
@@ -46,8 +47,13 @@ class Switch:
         if not self._changes:
             raise RuntimeError("the recorder has replaced nothing: there is nothing to measure")
 
-    def off(self) -> None:
-        """From here on the steps are bare."""
+    def turn(self, is_on: bool) -> None:
+        """From here on the steps are recorded, or bare."""
+        if is_on != self._is_on:
+            self._is_on = is_on
+            (self._put_back if is_on else self._take_out)()
+
+    def _take_out(self) -> None:
         for owner, name, bare, _ in self._changes:
             if bare is MISSING:
                 delattr(owner, name)
@@ -56,8 +62,7 @@ class Switch:
         for hooks in HOOKS:
             hooks.clear()
 
-    def on(self) -> None:
-        """From here on they are recorded."""
+    def _put_back(self) -> None:
         for owner, name, _, recorded in self._changes:
             setattr(owner, name, recorded)
         for hooks, recorded in zip(HOOKS, self._hooks, strict=True):

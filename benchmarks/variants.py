@@ -22,12 +22,13 @@ WINDOW_STEPS = 5
 TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
 
-SLICE_MS = 120.0
+SLICE_MS = 90.0
 """Of steps between two turns: short against the moods of the machine, long against the step or two in which Python's
-caches forget what was replaced; the recorder takes a gap below 200 ms for a step like the others."""
+caches forget what was replaced; the recorder takes a gap below 200 ms, as two bare slices make, for a step like the
+others."""
 
-ROUND_MS = 2400.0
-"""Of slices by turns, within which the recorder writes as many steps as it records."""
+ROUND_MS = 6000.0
+"""Of slices by turns: long against the two seconds after which what was recorded of them is written."""
 
 LONG_STEP_MS = 20.0
 """From here on the always-on tier's budget is a share of the step."""
@@ -69,10 +70,11 @@ class Variant:
 
     def switch_request(self, bare_ms: float) -> SwitchRequest:
         """Recorded blocks and bare ones by turns, in one of its processes."""
+        steps = max(1, round(SLICE_MS / bare_ms))
         return SwitchRequest(
             seconds=self.switched_s,
-            steps=(steps := max(1, round(SLICE_MS / bare_ms))),
-            slices=round(ROUND_MS / (2 * steps * bare_ms)),
+            steps=steps,
+            slices=max(1, round(ROUND_MS / (2 * steps * bare_ms))),
             options=dict(self.options),
         )
 
@@ -87,7 +89,7 @@ def _steps_of(bare_ms: float) -> int:
 
 
 TIER_1 = Variant(
-    name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2, switched_s=60.0
+    name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2, switched_s=90.0
 )
 TIER_2 = Variant(
     name="tier 2: in a window",

@@ -4,6 +4,7 @@ A socket and not standard input, since some of the tools that start this process
 """
 
 import argparse
+import random
 import re
 import socket
 import sys
@@ -108,18 +109,18 @@ def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> Swit
     from efprof.recorder import sprint
 
     # It goes by the clock, of which half belongs to bare steps: so it writes as often per recorded step as always.
+    sprint.WRITE_AFTER_NS *= 2  # type: ignore[misc]
     sprint.MAX_SPRINT_NS *= 2  # type: ignore[misc]
-    sprint.MAX_TOGETHER_NS *= 2  # type: ignore[misc]
-    switch, rounds = Switch(loop.model), []
+    switch, rounds, order = Switch(loop.model), [], random.Random(0)
     with efprof.record(**request.options) as recording:
         for _ in range(STEPS_TO_SETTLE):
             step()
         switch.learn()
-        switch.off()
+        switch.turn(False)
         end = time.perf_counter() + request.seconds
         while time.perf_counter() < end:
-            rounds.append(_round(step, switch, request))
-        switch.on()
+            rounds.append(_round(step, switch, request, order))
+        switch.turn(True)
     recorded, bare = ([[times[side][clock] for times in rounds] for clock in (0, 1)] for side in (0, 1))
     return SwitchTimes(
         recorded_cpu_ms=recorded[0],
@@ -130,12 +131,17 @@ def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> Swit
     )
 
 
-def _round(step: Step, switch: "Switch", request: SwitchRequest) -> list[tuple[float, float]]:
-    """Milliseconds per step, by CPU time and by the wall, of the recorded steps and of the bare ones."""
+def _round(step: Step, switch: "Switch", request: SwitchRequest, order: random.Random) -> list[tuple[float, float]]:
+    """Milliseconds per step, by CPU time and by the wall, of the recorded steps and of the bare ones.
+
+    Which of a pair of slices comes first is drawn: turns in fixed order would give one side the same batches of an
+    epoch, again and again.
+    """
     sums = [[0.0, 0.0], [0.0, 0.0]]
     for _ in range(request.slices):
-        for times, turn in zip(sums, (switch.on, switch.off), strict=True):
-            turn()
+        for is_recorded in order.sample((True, False), 2):
+            times = sums[0 if is_recorded else 1]
+            switch.turn(is_recorded)
             began, cpu_began = _now(), time.process_time()
             for _ in range(request.steps):
                 step()

@@ -107,9 +107,9 @@ def test_a_switch_takes_every_hook_out_and_puts_it_back(tmp_path: Path, monkeypa
     with efprof.record(windows="none") as recording:
         train(10)
         switch.learn()
-        switch.off()
+        switch.turn(False)
         train(10)
-        switch.on()
+        switch.turn(True)
         train(10)
     assert len(read_steps(recording.folder / "rank0")[0]) == 20
 

@@ -75,16 +75,8 @@ def parse_step(content: bytes | mmap, index: int) -> PendingStep:
 
 
 def stretches_of(codes: Sequence[int]) -> list[Stretch]:
-    """The stages that are over; where one lies within another, the outer one."""
-    stretches, began = [], []
-    for position, code in enumerate(codes):
-        if code % 2 == 0:
-            began.append(position)
-        elif began:
-            begin = began.pop()
-            if not began:
-                stretches.append((STAGE_CODES[codes[begin] // 2], begin, position))
-    return stretches
+    """The stages that are over: each begins and ends before the next one does."""
+    return [(STAGE_CODES[codes[begin] // 2], begin, begin + 1) for begin in range(0, len(codes) - 1, 2)]
 
 
 def num_backwards(stretches: Sequence[Stretch]) -> int:

@@ -10,7 +10,6 @@ VALUE_PLACE = {
     "append": 0, "appendleft": 0, "add": 0, "extend": 0, "extendleft": 0, "update": 0, "insert": 1, "setdefault": 1,
 }  # fmt: skip
 """The methods that make a container grow, and which argument it keeps."""
-TAKES_MANY = frozenset({"extend", "extendleft", "update"})
 NUMBER_FUNCTIONS = frozenset({"float", "int", "len", "str", "bool", "round", "perf_counter", "time", "repr"})
 NUMBER_METHODS = frozenset({"item", "tolist", "numpy", "size", "numel", "format", "time", "perf_counter"})
 JOINING = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})

@@ -137,7 +137,7 @@ def without_window_residue(samples: Sequence[Point | None], slope: float) -> lis
     """
     stretches = [
         [sample for sample in group if sample is not IN_WINDOW]
-        for _, group in groupby(samples, lambda one: one is None)
+        for _, group in groupby(samples, lambda one: one is IN_WINDOW)
     ]
     aligned: list[Point] = []
     shift, before = 0, None

@@ -45,7 +45,7 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
 def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
     """The steps whose memory was read at every boundary that any step's was.
 
-    Of short steps taken together the last has its end's only, where memory is lowest: no peak among peaks.
+    Of short steps taken together few are read, at their end alone, where memory is lowest: no peak among peaks.
     """
     fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
     return [record for record in records if record.memory and _boundaries(record) == fullest]

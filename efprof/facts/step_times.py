@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -84,11 +83,6 @@ def num_warm_up_steps(num_steps: int) -> int:
     """How many first steps are left out of statistics; never more than half of a short run."""
     wanted = max(WARM_UP_STEPS, math.ceil(WARM_UP_SHARE * num_steps))
     return min(wanted, MAX_WARM_UP_STEPS, num_steps // 2)
-
-
-def num_steps_in(times: Sequence[StepTime], window: str) -> int:
-    """How many of the steps a window recorded."""
-    return sum(1 for time in times if time.record.window == window)
 
 
 def _timed(record: StepRecord) -> StepTime:

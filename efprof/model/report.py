@@ -97,8 +97,8 @@ class Timeline:
 class Overhead:
     """What recording cost: the recorder's own time inside the steps, measured in the run itself.
 
-    `step_ms` is the median per step outside windows, `share` the same over the median step; `window_s` is the
-    time that windows took to start, stop and write.
+    `step_ms` is the mean per step after warm-up and outside windows, since some steps pay for others; `share` is that
+    over the median step; `window_s` is the time that windows took to start, stop and write.
     """
 
     step_ms: float

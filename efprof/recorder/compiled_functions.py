@@ -1,10 +1,10 @@
 """Tells what a compiled function does, and enters its stage: the hooks that would tell are compiled away in it."""
 
-import gc
 import weakref
 
 import torch
 
+from efprof.recorder.living_optimizers import living_optimizers
 from efprof.recorder.loop import Loop
 from efprof.recorder.pattern import FORWARD, FORWARDED, OTHER
 from efprof.recorder.sprint import Sprint
@@ -45,6 +45,7 @@ class CompiledFunctions:
             if first is not None and loop.step is not None and loop.step.has_gradients:
                 loop.optimizer_entered(first)
         elif not function.is_known and torch.is_grad_enabled():
+            loop.leave_sprint()  # in which nobody would know what happens meanwhile
             function.progress, function.versions = self._progress(), _versions()
 
     def ended(self, function: CompiledFunction) -> None:
@@ -57,8 +58,8 @@ class CompiledFunctions:
     def returned(self, function: CompiledFunction, result: object) -> None:
         """It returned this: find out what it does."""
         versions, function.versions = function.versions, {}
-        if self._sprint.is_on or not torch.is_grad_enabled():
-            return  # in a sprint nobody knows what happened meanwhile
+        if not torch.is_grad_enabled():
+            return
         function.is_known = True
         function.is_forward = function.progress == self._progress() and _has_gradient(result)
         function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
@@ -67,6 +68,7 @@ class CompiledFunctions:
 
     def _note_update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """It has stepped, unless that was seen: the compiler leaves some hooks to Python."""
+        self._loop.leave_sprint()  # where the function made whole steps, one may have begun
         step = self._loop.step
         if optimizer is None or (step is not None and id(optimizer) in step.stepped):
             return
@@ -83,9 +85,8 @@ class CompiledFunctions:
 def _versions() -> dict[Optimizer, int]:
     """Of each optimizer's parameters, added up: it grows whenever one is written to."""
     return {
-        weakref.ref(thing): sum(parameter._version for group in thing.param_groups for parameter in group["params"])
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.optim.Optimizer)  # isinstance would wake lazy objects
+        weakref.ref(optimizer): sum(one._version for group in optimizer.param_groups for one in group["params"])
+        for optimizer in living_optimizers()
     }
 
 

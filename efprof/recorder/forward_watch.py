@@ -177,10 +177,10 @@ class ForwardWatch:
             thread = get_ident()
             if watch._inside == thread:  # a module of a watched class within another, which is the one that counts
                 return original(*args, **kwargs)
-            watch._inside = thread
-            if not mark(FORWARD if module.training and torch.is_grad_enabled() else OTHER):
-                began(module)
-            try:
+            try:  # from the first mark on: a signal's handler may raise in it
+                watch._inside = thread
+                if not mark(FORWARD if module.training and torch.is_grad_enabled() else OTHER):
+                    began(module)
                 return original(*args, **kwargs)
             finally:
                 watch._inside = None

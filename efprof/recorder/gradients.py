@@ -21,6 +21,11 @@ def is_plain(gradient: torch.Tensor | None) -> bool:
     return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
 
 
+def answers_late(tensor: torch.Tensor) -> bool:
+    """Whether it lies on a device whose values can be copied without waiting; those of others are left alone."""
+    return tensor.is_cuda
+
+
 def canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
     """The first parameter that can be one: the first layers' gradients are made from all the others'.
 
@@ -40,7 +45,13 @@ def has_zero(gradient: torch.Tensor) -> bool:
 
 def can_be_canary(gradient: torch.Tensor | None) -> bool:
     """Whether its first number can be read without waiting for anything."""
-    return gradient is not None and is_plain(gradient) and gradient.is_cpu and gradient.numel() > 0
+    return (
+        gradient is not None
+        and is_plain(gradient)
+        and gradient.is_cpu
+        and gradient.numel() > 0
+        and gradient.untyped_storage().nbytes() > 0  # some free it while they keep the tensor
+    )
 
 
 def first_number(gradient: torch.Tensor) -> float:

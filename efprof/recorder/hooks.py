@@ -53,8 +53,8 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
 
     @functools.wraps(start)
     def iterate(self: Any) -> Any:
-        opened(self)
-        try:
+        try:  # from the first mark on: a signal's handler may raise in it
+            opened(self)
             iterator = start(self)
         finally:
             broke_off()
@@ -65,10 +65,10 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
 
     @functools.wraps(advance)
     def fetch(self: Any) -> Any:
-        if not mark(FETCH):
-            began(self)
         has_come = False
         try:
+            if not mark(FETCH):
+                began(self)
             batch = advance(self)
             has_come = True
         except StopIteration:
@@ -113,11 +113,11 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if not mark(BACKWARD):
-            entered(tensors, sys._getframe(1))
-        elif not took_loss(tensors):
-            noted(tensors, sys._getframe(1))
         try:
+            if not mark(BACKWARD):
+                entered(tensors, sys._getframe(1))
+            elif not took_loss(tensors):
+                noted(tensors, sys._getframe(1))
             original(tensors, *args, **kwargs)
         finally:
             if not mark(BACKWARDED):
@@ -125,9 +125,9 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
 
     @functools.wraps(gradients)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        mark(OTHER)
-        asked(inputs)
         try:
+            mark(OTHER)
+            asked(inputs)
             return gradients(outputs, inputs, *args, **kwargs)
         finally:
             left()
@@ -231,11 +231,15 @@ def updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., A
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if not mark(UPDATE):
-            began()
+        if loop.is_updating:  # a schedule of schedules
+            return original(*args, **kwargs)
+        loop.is_updating = True
         try:
+            if not mark(UPDATE):
+                began()
             return original(*args, **kwargs)
         finally:
+            loop.is_updating = False
             if not mark(UPDATED):
                 ended()
 
@@ -249,10 +253,10 @@ def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., 
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
-        if not mark(UPDATE):
-            began()
         is_marked = False
         try:
+            if not mark(UPDATE):
+                began()
             norm = original(*args, **kwargs)
         finally:
             is_marked = mark(UPDATED)

@@ -1,11 +1,12 @@
 """Tells whether a program updates its parameters by hand, without any torch optimizer."""
 
-import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from efprof.recorder.living_optimizers import living_optimizers
 
 MAX_SAMPLE = 4096
 """Of a parameter's values that are compared."""
@@ -124,8 +125,7 @@ def _has_optimizer(parameter: torch.Tensor | None) -> bool:
     """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
     return any(
         parameter is None or mine is parameter
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.optim.Optimizer)  # isinstance would wake lazy objects
-        for group in thing.param_groups
+        for optimizer in living_optimizers()
+        for group in optimizer.param_groups
         for mine in group["params"]
     )

@@ -29,14 +29,14 @@ class Pattern:
     num_backwards: int = 0
     num_fetches: int = 0
 
-    def see(self, codes: Codes) -> None:
-        """A step had these calls."""
-        if codes == self.codes:
+    def see(self, codes: Codes, loader: int | None) -> None:
+        """A step had these calls, and its batch from this loader."""
+        if codes == self.codes and loader == self.loader:
             self.num_alike = min(2 * NUM_ALIKE, self.num_alike + 1)
             return
         self.num_alike -= 1
         if self.num_alike <= 0:
-            self.codes, self.num_alike, self.is_plain = codes, 1, _is_plain(codes)
+            self.codes, self.loader, self.num_alike, self.is_plain = codes, loader, 1, _is_plain(codes)
             self.stretches = stretches_of(codes) if self.is_plain else []
             self.num_backwards, self.num_fetches = codes.count(BACKWARD), codes.count(FETCH)
 
@@ -46,31 +46,8 @@ class Pattern:
         return self.is_plain and self.num_alike >= NUM_ALIKE
 
 
-def open_stages(codes: Codes) -> list[int]:
-    """The positions of the calls that began the stages which are not over, the outer one first."""
-    opened: list[int] = []
-    for at, code in enumerate(codes):
-        if code % 2 == 0:
-            opened.append(at)
-        elif opened:
-            opened.pop()
-    return opened
-
-
 def _is_plain(codes: Codes) -> bool:
-    """Stages that follow one another, one optimizer's step, nothing that is not allowed.
-
-    A gradient scaler's `step` is an update around the optimizer's.
-    """
+    """Stages that follow one another, one optimizer's step, nothing that is not allowed."""
     if not 0 < len(codes) <= MAX_MARKS or codes.count(STEP) != 1 or BACKWARD not in codes:
         return False
-    opened: list[int] = []
-    for code in codes:
-        if code % 2:
-            if not opened or opened.pop() != code - 1:
-                return False
-        elif code not in OPENERS or (opened and (opened != [UPDATE] or code != STEP)):
-            return False
-        else:
-            opened.append(code)
-    return not opened
+    return codes[1::2] == tuple(code + 1 for code in codes[::2]) and OPENERS.keys() >= set(codes[::2])

@@ -123,14 +123,16 @@ class Session:
             return
         self._is_ended = True
         current.session = None
-        self.shell.guarded("ending", self._note_last_error)()
-        self.shell.guarded("loop", self.loop.finish)()
-        self.loop.stop()
-        for function in self._at_end:
-            function()
-        self.shell.guarded("steps", self._await_late)()
-        for undo in reversed(self._undo):
-            self.shell.guarded("hooks", undo)()
+        try:
+            self.shell.guarded("ending", self._note_last_error)()
+            self.shell.guarded("loop", self.loop.finish)()
+            self.shell.guarded("loop", self.loop.stop)()
+            for function in self._at_end:
+                function()
+            self.shell.guarded("steps", self._await_late)()
+        finally:  # a second Ctrl-C must leave none of our hooks in torch
+            for undo in reversed(self._undo):
+                self.shell.guarded("hooks", undo)()
 
     def _make_sprint(self) -> Sprint:
         options = self.options
@@ -143,7 +145,7 @@ class Session:
             write_together=self._steps.write_together,
             resume=self.loop.go_on,
             is_broken=lambda: self._folder.is_broken,
-            may_go_on=lambda: not self.window_requests,
+            may_go_on=lambda: not (self.window_requests and (options.trace_steps or options.triggers)),
             guard=functools.partial(self.shell.guarded, "loop"),
         )
         self.subscribe(self.loop.steps.walked, "loop", lambda step, record: sprint.step_walked(step, record.total_us))

@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 
 from efprof.artifacts.sources import SourceText
 from efprof.recorder.redaction import without_secrets
+from efprof.recorder.signal_errors import is_of_a_signal
 from efprof.recorder.writing import LineWriter
 
 MAX_SOURCE_BYTES = 1024**2
@@ -78,9 +79,20 @@ class Sites:
         return not path.startswith(_library_folders())
 
     def _keep(self, path: str, name: str) -> None:
-        file = Path(self._start) / path
-        if file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES:
-            self._sources.write(SourceText(file=name, text=without_secrets(file.read_text(errors="replace"))))
+        text = _text_of(Path(self._start) / path)
+        if text is not None:
+            self._sources.write(SourceText(file=name, text=without_secrets(text)))
+
+
+def _text_of(file: Path) -> str | None:
+    """None of what is no file, too long or not to be read: a report names it all the same."""
+    try:
+        is_source = file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES
+        return file.read_text(errors="replace") if is_source else None
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
+        return None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Records steps that are all alike at a fifth of the cost: only instants now, everything else later.
+"""Records steps that are all alike at a third of the cost: only instants now, everything else later.
 
 After a heavy operator the caches are cold, and what the recorder does costs three times what it costs in a loop of
 its own (measured: 120 us per step of 2.7 ms). So once a program has repeated one pattern of calls (fetch, forward,
@@ -21,6 +21,7 @@ from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.pattern import FORWARD, Codes, Pattern
 from efprof.recorder.pending_steps import PendingSteps
+from efprof.recorder.signal_errors import is_of_a_signal
 from efprof.recorder.sprint_steps import Interrupted, fill, interrupted_in
 from efprof.recorder.steps import Steps
 from efprof.recorder.stopwatches import HAS_STOPWATCH, make_stopwatch
@@ -31,10 +32,10 @@ FIRST_STEP: Final = 20
 MAX_STEP_NS: Final = 200_000_000
 """What walking costs, half a millisecond after heavy operators (measured), is nothing to a longer step."""
 
-MAX_SPRINT_NS: Final = 1_000_000_000
+WRITE_AFTER_NS: Final = 1_000_000_000
 """What waits no longer than this, nobody misses who looks at a run that goes on."""
 
-MAX_TOGETHER_NS: Final = 2_500_000_000
+MAX_SPRINT_NS: Final = 2_500_000_000
 """So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the
 memory at each of its boundaries."""
 
@@ -71,7 +72,7 @@ class Sprint:
             unexpected=guard(self._note_unexpected),
             full=guard(self._go_on_or_stop),
             max_step_ns=MAX_STEP_NS,
-            max_sprint_ns=MAX_SPRINT_NS,
+            write_after_ns=WRITE_AFTER_NS,
         )
         self._steps = steps
         self._memory = memory
@@ -90,7 +91,7 @@ class Sprint:
         """By number, those of which something was noted that the stopwatch does not know."""
         self._may_start = False
         self._may_sprint = HAS_STOPWATCH
-        self._is_writing = False
+        self._is_writing = self._has_leftovers = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
         self.readings = EndReadings()
@@ -148,11 +149,11 @@ class Sprint:
         """The state machine finished a step: learn its pattern."""
         if self.is_on:
             return
-        self._pattern.see(tuple(self._log[:-1]))
+        self._pattern.see(tuple(self._log[:-1]), step.loader)
         del self._log[:-1]
         self._may_start = self._may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
-            self._pattern.optimizer, self._pattern.loader = step.stepped[0], step.loader
+            self._pattern.optimizer = step.stepped[0]
             self._site = step.backward_site
 
     def leave(self) -> None:
@@ -163,10 +164,10 @@ class Sprint:
         done = self._pattern.codes[: self.watch.at]
         pending, touched = self._pending[len(self._pending)], self._touched.pop(self.watch.number, None)
         self._write()
-        self._log, self._nested = list(done), 0
+        self._log, self._nested = list(done), self.watch.nested
         step = self._filled(pending, touched, done)
         self._steps.open = step
-        self._resume(interrupted_in(step, pending, done, self.watch.nested))
+        self._resume(interrupted_in(pending, done, self.watch.nested))
 
     def close(self) -> None:
         """The recording ends."""
@@ -205,7 +206,9 @@ class Sprint:
         if self._pending is None:
             try:
                 self._pending = self._make_pending()
-            except OSError:  # a file system that maps no memory, or a full one: then every step is walked
+            except OSError as error:  # a file system that maps no memory, or a full one: then every step is walked
+                if is_of_a_signal(error):
+                    raise
                 self._may_sprint = False
                 return False
             self.watch.use(self._pending.memory)
@@ -230,8 +233,10 @@ class Sprint:
         assert self._pending is not None
         self.watch.stop()
         self._write()
+        if not self._may_sprint:  # the disk refused, and that ended the recording
+            return False
         now, steps = perf_counter_ns(), self._steps
-        is_wanted = now - self._began_ns > MAX_TOGETHER_NS or steps.is_disturbed or not self._may_go_on()
+        is_wanted = now - self._began_ns > MAX_SPRINT_NS or steps.is_disturbed or not self._may_go_on()
         if is_wanted or self._last_ns >= MAX_STEP_NS or self._is_near_a_window():
             self._log = [code]
             return False
@@ -244,15 +249,21 @@ class Sprint:
 
     def _write_leftovers(self) -> None:
         """A signal's handler may raise while steps are being written: the others are written when we are next here."""
-        if self._is_writing:
+        if self._has_leftovers:
             self._write()
 
     def _write(self) -> None:
         """Turn into records what is whole and not written yet."""
         entered, pending = perf_counter_ns(), self._pending
-        if pending is None or not len(pending) or self._is_broken():
+        if pending is None or not len(pending) or self._is_broken() or self._is_writing:
             return
-        self._is_writing = True
+        self._is_writing = self._has_leftovers = True
+        try:
+            self._write_pending(pending, entered)
+        finally:
+            self._is_writing = False
+
+    def _write_pending(self, pending: PendingSteps, entered: int) -> None:
         count, first = len(pending), pending[0]
         last = pending[count - 1]
         cpu_ns, rss_bytes = self._steps.resources(first.start_ns, last.end_ns)
@@ -260,7 +271,7 @@ class Sprint:
         recorder_ns = len(self._pattern.codes) * MARK_NS + self._share_ns
         start = self._steps.num_finished - first.number
         self._write_together(lambda: self._finish(range(start, count), cpu_share, rss_bytes, recorder_ns))
-        self._is_writing = False
+        self._has_leftovers = False
         if self._is_broken():
             return
         pending.clear()
@@ -304,6 +315,7 @@ class Sprint:
             and total_us * 1000 < MAX_STEP_NS
             and len(step.stepped) == 1
             and step.window is None
+            and step.loader == self._pattern.loader
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)
             and not (steps.has_marks or steps.is_disturbed or steps.clock is not None or steps.probe is not None)
         )

@@ -5,14 +5,13 @@ from math import isnan
 
 from efprof.artifacts.pending import STAGE_CODES, PendingStep, stretches_of
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern, open_stages
+from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern
 
 
 @dataclass(kw_only=True, slots=True)
 class Interrupted:
     """Where a sprint was broken off: the state machine goes on from here."""
 
-    step: OpenStep
     stage: str | None = None
     opener: str | None = None
     stage_start_ns: int = 0
@@ -40,16 +39,14 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
         step.stepped = [pattern.optimizer]
 
 
-def interrupted_in(step: OpenStep, pending: PendingStep, done: Codes, nested: int) -> Interrupted:
+def interrupted_in(pending: PendingStep, done: Codes, nested: int) -> Interrupted:
     """A sprint was broken off after these calls, `nested` modules deep within the outermost one."""
-    opened = open_stages(done)
-    if not opened:
-        return Interrupted(step=step)
-    code = done[opened[0]]
+    if len(done) % 2 == 0:  # between two stages
+        return Interrupted()
+    code = done[-1]
     return Interrupted(
-        step=step,
         stage=STAGE_CODES[code // 2],
         opener=OPENERS[code],
-        stage_start_ns=pending.instants[opened[0]],
+        stage_start_ns=pending.instants[len(done) - 1],
         depth=1 + nested if code == FORWARD else 0,
     )

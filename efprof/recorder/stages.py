@@ -5,6 +5,7 @@ import threading
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import torch
 
@@ -26,9 +27,9 @@ class Stages:
     """The state of the loop that is being recorded.
 
     Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
-    `backward_began(step, tensors)`, `clipped(norm)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`;
-    `write(step, record)` comes last. One thread trains: the one that imported torch, or another one that steps an
-    optimizer where that one never did. Forked children are ignored.
+    `backward_began(step, tensors)`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and
+    `step_ended(step, record)`; `write(step, record)` comes last. One thread trains: the one that imported torch, or
+    another one that steps an optimizer where that one never did. Forked children are ignored.
     """
 
     def __init__(self, memory: Memory, write: Listener) -> None:
@@ -44,8 +45,10 @@ class Stages:
         self.opener: str | None = None
         """Which entry point opened the stage: it is the one to close it."""
         self.watch: Stopwatch | NoStopwatch = NoStopwatch()
-        self.unscaled_loss: tuple[int, torch.Tensor] | None = None
-        """The `id` of the tensor that a gradient scaler made last, and what it made it from."""
+        self.unscaled_loss: tuple[ref[torch.Tensor], torch.Tensor] | None = None
+        """The tensor that a gradient scaler made last, and what it made it from."""
+        self.is_updating = False
+        """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.thread = get_ident()
         self._sprint: Sprint | None = None
         self._paused: int | None = None

@@ -1,6 +1,7 @@
 /* Takes the instants and numbers of short steps, for sprint.py: what runs in here costs a training step with cold
  * caches a tenth of what the same costs in Python. Nothing in here decides anything: whatever is not as in the step
- * before is left to Python, by calling `unexpected` or by answering False. No call raises but `use` and `start`.
+ * before is left to Python, by calling `unexpected` or by answering False. No call raises but `use` and `start`, and
+ * `mark` what a signal's handler raises.
  *
  * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
  */
@@ -41,7 +42,7 @@ typedef struct {
     Entry *entry;
     unsigned long thread;
     unsigned long long optimizer; /* by its `id` */
-    long long max_step_ns, max_sprint_ns, epoch_offset_ns, read_due, number, sequence;
+    long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, number, sequence;
     int capacity, at, nested;
     char is_on, takes_numbers, takes_clips;
     struct { void *code; int at; } place[NUM_FRAMES];
@@ -69,9 +70,12 @@ static PyObject *ask(PyObject *function, PyObject *code)
     return answer(is_true);
 }
 
-/* Something failed that must not reach the training: leave it to the slower way, which is guarded. */
+/* Something failed that must not reach the training: leave it to the slower way, which is guarded. Only Ctrl-C is the
+ * program's: it comes again as soon as Python looks for signals. */
 static int give_up(void)
 {
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        PyErr_SetInterrupt();
     PyErr_Clear();
     return 0;
 }
@@ -107,6 +111,7 @@ static void begin(Stopwatch *self, int64_t at)
     if (self->pages->codes[0] == FORWARD)
         note_sequence(self);
     Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
+    Py_SETREF(self->loss, Py_NewRef(Py_None));
 }
 
 static PyObject *end_step(Stopwatch *self, PyObject *code)
@@ -116,7 +121,7 @@ static PyObject *end_step(Stopwatch *self, PyObject *code)
     self->entry->end_ns = now;
     __atomic_store_n(&pages->count, pages->count + 1, __ATOMIC_RELEASE); /* what it counts is whole by now */
     if (pages->count >= self->capacity || now - self->entry->start_ns >= self->max_step_ns ||
-        now - pages->entries[0].start_ns >= self->max_sprint_ns) {
+        now - pages->entries[0].start_ns >= self->write_after_ns) {
         self->is_on = 0; /* whatever `full` does, there may be no room for another step */
         return ask(self->full, code);
     }
@@ -415,11 +420,11 @@ static void Stopwatch_dealloc(Stopwatch *self)
 
 static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "max_step_ns", "max_sprint_ns", NULL};
+    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "max_step_ns", "write_after_ns", NULL};
     PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
-    long long max_step_ns, max_sprint_ns;
+    long long max_step_ns, write_after_ns;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOLL", names, &unexpected, &full, &tensor, &float32, &next_sequence,
-                                     &max_step_ns, &max_sprint_ns))
+                                     &max_step_ns, &write_after_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -435,7 +440,7 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->thread = PyThread_get_thread_ident();
     self->takes_clips = 1;
     self->max_step_ns = max_step_ns;
-    self->max_sprint_ns = max_sprint_ns;
+    self->write_after_ns = write_after_ns;
     return (PyObject *)self;
 }
 

@@ -42,7 +42,7 @@ class Stopwatch:
         float32: torch.dtype,
         next_sequence: Callable[[], int],
         max_step_ns: int,
-        max_sprint_ns: int,
+        write_after_ns: int,
     ) -> Stopwatch: ...
     def mark(self, code: int, /) -> bool:
         """A stage begins or ends."""

@@ -45,7 +45,7 @@ class NoStopwatch:
 
 
 def make_stopwatch(
-    *, unexpected: Callable[[int], bool], full: Callable[[int], bool], max_step_ns: int, max_sprint_ns: int
+    *, unexpected: Callable[[int], bool], full: Callable[[int], bool], max_step_ns: int, write_after_ns: int
 ) -> Stopwatch | NoStopwatch:
     """A stopwatch that asks `unexpected` about a call that is not in the pattern, and `full` when it is to be read."""
     if not HAS_STOPWATCH:
@@ -57,6 +57,6 @@ def make_stopwatch(
         float32=torch.float32,
         next_sequence=torch.autograd._get_sequence_nr,  # type: ignore[attr-defined]
         max_step_ns=max_step_ns,
-        max_sprint_ns=max_sprint_ns,
+        write_after_ns=write_after_ns,
     )
     return made

@@ -112,17 +112,6 @@ def change_sides(change: Change) -> tuple[str, str]:
             return change.old.strip("\n"), change.new.strip("\n")
 
 
-def change_phrase(change: Change) -> str:
-    """A change on one line: `num_workers: 0 -> 3`."""
-    match change:
-        case EnvironmentVariable():
-            return f"{change.name}={change.new} (was {'unset' if change.old is None else change.old})"
-        case ConfigurationValue():
-            return f"{change.name}: {change.old} -> {change.new}"
-        case CodeEdit():
-            return f"{change.file}:{change.line}: {one_line(change.old)} -> {one_line(change.new) or '(delete)'}"
-
-
 def device_phrase(devices: Sequence[str]) -> str:
     """`2 x H200`, in the order in which the devices first came."""
     return ", ".join(f"{number} x {name}" for name, number in Counter(devices).items()) or "CPU"

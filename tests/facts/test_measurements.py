@@ -113,6 +113,14 @@ def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
     assert measurements.overhead.step_ms == pytest.approx(0.02)
 
 
+def test_recording_costs_what_it_takes_on_average_since_some_steps_pay_for_others(tmp_path):
+    steps = make_steps(19, recorder_us=lambda step: 1000.0 if step % 4 == 3 else 0.0)
+    overhead = measure(tmp_path / "run", steps=steps).overhead
+    assert overhead is not None
+    assert overhead.step_ms == pytest.approx(0.25)
+    assert overhead.share == pytest.approx(0.25 / 15.5)
+
+
 def test_a_lowered_scale_is_a_skipped_step(tmp_path):
     steps = make_steps(10, scaler_scale=lambda step: 65536.0 if step < 4 else 32768.0)
     assert measure(tmp_path / "run", steps=steps).num_skipped_steps == 1

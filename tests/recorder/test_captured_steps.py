@@ -7,9 +7,11 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from tests.recorder.recording import record_here
-from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
+from tests.recorder.test_loop import BATCH, boundaries, error_of, make_loader, make_model, stages, train
 
 NUM_REPLAYS = 5
+
+PLAIN = ["data", "forward", "backward", "optimizer"]
 
 
 class PretendedGraph:
@@ -20,6 +22,16 @@ class PretendedGraph:
     def capture_end(self) -> None: ...
 
     def replay(self) -> None: ...
+
+
+def captured(model: torch.nn.Module) -> PretendedGraph:
+    """A whole step of this model."""
+    graph, optimizer = PretendedGraph(), torch.optim.SGD(model.parameters(), lr=0.01)
+    graph.capture_begin()
+    model(torch.ones(BATCH, 3)).sum().backward()
+    optimizer.step()
+    graph.capture_end()
+    return graph
 
 
 def train_by_graph(graph: torch.cuda.CUDAGraph) -> None:
@@ -40,10 +52,27 @@ def test_capturing_is_no_step_and_each_replay_is_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
     recorded = record_here(tmp_path, lambda: train_by_graph(PretendedGraph()))
     assert recorded.events(CollectorStopped) == []
-    assert [stages(step)[-3:] for step in recorded.steps[:3]] == [["forward", "backward", "optimizer"]] * 3
-    assert len(recorded.steps) == 3 + NUM_REPLAYS
-    seen = {stage for step in recorded.steps[3:] for stage in stages(step)}
-    assert seen <= {"data"}, "the stages of a replay cannot be told apart; that the loader was at its end is seen"
+    assert [stages(step) for step in recorded.steps[:3]] == [["data", *PLAIN], PLAIN, PLAIN]
+    replays = recorded.steps[3:]
+    assert [stages(step) for step in replays] == [[]] * NUM_REPLAYS, "the stages of a replay cannot be told apart"
+    assert [(step.samples, step.micro_batches) for step in replays] == [(0, 1)] * NUM_REPLAYS
+    assert [boundaries(step) for step in replays] == [["post_optimizer_step"]] * NUM_REPLAYS
+
+
+def test_a_replay_for_each_batch_makes_steps_with_the_data_stage_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+
+    def train_by_replays() -> None:
+        graphs = [captured(make_model()) for _ in range(2)]
+        for _ in make_loader(NUM_REPLAYS):
+            for graph in graphs:
+                graph.replay()
+
+    steps = record_here(tmp_path, train_by_replays).steps
+    assert [stages(step) for step in steps] == [["data", "data"], *[["data"]] * (NUM_REPLAYS - 1)]
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 2)] * NUM_REPLAYS
 
 
 def test_a_replay_is_no_part_of_the_last_step_that_ran_by_itself(
@@ -65,8 +94,9 @@ def test_a_replay_is_no_part_of_the_last_step_that_ran_by_itself(
         for _ in range(NUM_REPLAYS):
             graph.replay()
 
-    recorded = record_here(tmp_path, train_without_a_loader)
-    assert [step.micro_batches for step in recorded.steps] == [1] * (3 + NUM_REPLAYS)
+    steps = record_here(tmp_path, train_without_a_loader).steps
+    assert [stages(step) for step in steps] == [PLAIN[1:]] * 3 + [[]] * NUM_REPLAYS
+    assert [step.micro_batches for step in steps] == [1] * (3 + NUM_REPLAYS)
 
 
 def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +113,9 @@ def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatc
             error_of(model, inputs, targets).backward()
             optimizer.step()
 
-    recorded = record_here(tmp_path, train_and_replay)
-    assert [step.step for step in recorded.steps] == list(range(4))
+    steps = record_here(tmp_path, train_and_replay).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN, PLAIN]
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 4
 
 
 @pytest.mark.gpu

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -11,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctions
 from tests.recorder import compiled_programs
 from tests.recorder.compiled_programs import NUM_STEPS, PROGRAMS
-from tests.recorder.recording import Recorded, record_command
-from tests.recorder.test_loop import stages
+from tests.recorder.recording import Recorded, open_session, record_command
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, str(Path(compiled_programs.__file__)))
@@ -43,24 +47,31 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     with ThreadPoolExecutor() as pool:
         bare = pool.submit(run_bare)
         recording = record_command(home, COMMAND, options=["--windows", "none"], working_folder=ROOT)
-    return Both(bare=bare.result(), recorded=json.loads(recording.output.splitlines()[-1]), recording=recording)
+    return Both(bare=bare.result(), recorded=said(recording.output), recording=recording)
 
 
-def run_bare() -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=120, check=True, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+def run_bare(command: Sequence[str] = COMMAND, **variables: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    return said(done.stdout)
+
+
+def said(output: str) -> dict[str, Any]:
+    return json.loads(output.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+NAMES = [program.__name__ for program in PROGRAMS]
+
+BOUNDS = list(accumulate((2 * NUM_STEPS if name == "trained_before" else NUM_STEPS for name in NAMES), initial=0))
+"""The number of the step that each program begins with, and of all steps."""
 
 
 @pytest.fixture(scope="module")
 def steps(both: Both) -> dict[str, list[StepRecord]]:
-    names = [program.__name__ for program in PROGRAMS]
-    counts = [2 * NUM_STEPS if name == "trained_before" else NUM_STEPS for name in names]
-    ends = list(accumulate(counts, initial=0))
-    return {name: both.recording.steps[start:end] for name, (start, end) in zip(names, pairwise(ends), strict=True)}
+    return {name: both.recording.steps[start:end] for name, (start, end) in zip(NAMES, pairwise(BOUNDS), strict=True)}
 
 
-every_program = pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
+every_program = pytest.mark.parametrize("name", NAMES)
 
 
 @every_program
@@ -91,3 +102,108 @@ def test_the_compiler_has_nothing_to_say_of_the_recorder(both: Both) -> None:
     assert "global hooks" not in both.recording.errors
     assert "efprof/recorder" not in both.recording.errors
     assert both.recording.events(CollectorStopped) == []
+
+
+@pytest.mark.slow
+def test_a_window_at_the_end_of_every_program_changes_nothing(both: Both, tmp_path: Path) -> None:
+    windows = ",".join(f"{end - 2}:{end}" for end in BOUNDS[1:])
+    recording = record_command(tmp_path / "efprof", COMMAND, options=["--trace-steps", windows], working_folder=ROOT)
+    assert said(recording.output) == both.bare
+    assert recording.events(CollectorStopped) == []
+    assert [stages(step) for step in recording.steps] == [stages(step) for step in both.recording.steps]
+    assert [step.step for step in recording.steps if step.window] == [
+        number for end in BOUNDS[1:] for number in (end - 2, end - 1)
+    ]
+
+
+DEFAULT_BACKEND = """
+import json
+import torch
+from torch._dynamo.utils import counters
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+
+@torch.compile
+def error(inputs, targets, is_early):
+    limit = 1e9 if is_early else 1e8  # it is compiled for each
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    return loss if loss.item() < limit else 0 * loss  # here the graph breaks
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+losses = []
+for step in range(10):
+    inputs = torch.randn(16, 16)
+    optimizer.zero_grad()
+    loss = error(inputs, inputs.sum(1, keepdim=True), step < 3)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+kept = ("frames", "stats", "graph_break", "aot_autograd", "inductor")
+print(json.dumps({"losses": losses, "compiled": {name: dict(counters[name]) for name in kept}}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
+def test_the_default_backend_makes_the_same_under_the_recorder_and_within_a_window(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DEFAULT_BACKEND)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    caches = [{"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name)} for name in ("bare", "recorded")]
+    with ThreadPoolExecutor() as pool:
+        bare = pool.submit(run_bare, command, **caches[0])
+        recording = record_command(tmp_path / "home", command, options=("--trace-steps", "5:7"), environment=caches[1])
+    found, expected = said(recording.output), bare.result()
+    assert found["losses"] == expected["losses"]
+    assert found["compiled"] == expected["compiled"]
+    compiled = expected["compiled"]
+    assert (compiled["stats"]["unique_graphs"], sum(compiled["graph_break"].values())) == (2, 2), "as they are meant"
+    assert recording.events(CollectorStopped) == []
+    assert [step.step for step in recording.steps if step.window] == [5, 6]
+    assert [stages(step) for step in recording.steps[1:]] == [PLAIN[1:]] * 9, "the first call shows what it does"
+
+
+def train_steps(num_steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Stops between the passes of each step."""
+    (inputs, targets), *_ = make_loader(1)
+    for _ in range(num_steps):
+        error_of(model, inputs, targets).backward()
+        yield
+        optimizer.step()
+
+
+def test_a_compiled_function_met_in_a_sprint_is_known_after_one_call(tmp_path: Path) -> None:
+    session, function = open_session(tmp_path), CompiledFunction()
+    session.start()
+    functions, model = CompiledFunctions(session.loop, session.sprint), make_model()
+    try:
+        for _ in train_steps(60, model, torch.optim.SGD(model.parameters(), lr=0.01)):
+            if session.sprint.is_on and not function.is_known:
+                functions.began(function)
+                functions.ended(function)
+                functions.returned(function, None)
+                assert function.is_known
+    finally:
+        session.end()
+    assert function.is_known, "there was a sprint"
+    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [["forward", "backward", "optimizer"]] * 60
+
+
+def test_a_compiled_function_that_ends_within_a_sprint_begins_no_step(tmp_path: Path) -> None:
+    session, function, begun = open_session(tmp_path), CompiledFunction(), []
+    session.start()
+    session.subscribe(session.loop.step_began, "test", begun.append)
+    functions, model = CompiledFunctions(session.loop, session.sprint), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    try:
+        for num_steps in (5, 55):
+            functions.began(function)
+            list(train_steps(num_steps, model, optimizer))
+            num_begun = len(begun)
+            assert session.sprint.is_on == (num_steps == 55)
+            functions.ended(function)
+            functions.returned(function, None)
+            assert len(begun) == num_begun
+    finally:
+        session.end()
+    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [["forward", "backward", "optimizer"]] * 60

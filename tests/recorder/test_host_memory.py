@@ -8,7 +8,9 @@ import memray
 import pytest
 import torch
 
-from tests.recorder.recording import EFPROF, environment_of, record_command, record_here
+from efprof.artifacts.events import WindowOpened
+from efprof.recorder.options import parse_options
+from tests.recorder.recording import EFPROF, environment_of, record_command, record_here, record_script
 
 TRAINING = """
 import os, signal
@@ -95,6 +97,35 @@ def test_memray_that_is_not_installed_is_named_before_anything_is_started(tmp_pa
     assert done.stderr == "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
     assert not (tmp_path / "started").exists()
     assert not home.exists()
+
+
+def test_no_trace_is_taken_beside_it(tmp_path: Path) -> None:
+    text = TRAINING.rpartition("os.kill")[0].replace("range(3)", "range(40)").replace("5_000_000", "50_000")
+    recorded = record_script(tmp_path / "home", text, options=("--host-memory",))
+    assert len(recorded.steps) == 40
+    assert recorded.events(WindowOpened) == []
+    assert [step.step for step in recorded.steps if step.window] == []
+    assert {file.name for file in recorded.rank.iterdir()} >= {"host.memray", "steps.jsonl"}
+    assert list(recorded.rank.glob("trace-*")) + list(recorded.rank.glob("allocations-*")) == []
+
+
+def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
+    options, default = parse_options(host_memory=True), parse_options()
+    assert (options.trace_steps, options.triggers) == ((), ())
+    assert options.memory_steps == default.memory_steps != ()
+
+
+@pytest.mark.parametrize("more", [(), ("--windows", "none")], ids=" ".join)
+def test_a_trace_that_is_asked_for_by_its_steps_is_refused_beside_it(more: tuple[str, ...], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [EFPROF, "record", "--host-memory", "--trace-steps", "5:7", *more, "--", "touch", "started"],
+        env=environment_of(tmp_path / "home", {}), cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "efprof: --trace-steps and --host-memory both need Python's one profile hook; record twice, once with each.\n"
+    )
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
 def test_memray_is_imported_by_no_other_recording(tmp_path: Path) -> None:

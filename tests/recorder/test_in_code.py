@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.autograd import grad
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, OutOfMemory, TrainingRaised
@@ -16,7 +20,7 @@ from efprof.model import EfprofError
 from efprof.recorder import current
 from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
 from tests.recorder.test_hooks import num_global_hooks, patched
-from tests.recorder.test_loop import BATCH, stages, train_plainly
+from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train_plainly
 
 PLAIN = ["data", "forward", "backward", "optimizer"]
 
@@ -186,6 +190,89 @@ def test_a_run_folder_that_cannot_be_made_is_an_error_before_the_training(
     monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "file"))
     with pytest.raises(EfprofError, match="cannot be made: Not a directory; set EFPROF_HOME"), efprof.record():
         raise AssertionError("never entered")
+
+
+Prepared = tuple[Any, torch.nn.Module, Any, Any, Any]
+
+
+def prepare(num_batches: int, num_accumulated: int) -> Prepared:
+    """What Accelerate makes of a training: itself, model, optimizer, loader and schedule."""
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=num_accumulated)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    return (accelerator, *accelerator.prepare(model, optimizer, make_loader(num_batches), schedule))
+
+
+def train_prepared(prepared: Prepared) -> None:
+    accelerator, model, optimizer, loader, schedule = prepared
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("num_accumulated", [1, 2])
+@pytest.mark.parametrize("is_prepared_before", [True, False], ids=["prepared before", "prepared within"])
+def test_a_loop_of_accelerate_is_recorded_inside_a_with_statement(
+    num_accumulated: int, is_prepared_before: bool
+) -> None:
+    before = prepare(12, num_accumulated)
+    with efprof.record(windows="none") as recording:
+        train_prepared(before if is_prepared_before else prepare(12, num_accumulated))
+    recorded = Recorded(folder=recording.folder)
+    num_steps = 12 // num_accumulated
+    assert [[stage for stage, _ in groupby(stages(step))] for step in recorded.steps] == [
+        PLAIN[:3] * num_accumulated + PLAIN[3:]
+    ] * num_steps
+    assert [(step.samples, step.micro_batches) for step in recorded.steps] == [
+        (BATCH * num_accumulated, num_accumulated)
+    ] * num_steps
+    assert recorded.events(CollectorStopped) == []
+
+
+@pytest.mark.parametrize("num_steps", [12, 80])
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_], ids=lambda clip: clip.__name__)
+def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
+    clip: Callable[[object, float], object], num_steps: int
+) -> None:
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(num_steps):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            clip(model.parameters(), 1.0)
+            optimizer.step()
+
+    with efprof.record(windows="none") as recording:
+        train()
+    steps = Recorded(folder=recording.folder).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * (num_steps - 1)
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
+
+
+def test_a_penalty_by_a_name_bound_before_leaves_steps_and_stages_as_they_are() -> None:
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(12):
+            outputs = model(inputs.requires_grad_())
+            (slope,) = grad(outputs.sum(), inputs, create_graph=True)
+            optimizer.zero_grad()
+            ((outputs - targets).square().mean() + slope.square().mean()).backward()
+            optimizer.step()
+
+    with efprof.record(windows="none") as recording:
+        train()
+    steps = Recorded(folder=recording.folder).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 11
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 12
 
 
 SCRIPT = """

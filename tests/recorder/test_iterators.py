@@ -1,8 +1,12 @@
 """Loops that feed themselves from iterators of their own."""
 
+import functools
+import io
 import itertools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,9 @@ from tests.recorder.recording import record_here
 from tests.recorder.test_loop import BATCH, error_of, make_model, stages
 
 NUM_STEPS = 8
+
+LONG = 80
+"""Steps, most of which are sprinted."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -133,6 +140,30 @@ def asked_for() -> None:
         trainer.step(*next(batches))
 
 
+def chained() -> None:
+    trainer = Trainer()
+    for batch in itertools.chain(Batches(6), Batches(NUM_STEPS - 6)):
+        trainer.step(*batch)
+
+
+def cycled() -> None:
+    trainer = Trainer()
+    for _, batch in zip(range(NUM_STEPS), itertools.cycle(Batches(100)), strict=False):
+        trainer.step(*batch)
+
+
+def progress_bar() -> Callable[..., Any]:
+    """tqdm's, without its thread, and with nobody to see it."""
+    tqdm = pytest.importorskip("tqdm", reason="needs tqdm").tqdm
+    return functools.partial(type("Bar", (tqdm,), {"monitor_interval": 0}), file=io.StringIO())
+
+
+def with_a_progress_bar() -> None:
+    trainer, tqdm = Trainer(), progress_bar()
+    for batch in tqdm(Batches()):
+        trainer.step(*batch)
+
+
 def in_an_outer_loop() -> None:
     trainer, batches = Trainer(), Batches()
     for inputs, targets in batches:
@@ -156,7 +187,18 @@ Record = Callable[[Callable[[], object]], list[StepRecord]]
 
 @pytest.mark.parametrize(
     "train",
-    [by_name, by_attribute, by_class, by_what_it_makes, enumerated, sliced, asked_for],
+    [
+        by_name,
+        by_attribute,
+        by_class,
+        by_what_it_makes,
+        enumerated,
+        sliced,
+        asked_for,
+        chained,
+        cycled,
+        with_a_progress_bar,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_steps_begin_where_the_iterator_is_asked_for_a_batch(train: Callable[[], None], record: Record) -> None:
@@ -211,6 +253,31 @@ def test_a_generator_that_the_loop_leaves_early_is_closed(record: Record) -> Non
 
     record(train)
     assert data.num_closed == 4
+
+
+def made() -> Iterator[Batch]:
+    for _ in range(LONG):
+        yield make_batch()
+
+
+GENERATORS: dict[str, Callable[[], Iterable[Batch]]] = {
+    "a generator's call": made,
+    "a generator expression": lambda: (make_batch() for _ in range(LONG)),
+    "an enumerated one": lambda: map(operator.itemgetter(1), enumerate(made())),
+    "one that takes from an iterator": lambda: (batch for batch in Batches(LONG)),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_what_a_generator_that_runs_already_takes_is_no_stage(name: str, record: Record) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for batch in GENERATORS[name]():
+            trainer.step(*batch)
+
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * LONG
+    assert {(step.samples, step.loader, step.micro_batches) for step in steps} == {(0, None, 1)}
 
 
 def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> None:

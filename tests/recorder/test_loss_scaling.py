@@ -131,3 +131,21 @@ def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
     gc.collect()
     recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(saved))())  # noqa: S301 - our own
     assert recorded_steps(recorded) == [(1.0, 16.0, False)]
+
+
+def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for number in range(6):
+            optimizer.zero_grad()
+            if number % 2:
+                weight.sum().mul(3.0).backward()  # which may lie where the last scaled one lay
+                optimizer.step()
+            else:
+                scaler.scale(weight.sum().mul(2.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+    assert [step.loss for step in record_here(tmp_path, train).steps] == [2.0, 3.0] * 3

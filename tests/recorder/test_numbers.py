@@ -9,9 +9,12 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder import memory
+from efprof.recorder.collectors import numbers as numbers_collector
 from efprof.recorder.collectors.numbers import Numbers
+from efprof.recorder.gradients import can_be_canary
 from efprof.recorder.open_step import OpenStep
 from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.test_loop import make_loader
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -121,6 +124,7 @@ def test_gradients_on_a_device_are_read_as_seldom_as_the_plan_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+    monkeypatch.setattr(numbers_collector, "answers_late", lambda _: True)
     numbers, weight = Numbers(open_session(tmp_path)), torch.ones(3, device="meta", requires_grad=True)
     weight.grad = torch.ones(3, device="meta")
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -128,6 +132,44 @@ def test_gradients_on_a_device_are_read_as_seldom_as_the_plan_has_it(
     for step in steps:
         numbers.note_gradients(step, optimizer)
     assert [len(step.numbers.device_norms) for step in steps] == [1, 0, 0, 0, 0]
+
+
+def test_numbers_on_a_device_that_nothing_can_be_copied_from_in_passing_are_left_alone(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(3, device="meta", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        weight.sum().backward()
+        optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert numbers_of(recorded) == [(None, None)]
+    assert recorded.steps[0].learning_rate == 0.5
+
+
+def test_each_of_two_optimizers_has_a_gradient_of_its_own_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+
+    def train() -> None:
+        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        for step, _ in enumerate(make_loader(6)):
+            for number, (weight, optimizer) in enumerate(zip(weights, optimizers, strict=True)):
+                optimizer.zero_grad()
+                (weight * (math.inf if (step, number) == (4, 0) else 2.0)).sum().backward()
+                optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert [step.num_inf for step in recorded.steps] == [0, None, None, None, 1, None]
+
+
+def test_a_gradient_whose_memory_was_freed_is_not_looked_at() -> None:
+    freed = torch.ones(2)
+    was_one = can_be_canary(freed)
+    freed.untyped_storage().resize_(0)
+    is_one = can_be_canary(freed)  # apart from the assertion, which would read its numbers to show them
+    assert (was_one, is_one) == (True, False)
 
 
 def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> None:

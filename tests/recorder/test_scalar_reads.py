@@ -117,6 +117,57 @@ def test_reads_outside_of_steps_are_not_counted(tmp_path: Path) -> None:
     assert [step.reads for step in record_here(tmp_path, read_before).steps] == [[], []]
 
 
+class OnDevice(torch.Tensor):
+    """As if it were on a device, whose values come late."""
+
+    is_cpu = False
+
+
+READS_OF_A_DEVICE = [read_item, read_list, read_copy, read_bool, read_float, read_int, read_nonzero]
+
+
+@pytest.mark.parametrize("read", READS_OF_A_DEVICE, ids=lambda read: read.__name__)
+def test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted(
+    read: Callable[[torch.Tensor], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_both(loss: torch.Tensor) -> None:
+        with monkeypatch.context() as pretended:
+            pretended.setattr(torch.cuda, "is_initialized", lambda: True)
+            read(loss)  # the CPU has it already
+            read(loss.as_subclass(OnDevice))
+
+    assert [sum(read.count for read in step.reads) for step in record_here(tmp_path, step_with(read_both)).steps] == [
+        1,
+        1,
+    ]
+
+
+def test_where_a_device_is_never_used_the_cpu_stands_for_it(tmp_path: Path) -> None:
+    def read_both(loss: torch.Tensor) -> None:
+        loss.item()
+        loss.as_subclass(OnDevice).item()
+
+    assert [[read.count for read in step.reads] for step in record_here(tmp_path, step_with(read_both)).steps] == [
+        [1, 1],
+        [1, 1],
+    ]
+
+
+def test_a_read_of_every_step_is_counted_in_every_step_of_a_long_run(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(120):
+            loss = weight.sum()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    steps = record_here(tmp_path, train).steps
+    assert sum(not step.memory for step in steps) > 40, "most are short and alike"
+    assert [[(read.call, read.count) for read in step.reads] for step in steps] == [[("item", 1)]] * 120
+
+
 def test_a_loader_is_noted_where_it_is_made(tmp_path: Path) -> None:
     def train() -> None:
         loader = DataLoader(range(8), batch_size=4)  # type: ignore[arg-type] # loader

@@ -1,6 +1,8 @@
 """Which files are the user's, and what they are called in reports."""
 
+import errno
 import os
+import signal
 import sys
 import sysconfig
 from pathlib import Path
@@ -57,6 +59,44 @@ def test_the_text_of_a_users_file_is_kept_once(tmp_path: Path) -> None:
     sites.file(torch.__file__)
     source.write_text("changed\n")
     assert read_sources(tmp_path / "rank0") == {"train.py": ["first = 1"]}
+
+
+UNREADABLE = [PermissionError(errno.EACCES, "denied"), OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "broken")]
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=str)
+@pytest.mark.parametrize("asked", ["stat", "read_text"])
+def test_a_file_that_cannot_be_read_is_named_without_its_text(
+    asked: str, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    (tmp_path / "train.py").write_text("first = 1\n")
+    (tmp_path / "model.py").write_text("second = 2\n")
+    sites = make_sites(tmp_path)
+    monkeypatch.setattr(Path, asked, refuse)
+    assert sites.file(str(tmp_path / "train.py")) == "train.py"
+    monkeypatch.undo()
+    assert sites.file(str(tmp_path / "model.py")) == "model.py"
+    assert read_sources(tmp_path / "rank0") == {"model.py": ["second = 2"]}
+
+
+def test_what_a_signals_handler_raises_while_a_file_is_read_reaches_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise TimeoutError("the program's own")
+
+    (tmp_path / "train.py").write_text("first = 1\n")
+    sites = make_sites(tmp_path)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: signal.raise_signal(signal.SIGUSR2))
+    before = signal.signal(signal.SIGUSR2, stop)
+    try:
+        with pytest.raises(TimeoutError):
+            sites.file(str(tmp_path / "train.py"))
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def install(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -323,3 +323,19 @@ def test_a_pending_file_of_another_size_is_left_alone(tmp_path: Path) -> None:
 
 make_model_once = make_model()
 optimizer_once = torch.optim.SGD(make_model_once.parameters(), lr=0.01)
+
+
+def test_two_loaders_that_take_turns_are_told_apart(tmp_path: Path) -> None:
+    def train_by_turns() -> None:
+        model, loaders = make_model(), [make_loader(LONG), make_loader(LONG)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [iter(loader) for loader in loaders]
+        for number in range(LONG):
+            inputs, targets = next(batches[number % 2])
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+
+    loaders = [step.loader for step in record_here(tmp_path, train_by_turns).steps]
+    assert len(set(loaders)) == 2
+    assert loaders == [loaders[0], loaders[1]] * (LONG // 2)

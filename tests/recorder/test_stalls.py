@@ -1,6 +1,7 @@
 """Calls that make a step wait, at the line that made them."""
 
 import gc
+import pkgutil
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,13 +19,31 @@ WITHOUT_DEVICE = (AssertionError, AttributeError, RuntimeError)
 """What torch raises for want of a GPU; such a call is counted all the same."""
 
 
-def step_with(stall: Callable[[], object]) -> Callable[[], None]:
-    """Two training steps that call `stall`."""
+WAITING = (
+    "torch.cuda.synchronize",
+    "torch.cuda.empty_cache",
+    "torch.cuda.memory.empty_cache",
+    "torch.cuda.reset_peak_memory_stats",
+    "torch.cuda.memory.reset_peak_memory_stats",
+    "torch.cuda.Stream.synchronize",
+    "torch.cuda.Event.synchronize",
+    "torch.accelerator.synchronize",
+    "torch.accelerator.empty_cache",
+    "torch.accelerator.memory.empty_cache",
+    "torch.accelerator.reset_peak_memory_stats",
+    "torch.accelerator.memory.reset_peak_memory_stats",
+    "gc.collect",
+)
+"""Wherever torch has them; those of `memory` are counted under their first name."""
+
+
+def step_with(stall: Callable[[], object], num_steps: int = 2) -> Callable[[], None]:
+    """So many training steps that call `stall`."""
 
     def train() -> None:
         weight = torch.ones(2, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
-        for _ in range(2):
+        for _ in range(num_steps):
             weight.sum().backward()
             stall()
             optimizer.step()
@@ -82,6 +101,33 @@ def test_a_stall_is_counted_once_at_its_line(
     stalls = stalls_of(record_here(tmp_path, step_with(stall)))
     site = f"tests/recorder/test_stalls.py:{line_of(HERE, marker)}:{stall.__name__}"
     assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, call, 1)] * 2
+
+
+@pytest.mark.parametrize("place", WAITING)
+def test_every_call_that_would_wait_for_a_device_is_counted_wherever_it_is_looked_up(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, waits = place.replace(".memory.", "."), []
+
+    def pretended(*args: object) -> None:
+        waits.append(args)
+
+    for each in {place, name}:
+        monkeypatch.setattr(each, pretended, raising=False)  # an older torch lacks some
+
+    def wait() -> None:
+        pkgutil.resolve_name(place)("for", "it")  # wait
+
+    stalls = stalls_of(record_here(tmp_path, step_with(wait)))
+    site = f"tests/recorder/test_stalls.py:{line_of(HERE, 'wait')}:{wait.__qualname__}"
+    assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, name, 1)] * 2
+    assert waits == [("for", "it")] * 2
+
+
+def test_a_stall_in_every_step_of_a_long_run_is_counted_in_each(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, step_with(collect, num_steps=120)).steps
+    assert sum(not step.memory for step in steps) > 40, "most are short and alike"
+    assert [[(stall.call, stall.count) for stall in step.stalls] for step in steps] == [[("gc.collect", 1)]] * 120
 
 
 def test_the_error_of_a_call_comes_through(tmp_path: Path) -> None:

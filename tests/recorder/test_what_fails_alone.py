@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.collectors import environment
 from efprof.recorder.collectors.host_memory import HostMemory
 from efprof.recorder.doctor import device
+from efprof.recorder.open_step import OpenStep
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_doctor import NVMLError, fake_pynvml, named
 from tests.recorder.test_environment import train
-from tests.recorder.test_loop import train_plainly
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages, train_plainly
 
 
 def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> None:
@@ -29,6 +31,48 @@ def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> No
         train_plainly(6)
     session.end()
     assert [step.step for step in Recorded(folder=tmp_path).steps] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "backward", "optimizer"])
+def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    open_stage, num_interrupts = session.loop.open_stage, 0
+
+    def interrupted(step: OpenStep, opened: str, opener: str, entered: int) -> None:
+        nonlocal num_interrupts
+        open_stage(step, opened, opener, entered)
+        if step.number == 4 and opened == stage and not num_interrupts:
+            num_interrupts += 1
+            raise KeyboardInterrupt
+
+    session.loop.open_stage = interrupted  # type: ignore[method-assign]
+    model, batches = make_model(), iter(make_loader(12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(11):
+        with suppress(KeyboardInterrupt):
+            inputs, targets = next(batches)
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+    session.end()
+    steps = Recorded(folder=tmp_path).steps
+    assert num_interrupts == 1
+    assert [step.step for step in steps] == list(range(10))
+    assert {tuple(stages(step)) for step in steps if step.step not in (0, 4)} == {
+        ("data", "forward", "backward", "optimizer")
+    }
+
+
+def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> None:
+    backward = torch.autograd.backward
+    session = open_session(tmp_path)
+    session.start()
+    assert torch.autograd.backward is not backward
+    session.on_end("test", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        session.end()
+    assert torch.autograd.backward is backward
 
 
 GETTERS = [

@@ -3,6 +3,9 @@
 import cProfile
 import gzip
 import json
+import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -172,3 +175,62 @@ def test_an_evaluation_within_a_window_ends_it(tmp_path: Path) -> None:
     assert [step.step for step in recorded.steps if step.window] == [2]
     trace = read_trace(trace_paths(recorded.rank)[0])
     assert sum(event.name == "aten::mse_loss" for event in trace.events) <= 2
+
+
+def when_started(strike: Callable[[], object], *, is_on: bool) -> Callable[[torch.autograd.profiler.profile], None]:
+    """What starts torch's profiler, and is struck once: after that is on, or before."""
+    original, struck = torch.autograd.profiler.profile._start_trace, []
+
+    def start(profiler: torch.autograd.profiler.profile) -> None:
+        if is_on or struck:
+            original(profiler)
+        if not struck:
+            struck.append(True)
+            strike()
+
+    return start
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_ctrl_c_while_a_window_opens_ends_that_window_only(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = when_started(lambda: signal.raise_signal(signal.SIGINT), is_on=is_on)
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_start_trace", start)
+    was_on = []
+
+    def train_on() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = iter(make_loader(9))
+        for number in range(9):
+            with suppress(KeyboardInterrupt):
+                batch = next(batches)
+            error_of(model, *batch).backward()
+            optimizer.step()
+            if number in (3, 4):
+                was_on.append(torch.autograd._profiler_enabled())
+
+    recorded = record_here(tmp_path, train_on, windows=((2, 5), (6, 8)))
+    assert was_on == [False, False]
+    assert [step.step for step in recorded.steps if step.window] == [6, 7]
+    assert [(event.step, event.files == []) for event in recorded.events(WindowClosed)] == [(2, True), (7, False)]
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_a_profiler_that_fails_as_it_starts_is_not_left_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = when_started(lambda: 1 / 0, is_on=True)
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_start_trace", start)
+    was_on = []
+
+    def train_on() -> None:
+        train_plainly(6)
+        was_on.append(torch.autograd._profiler_enabled())
+
+    recorded = record_here(tmp_path, train_on, windows=((2, 20),))
+    assert was_on == [False]
+    assert len(recorded.steps) == 6
+    assert [event.collector for event in recorded.events(CollectorStopped)] == ["windows"]
+    assert "ZeroDivisionError" in capsys.readouterr().err

@@ -39,7 +39,7 @@ MAX_STEPS_BACK = 512
 MIN_GROWTH_BYTES = 512
 """Per step; where graphs are kept, the memory_growth audit alarms at it: a loss and its node take a kilobyte."""
 
-MIN_GROWTH_SEEN_BYTES = 16 * 1024
+MIN_GROWTH_SEEN_BYTES = 10 * 1024
 """In all the steps looked back on: a program that keeps nothing grows by 0.8 KB on most of its first 20 (measured)."""
 
 MIN_SHARE_RISING = 0.75

@@ -104,11 +104,11 @@ class Feed:
             self._is_fetching = False
 
     def _fetch(self, advance: Callable[[], Any]) -> Any:
-        if not self._mark(FETCH):
-            self._began()
         self._has_fed = True
         has_come = False
-        try:
+        try:  # from the first mark on: a signal's handler may raise in it
+            if not self._mark(FETCH):
+                self._began()
             batch = advance()
             has_come = True
         except StopIteration:

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,7 @@ class _ScalerWatch:
     def note_scaled(self, outputs: Any, scaled: Any) -> None:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
         if self._loop.is_ours and isinstance(outputs, torch.Tensor):
-            self._loop.unscaled_loss = (id(scaled), outputs.detach())
+            self._loop.unscaled_loss = (weakref.ref(scaled), outputs.detach())
             self._loop.watch.takes_numbers = False  # the stopwatch would read the scaled one
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:

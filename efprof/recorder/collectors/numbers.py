@@ -4,6 +4,7 @@ import math
 import time
 import weakref
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -11,6 +12,7 @@ from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.gradients import (
+    answers_late,
     can_be_canary,
     canary_of,
     device_norm,
@@ -47,7 +49,8 @@ class Numbers:
         """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
         self._plan = ReadingPlan()
         self._step_ns = 0
-        self._canary: weakref.ref[torch.Tensor] | None = None
+        self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
+        """The gradient that is looked at in a step in which not all are read, for each optimizer."""
         self._num_bad_reads = self._num_zero_reads = 0
         self._clipped_to: float | None = None
         self._clips_are_partial = False
@@ -64,7 +67,9 @@ class Numbers:
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
         self._watch.takes_numbers = shown is loss
         if not shown.is_cpu:
-            opened.device_losses += (shown.detach().reshape(()).to(torch.float32),)
+            if answers_late(shown):
+                # A copy: the program may average the loss over its ranks, in place, before it is read.
+                opened.device_losses += (shown.detach().reshape(()).to(torch.float32, copy=True),)
             return
         self._loss = weakref.ref(loss)
         value = float(read_value(shown))
@@ -88,12 +93,13 @@ class Numbers:
         clip_norm = self._take_clip(step)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
-        if not opened.is_read and self._is_known(opened, clip_norm):
+        if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
+            self._watch.canary = self._canaries.get(optimizer)
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
-        self._watch.read_due, self._watch.canary = self._plan.next_step, self._canary
+        self._watch.read_due, self._watch.canary = self._plan.next_step, self._canaries.get(optimizer)
 
     def _take_clip(self, step: OpenStep) -> torch.Tensor | None:
         """The norm that this step's gradients were clipped by, where it stands for all of them."""
@@ -115,26 +121,32 @@ class Numbers:
         self._watch.takes_clips = not self._clips_are_partial
         return not self._clips_are_partial
 
-    def _is_known(self, opened: StepNumbers, clip_norm: torch.Tensor | None) -> bool:
+    def _is_known(self, opened: StepNumbers, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> bool:
         """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
-        if clip_norm is not None and not clip_norm.is_cpu:
+        if clip_norm is not None and answers_late(clip_norm):
             opened.device_norms += (clip_norm,)
             return True
-        if clip_norm is None and self._canary is None:
-            return True  # on a device, or sharded: no gradient can be looked at alone
-        value = self._read_canary() if clip_norm is None else read_value(clip_norm)
+        if clip_norm is not None:
+            value: float | None = read_value(clip_norm)
+        elif optimizer not in self._canaries:
+            return False
+        else:
+            canary = self._canaries[optimizer]
+            if canary is None:
+                return True  # on a device, or sharded: no gradient can be looked at alone
+            value = self._read_canary(canary)
         if value is None or not (math.isfinite(value) or self._num_bad_reads >= MAX_BAD_READS):
             return False
         if clip_norm is not None or not math.isfinite(value):
             opened.add_norm(abs(value))
         return True
 
-    def _read_canary(self) -> float | None:
+    def _read_canary(self, canary: weakref.ref[torch.Tensor]) -> float | None:
         """A gradient that a bad one anywhere above would have reached: it is read for little.
 
         None where it is gone: then all gradients have to be read.
         """
-        parameter = self._canary() if self._canary is not None else None
+        parameter = canary()
         gradient = None if parameter is None else parameter.grad
         if gradient is None or not can_be_canary(gradient):
             return None
@@ -152,16 +164,16 @@ class Numbers:
         opened.num_gradients += len(parameters)
         dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
+        self._canaries[optimizer] = canary_of(parameters)
         if not dense:
             return
         if all(gradient.is_cpu for gradient in dense):
-            self._canary = canary_of(parameters)
             norm = global_norm(dense)
             if clip_norm is not None and self._is_of_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
             opened.add_norm(norm)
             self._count_bad(step, dense, norm)
-        else:
+        elif answers_late(dense[0]):
             opened.device_norms += (device_norm(dense) if clip_norm is None else clip_norm,)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
@@ -181,8 +193,8 @@ class Numbers:
             record.loss = spelled(opened.loss + (step.loss or 0.0))
         if opened.gradient_norm is not None:
             fill_norm(record, opened.gradient_norm, opened.is_guarded)
-        is_on_device = step.scale is not None and step.scale.device.type != "cpu"
-        if step.scale is not None and not is_on_device:
+        is_on_device = step.scale is not None and answers_late(step.scale)
+        if step.scale is not None and step.scale.is_cpu:
             record.scaler_scale = float(read_value(step.scale))
         if opened.device_losses or opened.device_norms or is_on_device:
             step.owe(late_numbers(record, opened, step.scale if is_on_device else None, self._note_late))
@@ -234,9 +246,9 @@ def _numbers_of(step: OpenStep) -> StepNumbers:
     return opened
 
 
-def _unscaled(scaled: tuple[int, torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
+def _unscaled(scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
     """The loss as the program made it, where a gradient scaler has multiplied it since."""
-    return scaled[1] if scaled is not None and scaled[0] == id(loss) else loss
+    return scaled[1] if scaled is not None and scaled[0]() is loss else loss
 
 
 def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:

@@ -64,7 +64,7 @@ class _Stalls:
 
         @functools.wraps(original)
         def stall(*args: Any, **kwargs: Any) -> Any:
-            if loop.step is None or self._is_stalling or not loop.is_ours:
+            if not loop.is_ours or self._is_stalling or loop.step is None:
                 return original(*args, **kwargs)
             self._is_stalling = True
             start = time.perf_counter_ns()

@@ -117,25 +117,39 @@ class Windows:
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
             return
-        start = time.perf_counter()
         self._count += 1
         self._first, self._end, self._why = step.number, end, why
         self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
-        self._is_opening = True
-        profiler = torch.profiler.profile(
-            record_shapes=True, with_stack=True, profile_memory=True, with_modules=True, experimental_config=_config()
-        )
-        profiler.start()
-        self._profiler, self._is_opening = profiler, False
-        self._profile_function = sys.getprofile()
-        self._operators = watch_operators()
-        self._seconds = time.perf_counter() - start
+        try:
+            self._start_profiler()
+        except BaseException:  # Ctrl-C most of all: a profiler that is left on takes more memory with every step
+            self._discard(step.number)
+            raise
+
+    def _start_profiler(self) -> None:
+        start, self._is_opening = time.perf_counter(), True
+        try:
+            self._profiler = torch.profiler.profile(
+                record_shapes=True,
+                with_stack=True,
+                profile_memory=True,
+                with_modules=True,
+                experimental_config=_config(),
+            )
+            self._profiler.start()
+            self._operators = watch_operators()
+        finally:
+            self._is_opening = False
+            self._profile_function = sys.getprofile()
+            self._seconds = time.perf_counter() - start
 
     def _note_stopped(self, number: int, reason: str) -> None:
         self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
 
     def _discard(self, number: int) -> None:
-        self._stop().profiler = None
+        if torch._C._autograd._profiler_enabled():  # not where its start failed
+            self._stop().profiler = None
+        self._profiler = None
         self._note_closed(number, self._seconds, [])
 
     def _close(self, last: int) -> None:
@@ -152,8 +166,8 @@ class Windows:
         profiler, self._profiler = self._profiler, None
         assert profiler is not None
         self._session.loop.disturb()
-        for undo in reversed(self._operators):
-            undo()
+        while self._operators:
+            self._operators.pop()()
         of_program = sys.getprofile()
         profiler.stop()
         if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there

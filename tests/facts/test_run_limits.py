@@ -1,0 +1,23 @@
+"""How much memory there is, and how much of it is used."""
+
+from pathlib import Path
+
+from efprof.facts.run_limits import RunLimits
+from tests.builders import GPU, make_step, make_steps, write_run
+
+
+def test_what_a_killed_run_used_is_read_from_the_last_step_that_tells(tmp_path: Path) -> None:
+    steps = [*make_steps(3), make_step(3, rss_bytes=600_000_000), make_step(4, rss_bytes=0), make_step(5, rss_bytes=0)]
+    limits = write_run(tmp_path, steps=steps).get(RunLimits)
+    assert (limits.name, limits.used_bytes, limits.last_step) == ("the host", 600_000_000, 5)
+
+
+def test_on_a_device_it_is_what_the_allocator_gave_last(tmp_path: Path) -> None:
+    steps = [make_step(0, allocated_bytes=[1, 2, 2, 2, 7]), make_step(1, memory=[])]
+    limits = write_run(tmp_path, steps=steps, devices=[GPU], memory_source="CUDA allocator").get(RunLimits)
+    assert (limits.name, limits.used_bytes) == (GPU.name, 7)
+
+
+def test_a_run_without_a_step_used_nothing(tmp_path: Path) -> None:
+    limits = write_run(tmp_path, steps=[]).get(RunLimits)
+    assert (limits.used_bytes, limits.last_step, limits.num_steps) == (0, 0, 0)
