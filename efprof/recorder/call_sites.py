@@ -10,6 +10,8 @@ from efprof.recorder.sites import Sites
 
 PYTHON_CALL = b'"python_function"'
 
+NAMELESS = "?:0:?"
+
 
 class CallSites:
     """Works out the sites of callers as torch reports them, and remembers where each call was made."""
@@ -38,7 +40,10 @@ class CallSites:
         return msgspec.json.encode(whole)
 
     def _site(self, caller: Any) -> tuple[str, bool]:
-        key = (caller.file_name, caller.line_number, caller.function_name)
+        try:
+            key = (caller.file_name, caller.line_number, caller.function_name)
+        except UnicodeDecodeError:  # its code was freed within the window, and with it the names
+            return NAMELESS, False
         known = self._names.get(key)
         if known is None:
             path = self._sites.absolute(caller.file_name)

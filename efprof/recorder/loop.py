@@ -44,8 +44,8 @@ class Loop(Stages):
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
         steps.has_loader = True
-        if loader is not None:
-            step.loader = loader
+        if not is_start:
+            step.loaders.append(loader)
         self.open_stage(step, "data", "fetch", entered)
 
     def fetch_ended(self, batch: object) -> None:

@@ -1,6 +1,6 @@
 """The step that is being recorded, and how it becomes a line of steps.jsonl."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ class OpenStep:
     samples: int = 0
     has_forward: bool = False
     has_evaluation: bool = False
-    loader: int | None = None
+    loaders: list[int | None] = field(default_factory=list)
+    """Of each batch that was asked for: the number of its DataLoader."""
     sequence: int | None = None
     backward_site: str | None = None
     window: str | None = None
@@ -58,6 +59,11 @@ class OpenStep:
     def has_gradients(self) -> bool:
         """Whether gradients were computed in it."""
         return self.num_backwards > 0 or self.num_gradient_calls > 0
+
+    @property
+    def loader(self) -> int | None:
+        """The DataLoader that it took its last batch from."""
+        return last_of(self.loaders)
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
         """As steps.jsonl has them: microseconds from the step's start."""
@@ -92,6 +98,11 @@ class OpenStep:
             stall = self.stalls[site, call] = StallCalls(site=site, call=call, count=0, us=0.0)
         stall.count += 1
         stall.us += spent_ns / 1000
+
+
+def last_of(loaders: Sequence[int | None]) -> int | None:
+    """The last one that is known."""
+    return next((loader for loader in reversed(loaders) if loader is not None), None)
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -> StepRecord:

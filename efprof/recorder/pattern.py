@@ -14,6 +14,7 @@ NUM_ALIKE: Final = 3
 """Steps of one pattern before the first sprint."""
 
 Codes = tuple[int, ...]
+Loaders = tuple[int | None, ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,19 +25,19 @@ class Pattern:
     is_plain: bool = False
     num_alike: int = 0
     optimizer: int = 0
-    loader: int | None = None
+    loaders: Loaders = ()
     stretches: list[Stretch] = field(default_factory=list)
     num_backwards: int = 0
     num_fetches: int = 0
 
-    def see(self, codes: Codes, loader: int | None) -> None:
-        """A step had these calls, and its batch from this loader."""
-        if codes == self.codes and loader == self.loader:
+    def see(self, codes: Codes, loaders: Loaders) -> None:
+        """A step had these calls, and its batches from these loaders."""
+        if codes == self.codes and loaders == self.loaders:
             self.num_alike = min(2 * NUM_ALIKE, self.num_alike + 1)
             return
         self.num_alike -= 1
         if self.num_alike <= 0:
-            self.codes, self.loader, self.num_alike, self.is_plain = codes, loader, 1, _is_plain(codes)
+            self.codes, self.loaders, self.num_alike, self.is_plain = codes, loaders, 1, _is_plain(codes)
             self.stretches = stretches_of(codes) if self.is_plain else []
             self.num_backwards, self.num_fetches = codes.count(BACKWARD), codes.count(FETCH)
 

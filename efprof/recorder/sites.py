@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+import tempfile
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -101,7 +102,8 @@ def _library_folders() -> tuple[str, ...]:
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     folders |= {site.getusersitepackages(), str(Path(__file__).parents[1])}
     real = {os.path.realpath(folder) for folder in folders}
-    return tuple(f"{folder}{os.sep}" for folder in sorted(folders | real))
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")  # noqa: PTH118
+    return (*(f"{folder}{os.sep}" for folder in sorted(folders | real)), generated)
 
 
 def _package_that_runs() -> str | None:

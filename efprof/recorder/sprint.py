@@ -18,7 +18,7 @@ from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, PendingStep
 from efprof.artifacts.steps import StepRecord, record_of_pending
 from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.memory import Memory
-from efprof.recorder.open_step import OpenStep, num_samples
+from efprof.recorder.open_step import OpenStep, last_of, num_samples
 from efprof.recorder.pattern import FORWARD, Codes, Pattern
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.signal_errors import is_of_a_signal
@@ -149,7 +149,7 @@ class Sprint:
         """The state machine finished a step: learn its pattern."""
         if self.is_on:
             return
-        self._pattern.see(tuple(self._log[:-1]), step.loader)
+        self._pattern.see(tuple(self._log[:-1]), tuple(step.loaders))
         del self._log[:-1]
         self._may_start = self._may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
@@ -283,6 +283,7 @@ class Sprint:
         """One by one, so that each finds the memory of the one before in the caches."""
         steps, pendings, touched, pattern = self._steps, self._pending, self._touched, self._pattern
         assert pendings is not None
+        loader = last_of(pattern.loaders)
         for index in indices:
             pending = pendings[index]
             if pending.number in touched or steps.others.have_spans:
@@ -291,7 +292,7 @@ class Sprint:
                 steps.complete(step, pending.end_ns)
                 continue
             record = record_of_pending(pending, pattern.stretches, pattern.num_backwards)
-            record.backward_site, record.loader = self._site, pattern.loader
+            record.backward_site, record.loader = self._site, loader
             record.cpu_us, record.rss_bytes = cpu_share * record.total_us, rss_bytes
             record.recorder_us = recorder_ns / 1000
             steps.num_finished += 1
@@ -315,7 +316,7 @@ class Sprint:
             and total_us * 1000 < MAX_STEP_NS
             and len(step.stepped) == 1
             and step.window is None
-            and step.loader == self._pattern.loader
+            and tuple(step.loaders) == self._pattern.loaders
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)
             and not (steps.has_marks or steps.is_disturbed or steps.clock is not None or steps.probe is not None)
         )

@@ -5,7 +5,7 @@ from math import isnan
 
 from efprof.artifacts.pending import STAGE_CODES, PendingStep, stretches_of
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.pattern import BACKWARD, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern
+from efprof.recorder.pattern import BACKWARD, FETCH, FETCHED, FORWARD, OPENERS, STEPPED, Codes, Pattern
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,7 +31,8 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
         step.gradient_norm = pending.gradient_norm
     if not isnan(pending.learning_rate):
         step.learning_rate = pending.learning_rate
-    step.loader, step.sequence = pattern.loader, pending.sequence if pending.sequence >= 0 else None
+    step.loaders = list(pattern.loaders if is_whole else pattern.loaders[: done.count(FETCH)])
+    step.sequence = pending.sequence if pending.sequence >= 0 else None
     step.num_fetches = pattern.num_fetches if is_whole else done.count(FETCHED)
     step.num_backwards = pattern.num_backwards if is_whole else done.count(BACKWARD)
     step.has_forward = FORWARD in done

@@ -31,6 +31,8 @@ class Steps:
 
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None]) -> None:
         self.open: OpenStep | None = None
+        self.closed: OpenStep | None = None
+        """The one that its loader's end closed, which trained nothing so far."""
         self.num_finished = 0
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
@@ -120,9 +122,11 @@ class Steps:
 
     def data_ended(self, step: OpenStep) -> None:
         """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
-        if step.has_gradients or self.has_marks:
+        ended = step.loaders.pop() if step.loaders else None
+        is_fed_by_another = any(loader != ended for loader in step.loaders) and not step.has_evaluation
+        if step.has_gradients or self.has_marks or is_fed_by_another:
             return
-        self.open = None
+        self.open, self.closed = None, step
         if step.num_fetches and not step.has_evaluation:
             self.has_loader = False  # read to its end without training: `batches = list(loader)`
 
@@ -150,7 +154,7 @@ class Steps:
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
         step.reads_boundaries = self._plan.is_due(step.number)
-        self.open = step
+        self.open, self.closed = step, None
         for listener in self.began:
             listener(step)
         step.reads_boundaries |= step.window is not None
@@ -164,14 +168,18 @@ class Steps:
 
     def drop(self) -> None:
         """What was recorded since the last step belongs to none."""
-        step, self.open = self.open, None
+        step, self.open, self.closed = self.open, None, None
         if step is not None:
             for listener in self.dropped:
                 listener(step)
 
-    def reopen(self, step: OpenStep) -> None:
-        """A step that was taken for the loader's last goes on: a batch of it was still to come."""
+    def reopen(self) -> OpenStep | None:
+        """The step that the loader's end closed goes on: a batch of it was still to come."""
+        step, self.closed = self.closed, None
+        if step is None or step.has_evaluation:
+            return None
         self.open, self.has_loader = step, True
+        return step
 
     def finish_last(self, at: int) -> None:
         """The program ends: write the open step if it is whole, drop it otherwise."""

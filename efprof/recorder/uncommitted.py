@@ -48,14 +48,15 @@ def keep_diff(run_folder: Path, git: Git | None) -> None:
     kept, left_out, num_bytes = [], [], 0
     for name, text in (*_changed_files(root, base), *_new_files(root)):
         clean = None if text is None else _clean(name, text)
-        if clean is None or num_bytes + len(clean) > MAX_BYTES:
+        content = None if clean is None else clean.encode(errors="surrogateescape")
+        if content is None or num_bytes + len(content) > MAX_BYTES:
             left_out.append(name)
         else:
-            kept.append(clean)
-            num_bytes += len(clean)
-    content = _head(base, left_out) + "".join(kept)
+            kept.append(content)
+            num_bytes += len(content)
+    head = _head(base, left_out).encode(errors="surrogateescape")
     with suppress(OSError):  # a disk that refuses this refuses what comes next too, and that is said
-        (run_folder / DIFF_FILE).write_bytes(content.encode(errors="surrogateescape"))
+        (run_folder / DIFF_FILE).write_bytes(head + b"".join(kept))
 
 
 @contextmanager

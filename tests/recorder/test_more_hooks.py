@@ -193,3 +193,43 @@ def test_batches_that_cycle_has_kept_are_fetched_no_more(tmp_path: Path) -> None
     fetched, kept = recorded.steps[:FEW], recorded.steps[FEW + 2 :]  # two steps later it is clear that nothing feeds it
     assert [(whole(step), step.samples) for step in fetched] == [(PLAIN, BATCH)] * FEW
     assert [(stages(step), step.samples) for step in kept] == [(PLAIN[1:], 0)] * (MANY - FEW - 2)
+
+
+@pytest.mark.parametrize("num_steps", [FEW, MANY])
+def test_a_step_that_one_loader_fed_lasts_when_another_ends_and_starts_again(num_steps: int) -> None:
+    """As where few labelled batches go with many others."""
+
+    def train() -> None:
+        trainer, labelled = Trainer(), make_loader(7)
+        batches = iter(labelled)
+        for others, _ in make_loader(num_steps):
+            try:
+                inputs, targets = next(batches)
+            except StopIteration:
+                batches = iter(labelled)
+                inputs, targets = next(batches)
+            trainer.step(inputs + others, targets)
+
+    steps, walked, _ = record_both_ways(train)
+    assert described(steps) == described(walked)
+    assert [(step.samples, step.micro_batches) for step in steps] == [(2 * BATCH, 1)] * num_steps
+    assert [whole(step) for step in steps] == [PLAIN] * num_steps
+
+
+def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_the_epoch() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer, loader = accelerate.Accelerator(cpu=True).prepare(model, optimizer, make_loader(MANY))
+        for _ in range(2):
+            for inputs, targets in loader:
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    steps, _, num_sprinted = record_both_ways(train)
+    assert num_sprinted > MANY / 3
+    assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
+    assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))

@@ -130,3 +130,9 @@ def test_an_installed_package_whose_console_script_runs_is_the_users(
 
     assert sites.is_user_file(str(_pytest.__file__)), "where pytest's console script has its function"
     assert not sites.is_user_file(pytest.__file__)
+
+
+def test_what_torch_generated_to_compile_it_is_not_the_users(tmp_path: Path) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    assert not make_sites(tmp_path).is_user_file(f"{default_cache_dir()}/ab/cabcd.py")

@@ -157,3 +157,11 @@ def test_a_run_keeps_it_unless_told_not_to(flags: list[str], repository: Path, t
     assert (recorded.folder / DIFF_FILE).exists() == (not flags)
     assert recorded.run.git is not None
     assert recorded.run.git.num_untracked == 1
+
+
+def test_the_limit_is_of_bytes_and_not_of_letters(repository: Path, tmp_path: Path) -> None:
+    for number in range(30):
+        (repository / f"new{number:02}.py").write_text("# " + "漢" * 20_000, encoding="utf-8")
+    diff = diff_of(repository, tmp_path)
+    assert diff is not None
+    assert 0.9 * MIB < len(diff.encode()) < 1.1 * MIB

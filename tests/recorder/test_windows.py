@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ import torch
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.trace import read_trace, trace_paths
+from efprof.recorder.call_sites import CallSites
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, train, train_plainly
 
@@ -234,3 +238,17 @@ def test_a_profiler_that_fails_as_it_starts_is_not_left_on(
     assert len(recorded.steps) == 6
     assert [event.collector for event in recorded.events(CollectorStopped)] == ["windows"]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_code_that_is_freed_within_a_window_costs_its_name_alone(tmp_path: Path) -> None:
+    """The profiler keeps where the name of its file lay, and not the name."""
+
+    class Freed:
+        line_number, function_name = 1, "made"
+
+        @property
+        def file_name(self) -> str:
+            return b"\xe0\xe0".decode()
+
+    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    assert CallSites(sites).note(SimpleNamespace(start_time_ns=5), Freed()) == "?:0:?"

@@ -31,8 +31,6 @@ FETCHERS = (
 def start(session: Session) -> None:
     """Watch for the frameworks: each is imported by the time that its program makes a loader."""
     batches = BatchesAhead(session)
-    session.subscribe(session.loop.step_began, "batches_ahead", batches.began)
-    session.subscribe(session.loop.step_dropped, "batches_ahead", batches.dropped)
     session.subscribe(session.loop.step_ended, "batches_ahead", batches.ended)
     watch = session.shell.guarded("batches_ahead", batches.watch)
     original = DataLoader.__init__
@@ -60,7 +58,6 @@ class BatchesAhead:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop = session.loop
-        self._last: OpenStep | None = None
         self._handed: dict[int, Handed] = {}
         self._undo: dict[tuple[str, str], Undo] = {}
 
@@ -77,14 +74,6 @@ class BatchesAhead:
         for undo in self._undo.values():
             undo()
 
-    def began(self, step: OpenStep) -> None:
-        """A step began."""
-        self._last = step
-
-    def dropped(self, _: OpenStep) -> None:
-        """It was none."""
-        self._last = None
-
     def ended(self, step: OpenStep, record: StepRecord) -> None:
         """A step ended: count what was handed out in it."""
         handed = self._handed.pop(step.number, None)
@@ -94,21 +83,13 @@ class BatchesAhead:
     def _count(self, batch: object) -> None:
         if not self._loop.is_ours:
             return
-        step = self._loop.step or self._reopened()
+        step = self._loop.step or self._loop.steps.reopen()
         if step is None:
             return
         handed = self._handed.get(step.number)
         if handed is None or handed.step is not step:
             handed = self._handed[step.number] = Handed(step, 0)
         handed.samples += num_samples(batch)
-
-    def _reopened(self) -> OpenStep | None:
-        """The step that the loader's end closed although the last batch was still to come."""
-        step = self._last
-        if step is None or step.has_evaluation or step.number != self._loop.num_steps:
-            return None
-        self._loop.steps.reopen(step)
-        return step
 
 
 def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:

@@ -57,7 +57,7 @@ class _Reads:
             # First what an optimizer on the CPU asks for every parameter of every step.
             if by_design() or self._is_reading or loop.reads_by_design or not loop.is_ours or loop.step is None:
                 return original(*args, **kwargs)
-            if _waits_for_nothing(args[0] if args else None):
+            if _waits_for_nothing(args[0] if args else kwargs.get("input")):
                 return original(*args, **kwargs)
             self._is_reading = True
             start = time.perf_counter_ns()
