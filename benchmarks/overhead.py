@@ -30,8 +30,8 @@ BUSY_LOAD = 0.5
 METHOD = """
 Blocks of steps with the tool and without it take turns; each figure is the median over the rounds of block against
 block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
-one recording, for a minute and a half in each of two processes: pairs of slices of about 90 ms, one recorded and one
-bare in random order, so that the moods of a shared machine cancel out; 6 s of them make a round. The first 70 steps of
+one recording, for a minute in each of two processes: slices of about 110 ms, recorded and bare by turns and of random
+length, so that the moods of a shared machine cancel out; 6 s of them make a round. The first 70 steps of
 a recording, of which most are looked at in full, are left out. The
 other tiers and torch.profiler are turned on and off within one process, in random order, since two processes of one
 program differ by up to 2 % as long as they live. memray, TraceML and the last row, bare against bare,
@@ -46,8 +46,8 @@ script; its aggregator is another process and is not counted.
 @click.command()
 @click.option("--loops", default=",".join(LOOPS), show_default=True, help="Which loops, with commas.")
 @click.option("--tools", default="", help="Only tools whose name begins so, with commas, such as 'tier 1,TraceML'.")
-@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; tier 1 takes three minutes.")
-@click.option("--seconds", type=float, help="Of turns in each of tier 1's two processes; default: 90.")
+@click.option("--rounds", type=int, help="Pairs of blocks per tool; default: 9 or 12; tier 1 takes two minutes.")
+@click.option("--seconds", type=float, help="Of turns in each of tier 1's two processes; default: 60.")
 @click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of everything: does it run at all?")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the table to this file.")

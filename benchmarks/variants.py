@@ -22,10 +22,9 @@ WINDOW_STEPS = 5
 TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
 
-SLICE_MS = 90.0
+SLICE_MS = 110.0
 """Of steps between two turns: short against the moods of the machine, long against the step or two in which Python's
-caches forget what was replaced; the recorder takes a gap below 200 ms, as two bare slices make, for a step like the
-others."""
+caches forget what was replaced; the recorder takes a gap below 200 ms for a step like the others."""
 
 ROUND_MS = 6000.0
 """Of slices by turns: long against the two seconds after which what was recorded of them is written."""
@@ -89,7 +88,7 @@ def _steps_of(bare_ms: float) -> int:
 
 
 TIER_1 = Variant(
-    name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2, switched_s=90.0
+    name="tier 1: always on", rounds=30, under="efprof", options={"windows": "none"}, num_processes=2, switched_s=60.0
 )
 TIER_2 = Variant(
     name="tier 2: in a window",

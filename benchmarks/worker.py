@@ -134,20 +134,20 @@ def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> Swit
 def _round(step: Step, switch: "Switch", request: SwitchRequest, order: random.Random) -> list[tuple[float, float]]:
     """Milliseconds per step, by CPU time and by the wall, of the recorded steps and of the bare ones.
 
-    Which of a pair of slices comes first is drawn: turns in fixed order would give one side the same batches of an
-    epoch, again and again.
+    How long a pair of slices is, is drawn: turns of one length could give one side the same batches of an epoch,
+    again and again.
     """
-    sums = [[0.0, 0.0], [0.0, 0.0]]
+    sums, num_steps = [[0.0, 0.0], [0.0, 0.0]], 0
     for _ in range(request.slices):
-        for is_recorded in order.sample((True, False), 2):
-            times = sums[0 if is_recorded else 1]
+        steps = max(1, request.steps + order.choice((-1, 0, 1)))
+        num_steps += steps
+        for times, is_recorded in zip(sums, (True, False), strict=True):
             switch.turn(is_recorded)
             began, cpu_began = _now(), time.process_time()
-            for _ in range(request.steps):
+            for _ in range(steps):
                 step()
             times[0] += time.process_time() - cpu_began
             times[1] += _now() - began
-    num_steps = request.steps * request.slices
     return [(cpu_s / num_steps * 1000, wall_s / num_steps * 1000) for cpu_s, wall_s in sums]
 
 
