@@ -146,6 +146,20 @@ def test_numbers_on_a_device_that_nothing_can_be_copied_from_in_passing_are_left
     assert recorded.steps[0].learning_rate == 0.5
 
 
+def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+
+    def train() -> None:
+        weight = torch.ones(3, device="meta", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        for _ in make_loader(4):
+            weight.sum().backward()
+            torch.nn.utils.clip_grad_norm_([weight], 1.0)
+            optimizer.step()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(None, None)] * 4
+
+
 def test_each_of_two_optimizers_has_a_gradient_of_its_own_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

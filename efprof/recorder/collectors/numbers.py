@@ -123,8 +123,8 @@ class Numbers:
 
     def _is_known(self, opened: StepNumbers, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> bool:
         """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
-        if clip_norm is not None and answers_late(clip_norm):
-            opened.device_norms += (clip_norm,)
+        if clip_norm is not None and not clip_norm.is_cpu:
+            opened.device_norms += (clip_norm,) if answers_late(clip_norm) else ()
             return True
         if clip_norm is not None:
             value: float | None = read_value(clip_norm)

@@ -8,7 +8,7 @@ import gzip
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +120,10 @@ class Windows:
         self._count += 1
         self._first, self._end, self._why = step.number, end, why
         self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=why))
-        try:
+        with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
+            interrupted.callback(self._discard, step.number)
             self._start_profiler()
-        except BaseException:  # Ctrl-C most of all: a profiler that is left on takes more memory with every step
-            self._discard(step.number)
-            raise
+            interrupted.pop_all()
 
     def _start_profiler(self) -> None:
         start, self._is_opening = time.perf_counter(), True
