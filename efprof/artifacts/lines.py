@@ -1,5 +1,6 @@
 """Append-only files of one JSON object per line, readable whatever instant the writer died at."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,8 +11,8 @@ from efprof.model import NotRecorded, UnreadableInput
 T = TypeVar("T")
 
 
-def read_lines(path: Path, kind: type[T], how_to_record: str) -> tuple[list[T], int]:
-    """Decode every line as `kind`; returns the records and the number of lines dropped.
+def read_lines(path: Path, kind: type[T], how_to_record: str, *others: type[T]) -> tuple[list[T], int]:
+    """Decode every line as `kind`, or as one of `others`; returns the records and the number of lines dropped.
 
     A last line without its newline was torn by a crash and is dropped. A torn line in the middle (a disk that
     filled up) is dropped too. Raises NotRecorded where the file is missing.
@@ -22,12 +23,15 @@ def read_lines(path: Path, kind: type[T], how_to_record: str) -> tuple[list[T], 
         raise NotRecorded(f"{path.name} is missing; {how_to_record}") from None
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
-    decoder = msgspec.json.Decoder(kind)
+    decoders = [msgspec.json.Decoder(kind) for kind in (kind, *others)]
     *lines, torn = content.split(b"\n")
-    records, num_dropped = [], int(bool(torn))
-    for line in lines:
-        try:
-            records.append(decoder.decode(line))
-        except msgspec.DecodeError:
-            num_dropped += 1
-    return records, num_dropped
+    decoded = [_decoded(line, decoders) for line in lines]
+    records = [record for record in decoded if record is not None]
+    return records, len(decoded) - len(records) + bool(torn)
+
+
+def _decoded(line: bytes, decoders: list[msgspec.json.Decoder[T]]) -> T | None:
+    for decoder in decoders:
+        with suppress(msgspec.DecodeError):
+            return decoder.decode(line)
+    return None

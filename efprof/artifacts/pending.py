@@ -8,12 +8,12 @@ import struct
 from collections.abc import Sequence
 from mmap import mmap
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 PENDING_FILE: Final = "steps.pending"
-MAX_PENDING: Final = 96
+MAX_PENDING: Final = 256
 MAX_MARKS: Final = 24
 
 HEADER: Final = struct.Struct(f"<qq{MAX_MARKS}b")
@@ -72,6 +72,13 @@ def parse_step(content: bytes | mmap, index: int) -> PendingStep:
     """One of the steps; the one after them is the step that is not over. Raises struct.error where there is none."""
     fields = ENTRY.unpack_from(content, HEADER.size + index * ENTRY.size)
     return PendingStep(*fields[:10], fields[10:])  # type: ignore[call-arg]
+
+
+def rows_of(content: bytes | mmap, count: int, num_codes: int) -> list[tuple[Any, ...]]:
+    """The first `count` steps as plain tuples, with as many instants as there are calls."""
+    entry = struct.Struct(f"<7q3d{num_codes}q{(MAX_MARKS - num_codes) * 8}x")
+    with memoryview(content) as view, view[HEADER.size : HEADER.size + count * ENTRY.size] as entries:
+        return list(entry.iter_unpack(entries))
 
 
 def stretches_of(codes: Sequence[int]) -> list[Stretch]:

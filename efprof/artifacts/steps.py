@@ -1,7 +1,9 @@
-"""steps.jsonl: one line per step of the main loop."""
+"""steps.jsonl: one line per step of the main loop, or one for many short steps that are alike."""
 
-from math import isnan
+from collections.abc import Iterable, Iterator
+from math import isnan, nan
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -95,20 +97,60 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     window: str | None = None
 
 
+class AlikeSteps(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Short steps that made the same calls, in one line: a step of a millisecond cannot pay for one of its own.
+
+    A row of `alike` has the fields of a PendingStep, its instants not in a list of their own, null where there is no
+    number; `stages` tells which instants begin and end which stage. The steps share their CPU time by their lengths.
+    """
+
+    alike: list[tuple[int | float | None, ...]]
+    stages: list[Stretch]
+    cpu_share: float
+    rss_bytes: int
+    recorder_us: float
+    backward_site: str | None = None
+    loader: int | None = None
+
+
+def records_of(line: AlikeSteps) -> Iterator[StepRecord]:
+    """Each of the steps; raises ValueError or IndexError where a row is not one."""
+    micro_batches = num_backwards(line.stages)
+    for row in line.alike:
+        if len(row) < 10 or None in row[:7] or None in row[10:]:
+            raise ValueError("no step")
+        fields: list[Any] = [nan if value is None else value for value in row]
+        step = PendingStep(*fields[:10], tuple(fields[10:]))  # type: ignore[call-arg]
+        record = record_of_pending(step, line.stages, micro_batches)
+        record.backward_site, record.loader = line.backward_site, line.loader
+        record.cpu_us, record.rss_bytes = line.cpu_share * record.total_us, line.rss_bytes
+        record.recorder_us = line.recorder_us
+        yield record
+
+
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     """All steps of steps.jsonl, those a killed process had no time to write, and the number of torn lines.
 
     Where a step has two lines, the later one is whole: the device's numbers come late.
     """
-    lines, num_torn = read_lines(
-        rank_folder / STEPS_FILE, StepRecord, "record the run with 'efprof record -- COMMAND'."
-    )
-    records = list({record.step: record for record in lines}.values())
-    last = records[-1].step if records else -1
+    how_to_record = "record the run with 'efprof record -- COMMAND'."
+    lines: list[StepRecord | AlikeSteps]
+    lines, num_torn = read_lines(rank_folder / STEPS_FILE, StepRecord, how_to_record, AlikeSteps)
+    records: dict[int, StepRecord] = {}
+    for line in lines:
+        try:
+            records |= {record.step: record for record in _records_in(line)}
+        except (ValueError, IndexError):
+            num_torn += 1
     pending, stretches = read_pending(rank_folder)
     micro_batches = num_backwards(stretches)
-    unwritten = [record_of_pending(step, stretches, micro_batches) for step in pending if step.number > last]
-    return [*records, *unwritten], num_torn
+    unwritten = (record_of_pending(step, stretches, micro_batches) for step in pending if step.number not in records)
+    records |= {record.step: record for record in unwritten}
+    return sorted(records.values(), key=lambda record: record.step), num_torn
+
+
+def _records_in(line: StepRecord | AlikeSteps) -> Iterable[StepRecord]:
+    return records_of(line) if isinstance(line, AlikeSteps) else (line,)
 
 
 def record_of_pending(step: PendingStep, stretches: list[Stretch], micro_batches: int) -> StepRecord:

@@ -4,8 +4,9 @@ import contextlib
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
-from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_step
+from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_step, rows_of
 
 
 class PendingSteps:
@@ -31,6 +32,10 @@ class PendingSteps:
     def __getitem__(self, index: int) -> PendingStep:
         """One of them; the next one is the open step."""
         return parse_step(self.memory, index)
+
+    def rows(self, num_codes: int) -> list[tuple[Any, ...]]:
+        """All that are over, with as many instants as a step has calls."""
+        return rows_of(self.memory, len(self), num_codes)
 
     def clear(self) -> None:
         """They are written."""

@@ -8,14 +8,15 @@ on where the instants stop.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 
 from efprof.artifacts.pending import MAX_MARKS, MAX_PENDING, PendingStep
-from efprof.artifacts.steps import StepRecord, record_of_pending
+from efprof.artifacts.steps import AlikeSteps
 from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, last_of, num_samples
@@ -55,7 +56,7 @@ class Sprint:
         memory: Memory,
         windows: tuple[int, ...],
         make_pending: Callable[[], PendingSteps],
-        write: Callable[[StepRecord], None],
+        write: Callable[[AlikeSteps], None],
         write_together: Callable[[Callable[[], None]], None],
         resume: Callable[[Interrupted], None],
         may_go_on: Callable[[], bool],
@@ -64,7 +65,7 @@ class Sprint:
     ) -> None:
         """`windows` are the steps at which one opens: no sprint may run over them.
 
-        `write` appends a record to steps.jsonl; `write_together` calls a function, and has the lines that it writes
+        `write` appends a line to steps.jsonl; `write_together` calls a function, and has the lines that it writes
         appended with one system call; where `is_broken` says that the disk refuses, what is not written yet stays in
         steps.pending. `resume` has the state machine go on; `may_go_on` tells whether nobody waits for a step that is
         walked; `guard` makes a function harmless: where it fails, it answers None.
@@ -79,7 +80,7 @@ class Sprint:
         self._memory = memory
         self._windows = windows
         self._make_pending = make_pending
-        self._write_record = write
+        self._write_line = write
         self._write_together = write_together
         self._resume = resume
         self._may_go_on = may_go_on
@@ -92,7 +93,7 @@ class Sprint:
         """By number, those of which something was noted that the stopwatch does not know."""
         self._may_start = False
         self._may_sprint = HAS_STOPWATCH
-        self._is_writing = self._has_leftovers = False
+        self._is_writing = self._has_leftovers = self._has_written_rows = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
         self.readings = EndReadings()
@@ -109,11 +110,11 @@ class Sprint:
 
     @property
     def step(self) -> OpenStep:
-        """The open step of a sprint that is on; when it began is filled in when it is over."""
+        """The open step of a sprint that is on."""
         number = self.watch.number
         step = self._touched.get(number)
         if step is None:
-            step = self._touched[number] = OpenStep(number=number, start_ns=0, epoch_ns=0, reads_boundaries=False)
+            step = self._touched[number] = _new_step(number)
         if step.sequence is None and self.watch.sequence >= 0:
             step.sequence = self.watch.sequence
         return step
@@ -202,7 +203,7 @@ class Sprint:
         self._may_start = False
         if steps.open is None or tuple(self._log) != self._pattern.codes or not steps.open.stepped:
             return False
-        if self._is_near_a_window():
+        if self._room() < 2:  # the step that ends here is not one of them
             return False
         if self._pending is None:
             try:
@@ -227,7 +228,7 @@ class Sprint:
         watch = self.watch
         self._epoch_offset_ns = time.time_ns() - perf_counter_ns()
         watch.optimizer = self._pattern.optimizer
-        watch.start(bytes(self._pattern.codes), self._steps.num_finished, at, self._epoch_offset_ns)
+        watch.start(bytes(self._pattern.codes), self._steps.num_finished, at, self._epoch_offset_ns, self._room())
 
     def _go_on_or_stop(self, code: int) -> bool:
         """A step is over, and with it so many that they are to be written."""
@@ -238,15 +239,16 @@ class Sprint:
             return False
         now, steps = perf_counter_ns(), self._steps
         is_wanted = now - self._began_ns > MAX_SPRINT_NS or steps.is_disturbed or not self._may_go_on()
-        if is_wanted or self._last_ns >= MAX_STEP_NS or self._is_near_a_window():
+        if is_wanted or self._last_ns >= MAX_STEP_NS or self._room() < 1:
             self._log = [code]
             return False
         self._begin(perf_counter_ns())
         return True
 
-    def _is_near_a_window(self) -> bool:
-        next_step = self._steps.num_finished + 1
-        return any(next_step <= first <= next_step + MAX_PENDING for first in self._windows)
+    def _room(self) -> int:
+        """How many steps from the next one on may sprint: the one before a window is walked."""
+        following = self._steps.num_finished
+        return min([MAX_PENDING, *(first - 1 - following for first in self._windows if first > following)])
 
     def _write_leftovers(self) -> None:
         """A signal's handler may raise while steps are being written: the others are written when we are next here."""
@@ -268,11 +270,16 @@ class Sprint:
         count, first = len(pending), pending[0]
         last = pending[count - 1]
         cpu_ns, rss_bytes = self._steps.resources(first.start_ns, last.end_ns)
-        cpu_share = cpu_ns / (last.end_ns - first.start_ns)
-        recorder_ns = len(self._pattern.codes) * MARK_NS + self._share_ns
-        start = self._steps.num_finished - first.number
-        self._write_together(lambda: self._finish(range(start, count), cpu_share, rss_bytes, recorder_ns))
-        self._has_leftovers = False
+        line = AlikeSteps(
+            alike=[],
+            stages=self._pattern.stretches,
+            cpu_share=cpu_ns / (last.end_ns - first.start_ns),
+            rss_bytes=rss_bytes,
+            recorder_us=(len(self._pattern.codes) * MARK_NS + self._share_ns) / 1000,
+            loader=last_of(self._pattern.loaders),
+        )
+        self._write_together(lambda: self._finish(line))
+        self._has_leftovers = self._has_written_rows = False
         if self._is_broken():
             return
         pending.clear()
@@ -280,29 +287,48 @@ class Sprint:
         self._last_ns = last.end_ns - last.start_ns
         self._share_ns = (perf_counter_ns() - entered) // count
 
-    def _finish(self, indices: range, cpu_share: float, rss_bytes: int, recorder_ns: int) -> None:
-        """One by one, so that each finds the memory of the one before in the caches."""
-        steps, pendings, touched, pattern = self._steps, self._pending, self._touched, self._pattern
+    def _finish(self, line: AlikeSteps) -> None:
+        """All those of which the stopwatch knows everything go into one line."""
+        steps, pendings, touched = self._steps, self._pending, self._touched
         assert pendings is not None
-        loader = last_of(pattern.loaders)
-        for index in indices:
-            pending = pendings[index]
-            if pending.number in touched or steps.others.have_spans:
-                step = self._filled(pending, touched.pop(pending.number, None), pattern.codes)
+        rows = pendings.rows(len(self._pattern.codes))
+        if not self._has_written_rows:
+            if steps.others.have_spans:  # of which step, its record tells
+                for row in rows:
+                    touched.setdefault(row[0], _new_step(row[0]))
+            lines = [replace(line, alike=alike, backward_site=site) for site, alike in self._alike(rows)]
+            self._has_written_rows = True
+            for line in lines:
+                steps.num_finished += len(line.alike)
+                self._write_line(line)
+        recorder_ns, first = round(line.recorder_us * 1000), rows[0][0]
+        numbers = range(first, first + len(rows)) if steps.added else sorted(touched)
+        for number in numbers:
+            pending = pendings[number - first]
+            if number in touched:
+                step = self._filled(pending, touched.pop(number), self._pattern.codes)
                 step.recorder_ns += recorder_ns
                 steps.complete(step, pending.end_ns)
                 continue
-            record = record_of_pending(pending, pattern.stretches, pattern.num_backwards)
-            record.backward_site, record.loader = self._site, loader
-            record.cpu_us, record.rss_bytes = cpu_share * record.total_us, rss_bytes
-            record.recorder_us = recorder_ns / 1000
-            steps.num_finished += 1
             for listener in steps.added:
-                listener(record)
-            self._write_record(record)
+                listener(number, (pending.end_ns - pending.start_ns) / 1000)
+
+    def _alike(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[str | None, list[tuple[Any, ...]]]]:
+        """Those of which nothing else was noted, by where backward is called."""
+        site, alike = self._site, []
+        for row in rows:
+            step = self._touched.get(row[0])
+            if step is None:
+                alike.append(row)
+            elif step.backward_site not in {None, site}:
+                if alike:
+                    yield site, alike
+                site, alike = step.backward_site, []
+        if alike:
+            yield site, alike
 
     def _filled(self, pending: PendingStep, touched: OpenStep | None, done: Codes) -> OpenStep:
-        step = touched or OpenStep(number=pending.number, start_ns=0, epoch_ns=0, reads_boundaries=False)
+        step = touched or _new_step(pending.number)
         fill(step, pending, self._pattern, done)
         if step.backward_site is not None:
             self._site = step.backward_site
@@ -321,3 +347,8 @@ class Sprint:
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)
             and not (steps.has_marks or steps.is_disturbed or steps.clock is not None or steps.probe is not None)
         )
+
+
+def _new_step(number: int) -> OpenStep:
+    """When it began is filled in when the sprint is over."""
+    return OpenStep(number=number, start_ns=0, epoch_ns=0, reads_boundaries=False)

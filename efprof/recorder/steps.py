@@ -39,7 +39,7 @@ class Steps:
         self.ended: list[Listener] = []
         """Called for every step but those that `added` gets."""
         self.added: list[Listener] = []
-        """Called with the record of a sprint's step of which nothing was noted but its instants and numbers."""
+        """Called with the number and the microseconds of a sprint's step of which no more is known."""
         self.walked: list[Listener] = []
         """Called like `ended`, but for no step of a sprint."""
         self.manual_updates_found: list[Listener] = []
@@ -190,13 +190,13 @@ class Steps:
 
     def finish(self, step: OpenStep, at: int) -> None:
         """A step ended at `at`: have it completed and written."""
+        self.open = None
         record = self.complete(step, at)
         for listener in self.walked:
             listener(step, record)
 
     def complete(self, step: OpenStep, at: int) -> StepRecord:
         """The same for a step of a sprint."""
-        self.open = None
         self.num_finished += 1
         others, num_backwards = self.others.take_spans(step.spans, at)
         step.num_backwards += num_backwards

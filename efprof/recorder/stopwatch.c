@@ -43,7 +43,7 @@ typedef struct {
     unsigned long thread;
     unsigned long long optimizer; /* by its `id` */
     long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, number, sequence;
-    int capacity, at, nested;
+    int capacity, limit, at, nested;
     char is_on, takes_numbers, takes_clips;
     struct { void *code; int at; } place[NUM_FRAMES];
 } Stopwatch;
@@ -120,7 +120,7 @@ static PyObject *end_step(Stopwatch *self, PyObject *code)
     Pages *pages = self->pages;
     self->entry->end_ns = now;
     __atomic_store_n(&pages->count, pages->count + 1, __ATOMIC_RELEASE); /* what it counts is whole by now */
-    if (pages->count >= self->capacity || now - self->entry->start_ns >= self->max_step_ns ||
+    if (pages->count >= self->limit || now - self->entry->start_ns >= self->max_step_ns ||
         now - pages->entries[0].start_ns >= self->write_after_ns) {
         self->is_on = 0; /* whatever `full` does, there may be no room for another step */
         return ask(self->full, code);
@@ -346,12 +346,14 @@ static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
     const char *codes;
     Py_ssize_t num_codes;
     long long number, at, epoch_offset;
-    if (!PyArg_ParseTuple(args, "y#LLL", &codes, &num_codes, &number, &at, &epoch_offset))
+    int limit;
+    if (!PyArg_ParseTuple(args, "y#LLLi", &codes, &num_codes, &number, &at, &epoch_offset, &limit))
         return NULL;
-    if (self->pages == NULL || self->capacity < 1 || num_codes < 1 || num_codes > MAX_MARKS) {
-        PyErr_SetString(PyExc_ValueError, "no pages, or a pattern that does not fit them");
+    if (self->pages == NULL || limit < 1 || limit > self->capacity || num_codes < 1 || num_codes > MAX_MARKS) {
+        PyErr_SetString(PyExc_ValueError, "no pages, or a pattern or a limit that does not fit them");
         return NULL;
     }
+    self->limit = limit;
     self->pages->count = 0;
     self->pages->num_codes = num_codes;
     memset(self->place, 0, sizeof(self->place));

@@ -58,7 +58,7 @@ class Stopwatch:
         """Whether a loader or an optimizer is running."""
     def use(self, pages: mmap, /) -> None:
         """Write to this memory from now on."""
-    def start(self, codes: bytes, number: int, at_ns: int, epoch_offset_ns: int, /) -> None:
+    def start(self, codes: bytes, number: int, at_ns: int, epoch_offset_ns: int, limit: int, /) -> None:
         """A step of this number and of these calls begins with the first of them."""
     def stop(self) -> None:
         """See nothing any more; `at` and `number` stand still."""

@@ -112,16 +112,20 @@ class Triggers:
         if record.window is not None:
             self._counts_from, self._clear_from = number + 2, number + 1 + MIN_DISTANCE
         counts = number >= self._counts_from
-        if self._slow is not None and counts:
-            ratio = self._slow.ratio(record.total_us)
-            if ratio is not None:
-                self._slow = None
-                self._ask("slow-step", f"step {number} took {ratio:.1f} times the median")
+        self.note_length(number, record.total_us)
         if self._peaks is not None and record.memory:
             rise = self._peaks.rise(number, record.memory[-1].allocated_bytes)
             if rise is not None and counts and not _is_on_device():
                 self._peaks = None
                 self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
+
+    def note_length(self, number: int, total_us: float) -> None:
+        """The same, of a step of which no more is known than how long it took."""
+        if self._slow is not None and number >= self._counts_from:
+            ratio = self._slow.ratio(total_us)
+            if ratio is not None:
+                self._slow = None
+                self._ask("slow-step", f"step {number} took {ratio:.1f} times the median")
 
     def take(self, number: int, scheduled: Iterable[StepRange]) -> str | None:
         """Why a window is to open at this step, in words; None where it is too near to another one."""

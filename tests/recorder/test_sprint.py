@@ -246,7 +246,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 2, 9))
+@pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 24, 23))
 def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(kill_at: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(KILLED.format(kill_at=kill_at)))

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ import torch
 from efprof.artifacts.pending import PENDING_FILE
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.recorder import sprint, writing
+from efprof.recorder.open_step import OpenStep
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.sprint import Sprint
+from efprof.recorder.steps import Steps
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 
@@ -59,16 +63,16 @@ def test_another_thread_that_reads_a_loader_changes_nothing(tmp_path: Path, monk
 
 
 def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_record, num_made = sprint.record_of_pending, 0
+    rows, num_calls = PendingSteps.rows, 0
 
-    def interrupted(*details: object) -> StepRecord:
-        nonlocal num_made
-        num_made += 1
-        if num_made == 5:
+    def interrupted(self: PendingSteps, num_codes: int) -> list[tuple[Any, ...]]:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
             raise KeyboardInterrupt
-        return make_record(*details)  # type: ignore[arg-type]
+        return rows(self, num_codes)
 
-    monkeypatch.setattr(sprint, "record_of_pending", interrupted)
+    monkeypatch.setattr(PendingSteps, "rows", interrupted)
     monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
     num_trained = 0
 
@@ -85,6 +89,39 @@ def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeyp
     recorded = record_here(tmp_path, train_until_interrupted)
     assert [step.step for step in recorded.steps] == list(range(num_trained))
     assert not (recorded.rank / PENDING_FILE).exists()
+
+
+def test_an_interrupt_between_two_steps_that_are_written_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete, num_calls = Steps.complete, 0
+
+    def interrupted(self: Steps, step: OpenStep, at: int) -> StepRecord:
+        nonlocal num_calls
+        record = complete(self, step, at)
+        num_calls += sys._getframe(1).f_code is Sprint._finish.__code__
+        if num_calls == 1:
+            num_calls += 1
+            raise KeyboardInterrupt
+        return record
+
+    monkeypatch.setattr(Steps, "complete", interrupted)
+    monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
+    num_trained = 0
+
+    def train_until_interrupted() -> None:
+        nonlocal num_trained
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            for inputs, targets in make_loader(LONG):
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+                num_trained += 1
+
+    recorded = record_here(tmp_path, train_until_interrupted)
+    assert num_calls > 2, "and the others are written after it"
+    assert [step.step for step in recorded.steps] == list(range(num_trained))
 
 
 def test_what_a_full_disk_refuses_stays_in_the_pending_steps(

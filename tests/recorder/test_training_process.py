@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -102,8 +101,9 @@ def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
     allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
+    # The least of each stretch: what waits to be written together comes and goes, by some KB.
     early, late = (
-        median(size for step, size in allocated if step in steps) for steps in (range(400, 600), range(1400, 1600))
+        min(size for step, size in allocated if step in steps) for steps in (range(400, 600), range(1400, 1600))
     )
     assert late - early < 1000 * 8
 

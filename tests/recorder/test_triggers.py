@@ -199,7 +199,7 @@ import torch
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 kept = []
-for number in range(140):
+for number in range(400):
     optimizer.zero_grad()
     model(torch.ones(4, 3)).sum().backward()
     optimizer.step()

@@ -72,9 +72,9 @@ class Windows:
         if self._profiler is not None and step.number + 1 >= self._end:
             self._close(step.number)
 
-    def note(self, record: StepRecord) -> None:
-        """A step ended while no window was open."""
-        self._triggers.note(record)
+    def note_length(self, number: int, total_us: float) -> None:
+        """A short step ended while no window was open."""
+        self._triggers.note_length(number, total_us)
 
     def drop(self, step: OpenStep) -> None:
         """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
@@ -208,7 +208,8 @@ def start(session: Session) -> None:
         session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)
         session.subscribe(session.loop.step_ended, "windows", windows.finish)
-        session.subscribe(session.loop.steps.added, "windows", windows.note)
+        if session.options.triggers:
+            session.subscribe(session.loop.steps.added, "windows", windows.note_length)
         session.on_end("windows", windows.end)
         session.undo_at_end([_watch_profilers(session, windows)])
 

@@ -1,0 +1,75 @@
+"""steps.jsonl: what is written for one step, and for many at once, is read as one step each."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.artifacts.steps import STEPS_FILE, AlikeSteps, StepRecord, read_steps, records_of
+
+STAGES = [("forward", 0, 1), ("backward", 2, 3)]
+
+
+def row(number: int, *, loss: float | None = 0.5) -> tuple[int | float | None, ...]:
+    """A step of 9 us that starts at 1 us of its process's clock."""
+    return (number, 7_000, 1_000, 10_000, 32, int(loss is not None), -1, loss, None, 0.01, 2_000, 4_000, 5_000, 8_000)
+
+
+def line_of(*rows: tuple[int | float | None, ...]) -> bytes:
+    line = AlikeSteps(alike=list(rows), stages=STAGES, cpu_share=0.5, rss_bytes=123, recorder_us=30.0, loader=0)
+    return msgspec.json.encode(line) + b"\n"
+
+
+def single(number: int) -> bytes:
+    record = StepRecord(
+        step=number, started_ns=0, total_us=9.0, spans=[], memory=[], cpu_us=4.5, rss_bytes=1, micro_batches=1,
+        samples=32, recorder_us=0.0,
+    )  # fmt: skip
+    return msgspec.json.encode(record) + b"\n"
+
+
+def written(folder: Path, content: bytes) -> Path:
+    (folder / STEPS_FILE).write_bytes(content)
+    return folder
+
+
+def test_steps_that_share_a_line_are_read_one_by_one(tmp_path: Path) -> None:
+    (first, second), num_torn = read_steps(written(tmp_path, line_of(row(3), row(4, loss=None))))
+    assert num_torn == 0
+    assert (first.step, first.total_us, first.cpu_us, first.loss) == (3, 9.0, 4.5, 0.5)
+    assert [(span.stage, span.start_us, span.end_us) for span in first.spans] == [
+        ("forward", 1.0, 3.0), ("backward", 4.0, 7.0)
+    ]  # fmt: skip
+    assert (first.gradient_norm, first.learning_rate, first.sequence) == (None, 0.01, None)
+    assert (first.micro_batches, first.samples, first.rss_bytes, first.loader) == (1, 32, 123, 0)
+    assert (second.step, second.loss) == (4, None)
+
+
+def test_steps_come_in_order_whatever_line_they_are_in(tmp_path: Path) -> None:
+    steps, _ = read_steps(written(tmp_path, single(0) + line_of(row(1), row(3), row(4)) + single(2) + single(5)))
+    assert [step.step for step in steps] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_torn_line_of_many_steps_loses_no_other(tmp_path: Path) -> None:
+    steps, num_torn = read_steps(written(tmp_path, single(0) + line_of(row(1), row(2))[:80]))
+    assert [step.step for step in steps] == [0]
+    assert num_torn == 1
+
+
+@pytest.mark.parametrize("bad", [(), (1, 2), row(1)[:11], (None, *row(1)[1:])])
+def test_a_row_that_is_no_step_is_a_lost_line(bad: tuple[int | float | None, ...], tmp_path: Path) -> None:
+    steps, num_torn = read_steps(written(tmp_path, single(0) + line_of(bad)))
+    assert [step.step for step in steps] == [0]
+    assert num_torn == 1
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(), st.floats())] * 14), max_size=3))
+def test_reading_rows_raises_nothing_but_what_is_said(rows: list[tuple[int | float | None, ...]]) -> None:
+    line = msgspec.json.decode(line_of(*rows), type=AlikeSteps)
+    try:
+        list(records_of(line))
+    except (ValueError, IndexError):
+        return
