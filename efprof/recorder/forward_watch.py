@@ -165,6 +165,7 @@ class ForwardWatch:
 
     def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
         began, ended, mark, watch = self._began, self._ended, self._mark, self
+        is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
         own = vars(kind).get("__call__")
 
         @functools.wraps(kind.__call__)
@@ -172,14 +173,14 @@ class ForwardWatch:
             # Looked up at each call: torch.fx and others replace Module.__call__ for a while.
             original: Any = functools.partial(own, module) if own else super(kind, module).__call__  # type: ignore[misc]
             # The hooks for all modules see this call already; what is being compiled must not contain ours.
-            if watch._learning or torch.compiler.is_compiling():
+            if watch._learning or is_compiling():
                 return original(*args, **kwargs)
             thread = get_ident()
             if watch._inside == thread:  # a module of a watched class within another, which is the one that counts
                 return original(*args, **kwargs)
             try:  # from the first mark on: a signal's handler may raise in it
                 watch._inside = thread
-                if not mark(FORWARD if module.training and torch.is_grad_enabled() else OTHER):
+                if not mark(FORWARD if module.training and is_grad_enabled() else OTHER):
                     began(module)
                 return original(*args, **kwargs)
             finally:
