@@ -1,0 +1,138 @@
+"""memory-<n>.pickle and the same file from anywhere: a snapshot of CUDA's caching allocator."""
+
+import pickle
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+import msgspec
+
+from efprof.model import UnreadableInput
+
+Action = Literal[
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+    "snapshot", "oom",
+]  # fmt: skip
+
+DEFAULT_POOL: Final = (0, 0)
+"""Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
+
+Frames = Any
+"""A list of Frame mappings, as it came. Many entries share one: converted one by one they would fill the memory."""
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One call of a stack, innermost first."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class Block(msgspec.Struct):
+    """A part of a segment; where it is inactive, `requested_size` is that of its last user."""
+
+    size: int
+    state: str
+    address: int | None = None
+    requested_size: int | None = None
+    frames: Frames = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether somebody has it; what waits for another stream to be done is not free yet."""
+        return self.state != "inactive"
+
+
+class Segment(msgspec.Struct):
+    """Memory that the allocator has from the driver; of expandable ones, a stretch that is mapped. Sizes in bytes."""
+
+    total_size: int
+    blocks: list[Block]
+    address: int = 0
+    device: int = 0
+    stream: int = 0
+    segment_type: str = "large"
+    segment_pool_id: tuple[int, int] = DEFAULT_POOL
+    is_expandable: bool = False
+
+
+class Entry(msgspec.Struct):
+    """One event of the allocator's history. An `alloc` has the bytes that were asked for, before rounding."""
+
+    action: str
+    size: int
+    addr: int = 0
+    device_free: int | None = None
+    stream: int = 0
+    time_us: int | None = None
+    pool_id: tuple[int, int] | None = None
+    frames: Frames = None
+    user_metadata: str = ""
+
+
+class Settings(msgspec.Struct):
+    """How the allocator was configured, as far as torch tells."""
+
+    configuration: str = msgspec.field(default="", name="PYTORCH_CUDA_ALLOC_CONF")
+    max_split_size: int = -1
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    roundup_power2_divisions: dict[str, int] = {}
+
+
+class Snapshot(msgspec.Struct):
+    """All devices of one process. `settings` is None in files from before torch 2.3."""
+
+    segments: list[Segment]
+    device_traces: list[list[Entry]] = []
+    settings: Settings | None = msgspec.field(default=None, name="allocator_settings")
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read a snapshot of torch 2.1 to 2.13; nothing that the file names is imported, and nothing in it is run.
+
+    Raises UnreadableInput where it is no snapshot.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _Unpickler(file).load()
+    except OSError as error:
+        raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
+    except _Forbidden as error:
+        raise UnreadableInput(
+            f"{path} is no snapshot: its pickle asks for {error}, which a snapshot never does; nothing of it was run."
+        ) from None
+    except Exception as error:
+        raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); record it again.") from None
+    if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
+        content = {"segments": content}
+    try:
+        snapshot = msgspec.convert(content, Snapshot, strict=True)
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{path} is no snapshot of CUDA's allocator: {error}.") from None
+    for segment in snapshot.segments:
+        _place_blocks(segment)
+    return snapshot
+
+
+class _Forbidden(Exception):
+    pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows numbers, texts and containers, of which snapshots are made, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise _Forbidden(f"{module}.{name}"[:100])
+
+    def persistent_load(self, _: object) -> NoReturn:
+        raise _Forbidden("an object outside of it")
+
+
+def _place_blocks(segment: Segment) -> None:
+    """Old files give no addresses of blocks: each follows the one before."""
+    address = segment.address
+    for block in segment.blocks:
+        if block.address is None:
+            block.address = address
+        address += block.size

@@ -1,0 +1,123 @@
+"""Blocks of device memory, and the pools of free ones."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+PoolKey = tuple[tuple[int, int], bool]
+"""The private pool's id, and whether the blocks are small."""
+
+
+class Range:
+    """What the driver gave in one piece: a segment, or the addresses that an expandable one may grow in, by pages."""
+
+    __slots__ = ("address", "is_expandable", "page_bytes")
+
+    def __init__(self, address: int, *, page_bytes: int = 0) -> None:
+        self.address = address
+        self.page_bytes = page_bytes
+        self.is_expandable = page_bytes > 0
+
+
+class Block:
+    """A part of a range; its neighbours are those of the same range. Sizes in bytes."""
+
+    __slots__ = (
+        "address", "following", "free_since", "is_allocated", "is_mapped", "pool", "previous", "range", "requested",
+        "size", "stream",
+    )  # fmt: skip
+
+    def __init__(self, address: int, size: int, stream: int, pool: "Pool", range_: Range) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.range = range_
+        self.requested = 0
+        self.is_allocated = False
+        self.is_mapped = True
+        self.free_since = 0
+        """By the pool's count of look-ups; for the garbage collector."""
+        self.previous: Block | None = None
+        self.following: Block | None = None
+
+    @property
+    def is_whole_range(self) -> bool:
+        """Whether it was never split, or all of it is merged again."""
+        return self.previous is None and self.following is None
+
+    def place_after(self, previous: "Block | None") -> None:
+        """Become the neighbour of `previous`, before whatever followed it."""
+        self.previous = previous
+        if previous is not None:
+            self.following = previous.following
+            previous.following = self
+        if self.following is not None:
+            self.following.previous = self
+
+    def place_before(self, following: "Block") -> None:
+        """Become the neighbour of `following`, after whatever preceded it."""
+        self.previous, self.following = following.previous, following
+        following.previous = self
+        if self.previous is not None:
+            self.previous.following = self
+
+
+class Pool:
+    """The free blocks of one kind, by stream, size and address; and the unmapped stretches, by stream and address."""
+
+    __slots__ = ("_by_address", "_free", "_unmapped", "_unmapped_by_address", "is_small", "num_lookups", "private_id")
+
+    def __init__(self, private_id: tuple[int, int], *, is_small: bool) -> None:
+        self.private_id = private_id
+        self.is_small = is_small
+        self.num_lookups = 0
+        self._free: list[tuple[int, int, int]] = []
+        self._by_address: dict[int, Block] = {}
+        self._unmapped: list[tuple[int, int]] = []
+        self._unmapped_by_address: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """A block that is mapped is free."""
+        block.free_since = self.num_lookups
+        insort(self._free, (block.stream, block.size, block.address))
+        self._by_address[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        """It is handed out, merged or released."""
+        del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
+        del self._by_address[block.address]
+
+    def add_unmapped(self, block: Block) -> None:
+        """A stretch of addresses has no memory behind it."""
+        insort(self._unmapped, (block.stream, block.address))
+        self._unmapped_by_address[block.address] = block
+
+    def remove_unmapped(self, block: Block) -> None:
+        """It is mapped, or merged with another."""
+        del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
+        del self._unmapped_by_address[block.address]
+
+    def first_of(self, stream: int, size: int) -> int:
+        """Where the smallest block of at least this size is, the lowest address first, or the next stream's begin."""
+        return bisect_left(self._free, (stream, size, 0))
+
+    def at(self, index: int, stream: int) -> Block | None:
+        """The block there, if it belongs to this stream."""
+        if not 0 <= index < len(self._free) or self._free[index][0] != stream:
+            return None
+        return self._by_address[self._free[index][2]]
+
+    def free_at(self, address: int) -> Block | None:
+        """The free block that begins at this address."""
+        return self._by_address.get(address)
+
+    def free_blocks(self) -> list[Block]:
+        """All of them, in order."""
+        return [self._by_address[address] for _, _, address in self._free]
+
+    def unmapped_of(self, stream: int) -> Iterator[Block]:
+        """This stream's, the lowest address first."""
+        for index in range(bisect_left(self._unmapped, (stream, 0)), len(self._unmapped)):
+            if self._unmapped[index][0] != stream:
+                return
+            yield self._unmapped_by_address[self._unmapped[index][1]]

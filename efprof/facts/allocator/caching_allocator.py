@@ -1,0 +1,390 @@
+"""CUDA's caching allocator without the CUDA: where each block would lie, and what would be asked of the driver.
+
+The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.13), and keep its known bug: after
+memory was released the pools are not searched again (pytorch/pytorch#189504).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from efprof.artifacts.snapshot import DEFAULT_POOL
+from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range
+from efprof.facts.allocator.rules import (
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    is_small,
+    page_bytes,
+    rounded_bytes,
+    segment_bytes,
+)
+from efprof.facts.allocator.settings import AllocatorSettings
+
+NewRange = Callable[[int, int, bool], int]
+"""Where the driver puts a new range of so many bytes for a stream; the last argument tells whether it may grow."""
+
+EXPANDABLE_SHARE = 1.125
+"""Of the device's memory: the addresses that an expandable segment reserves."""
+
+UNKNOWN_DEVICE_BYTES = 1 << 40
+"""Stands for the device's memory where nobody knows it: an expandable segment then never needs a second range."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Calls:
+    """What was asked of the driver: `cudaMalloc` and mapped ranges, `cudaFree` and unmapped ranges; and retries."""
+
+    num_allocs: int = 0
+    num_frees: int = 0
+    num_maps: int = 0
+    num_unmaps: int = 0
+    num_retries: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A block of a range as it was found."""
+
+    address: int
+    num_bytes: int
+    state: Literal["allocated", "free", "unmapped"]
+    requested: int = 0
+
+
+class CachingAllocator:
+    """`capacity` is what the device has for it, in bytes; None where nobody knows."""
+
+    def __init__(self, settings: AllocatorSettings, new_range: NewRange, *, capacity: int | None = None) -> None:
+        self.settings = settings
+        self.reserved = self.allocated = self.peak_reserved = 0
+        self.calls = Calls()
+        self.on_map: Callable[[int, int], None] | None = None
+        """Called with the address and bytes of what an expandable segment maps."""
+        self.on_segment: Callable[[int, int], None] | None = None
+        """Called with the address and bytes of a new segment."""
+        self._new_range = new_range
+        self._capacity = capacity
+        self._pools: dict[PoolKey, Pool] = {}
+        fraction = settings.memory_fraction
+        self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
+        self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
+
+    def pool(self, private_id: tuple[int, int], *, is_small_pool: bool) -> Pool:
+        """The pool of this kind."""
+        key = private_id, is_small_pool
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(private_id, is_small=is_small_pool)
+        return pool
+
+    @property
+    def pools(self) -> list[Pool]:
+        """All that were ever needed."""
+        return list(self._pools.values())
+
+    def malloc(self, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
+        """Serve a request; None where the device has not enough memory."""
+        size = rounded_bytes(requested, self.settings)
+        pool = self.pool(private_id, is_small_pool=is_small(size))
+        block = self._free_block(pool, size, stream) or self._new_block(pool, size, stream)
+        if block is None:
+            return None
+        if self._should_split(block, size):
+            block = self._split(block, size)
+        block.is_allocated, block.requested = True, requested
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """No stream needs it any more."""
+        block.is_allocated = False
+        self.allocated -= block.size
+        self._merge(block)
+        block.pool.add(block)
+
+    def release_cached(self) -> None:
+        """What `torch.cuda.empty_cache()` does, and what is tried before a request fails."""
+        for pool in self.pools:
+            if pool.private_id != DEFAULT_POOL:  # of a CUDA graph, which may be replayed
+                continue
+            expandable = []
+            for block in pool.free_blocks():
+                if block.range.is_expandable:
+                    expandable.append(block)
+                elif block.is_whole_range:
+                    self.release(block)
+            for block in expandable:
+                self.unmap(block, block.address, block.size)
+
+    def release(self, block: Block) -> None:
+        """Give a free block that is a whole segment back to the driver."""
+        block.pool.remove(block)
+        self.reserved -= block.size
+        self.calls.num_frees += 1
+
+    def unmap(self, block: Block, address: int, num_bytes: int) -> None:
+        """Give back the whole pages of a free block that lie within these addresses."""
+        pool, start, page = block.pool, block.range.address, block.range.page_bytes
+        begin = start + -(-(address - start) // page) * page
+        end = start + (address + num_bytes - start) // page * page
+        if begin >= end:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            before = _part_of(block, block.address, begin - block.address)
+            before.place_before(block)
+            pool.add(before)
+        if end < block.address + block.size:
+            after = _part_of(block, end, block.address + block.size - end)
+            after.place_after(block)
+            pool.add(after)
+        block.address, block.size, block.is_mapped = begin, end - begin, False
+        self.reserved -= block.size
+        self.calls.num_unmaps += 1
+        self._merge(block)
+        pool.add_unmapped(block)
+
+    def restore(self, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]) -> Iterator[Block]:
+        """Take over a range as it was found, piece by piece; gives the blocks that somebody has."""
+        previous: Block | None = None
+        for piece in pieces:
+            block = Block(piece.address, piece.num_bytes, stream, pool, range_)
+            block.place_after(previous)
+            previous = block
+            block.is_mapped = piece.state != "unmapped"
+            if not block.is_mapped:
+                pool.add_unmapped(block)
+                continue
+            self._reserve(block.size)
+            if piece.state == "free":
+                pool.add(block)
+                continue
+            block.is_allocated, block.requested = True, piece.requested
+            self.allocated += block.size
+            yield block
+
+    def map(self, block: Block, num_bytes: int) -> Block | None:
+        """Put memory behind the beginning of an unmapped block, and merge it; None where there is no more."""
+        pool, page = block.pool, block.range.page_bytes
+        mapped = min(-(-num_bytes // page) * page, block.size)
+        if not self._has_room(mapped):
+            return None
+        pool.remove_unmapped(block)
+        block.is_mapped = True
+        if mapped < block.size:
+            rest = _part_of(block, block.address + mapped, block.size - mapped)
+            rest.is_mapped = False
+            rest.place_after(block)
+            pool.add_unmapped(rest)
+            block.size = mapped
+        address = block.address
+        self._merge(block)
+        pool.add(block)
+        self._reserve(mapped)
+        self.calls.num_maps += 1
+        if self.on_map is not None:
+            self.on_map(address, mapped)
+        return block
+
+    # Finding a block.
+
+    def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """The best fit, if it is not too large to be handed out."""
+        pool.num_lookups += self._collects_garbage
+        index = pool.first_of(stream, size)
+        block = pool.at(index, stream)
+        if block is None:
+            return None
+        if block.range.is_expandable:
+            block = self._best_expandable(pool, index, stream)
+            if block is None:
+                return None
+        limit = self.settings.max_split_bytes
+        if limit is not None:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + self.settings.oversize_slack_bytes:
+                return None
+        pool.remove(block)
+        return block
+
+    def _best_expandable(self, pool: Pool, index: int, stream: int) -> Block | None:
+        """A block at the growing end of its segment counts as large as it can grow."""
+        block = pool.at(index, stream)
+        if not self.settings.expandable_segments:
+            while block is not None and block.range.is_expandable:
+                index += 1
+                block = pool.at(index, stream)
+            return block
+        while block is not None and block.range.is_expandable:
+            index += 1
+            following = pool.at(index, stream)
+            if following is None or _room(following) >= _room(block):
+                break
+            block = following
+        return block
+
+    def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Ask the driver; where it has no more, release what nobody uses and ask again."""
+        if self._collects_garbage:
+            self._collect_garbage()
+        block = self._ask_driver(pool, size, stream)
+        if block is None and self._release_oversize(pool, size, stream):
+            block = self._ask_driver(pool, size, stream)
+        if block is None:
+            self.release_cached()
+            self.calls.num_retries += 1
+            block = self._ask_driver(pool, size, stream)
+        return block
+
+    def _ask_driver(self, pool: Pool, size: int, stream: int) -> Block | None:
+        num_bytes = segment_bytes(size, self.settings)
+        if self._allowed is not None and self.reserved + num_bytes > self._allowed:
+            return None
+        if self.settings.expandable_segments:
+            return self._grow(pool, size, stream)
+        if not self._has_room(num_bytes):
+            return None
+        address = self._new_range(num_bytes, stream, False)
+        self.calls.num_allocs += 1
+        if self.on_segment is not None:
+            self.on_segment(address, num_bytes)
+        self._reserve(num_bytes)
+        return Block(address, num_bytes, stream, pool, Range(address))
+
+    def _grow(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Map the first stretch of free and unmapped blocks that is long enough."""
+        block = self._growable(pool, size, stream)
+        if not block.is_mapped and self.map(block, min(block.size, size)) is None:
+            return None
+        while block.size < size:
+            following = block.following
+            assert following is not None
+            if self.map(following, min(size - block.size, following.size)) is None:
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def _growable(self, pool: Pool, size: int, stream: int) -> Block:
+        for block in pool.unmapped_of(stream):
+            first = block
+            if block.previous is not None and not block.previous.is_allocated:
+                first = block.previous
+            num_bytes, part = 0, first
+            while part is not None and not part.is_allocated and num_bytes < size:
+                num_bytes += part.size
+                part = part.following  # type: ignore[assignment]
+            if num_bytes >= size:
+                return first
+        page = page_bytes(self.settings, is_small_pool=pool.is_small)
+        num_bytes = self.expandable_bytes(page)
+        address = self._new_range(num_bytes, stream, True)
+        block = Block(address, num_bytes, stream, pool, Range(address, page_bytes=page))
+        block.is_mapped = False
+        pool.add_unmapped(block)
+        return block
+
+    def expandable_bytes(self, page: int) -> int:
+        """For how much an expandable segment has addresses: for an eighth more than the device has memory."""
+        return int((self._capacity or UNKNOWN_DEVICE_BYTES) * EXPANDABLE_SHARE) // page * page + page
+
+    # Splitting and merging.
+
+    def _should_split(self, block: Block, size: int) -> bool:
+        remaining = block.size - size
+        if block.pool.is_small or self.settings.expandable_segments:
+            return remaining >= MIN_BLOCK_BYTES
+        limit = self.settings.max_split_bytes
+        return (limit is None or size < limit) and remaining > SMALL_BYTES
+
+    def _split(self, block: Block, size: int) -> Block:
+        """Hand out the lower part; the upper one goes back."""
+        lower = _part_of(block, block.address, size)
+        lower.place_before(block)
+        block.address += size
+        block.size -= size
+        block.pool.add(block)
+        return lower
+
+    def _merge(self, block: Block) -> None:
+        """With free neighbours that are as mapped as it is."""
+        for other in (block.previous, block.following):
+            if other is None or other.is_allocated or other.is_mapped != block.is_mapped:
+                continue
+            if other.is_mapped:
+                other.pool.remove(other)
+            else:
+                other.pool.remove_unmapped(other)
+            block.size += other.size
+            if other is block.previous:
+                block.address, block.previous = other.address, other.previous
+                if block.previous is not None:
+                    block.previous.following = block
+            else:
+                block.following = other.following
+                if block.following is not None:
+                    block.following.previous = block
+
+    # Giving back.
+
+    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+        """With a limit to splitting: release one block that is large enough, or several from the largest down."""
+        limit = self.settings.max_split_bytes
+        if limit is None:
+            return False
+        wanted = max(size, limit)
+        index = pool.first_of(stream, wanted)
+        block = pool.at(index, stream)
+        if block is not None and not block.range.is_expandable:
+            if not block.is_whole_range:
+                return False
+            self.release(block)
+            return True
+        released = 0
+        while released < wanted:
+            index -= 1
+            block = pool.at(index, stream)
+            if block is None or block.size < limit:
+                break
+            if not block.range.is_expandable and block.is_whole_range:
+                released += block.size
+                self.release(block)
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Release whole large segments that were free for longest, until reserved memory is below its threshold."""
+        assert self._allowed is not None
+        threshold = int(self.settings.garbage_collection_threshold * self._allowed)
+        to_reclaim = self.reserved - threshold
+        pool = self.pool(DEFAULT_POOL, is_small_pool=False)
+        ages = {
+            block: pool.num_lookups - block.free_since
+            for block in pool.free_blocks()
+            if block.is_whole_range and not block.range.is_expandable
+        }
+        while to_reclaim > 0 and ages:
+            mean = sum(ages.values()) / len(ages)
+            for block in [block for block, age in ages.items() if age >= mean]:
+                to_reclaim -= block.size
+                del ages[block]
+                self.release(block)
+
+    # The device.
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self._capacity is None or self.reserved + num_bytes <= self._capacity
+
+    def _reserve(self, num_bytes: int) -> None:
+        self.reserved += num_bytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+
+def _room(block: Block) -> int:
+    """How large it can grow in place."""
+    following = block.following
+    return block.size + (following.size if following is not None and not following.is_mapped else 0)
+
+
+def _part_of(block: Block, address: int, size: int) -> Block:
+    return Block(address, size, block.stream, block.pool, block.range)

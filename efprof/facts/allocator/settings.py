@@ -1,0 +1,172 @@
+"""The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them and as the rules need them."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from efprof.artifacts.snapshot import Settings
+from efprof.model import EfprofError
+
+MIB: Final = 1024**2
+NUM_INTERVALS: Final = 16
+"""Of roundup_power2_divisions: one for each power of two from 1 MiB to 32 GiB, the last for all above."""
+
+HOST_KEYS: Final = frozenset(
+    {
+        "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads",
+        "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all",
+        "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "graph_capture_record_stream_reuse",
+        "throw_on_cudamalloc_oom",
+    }
+)  # fmt: skip
+"""Settings of torch 2.1 to 2.13 that change nothing of where a block of device memory lies."""
+
+
+class BadConfiguration(EfprofError):
+    """A configuration string that torch would refuse."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorSettings:
+    """Sizes in bytes; None where there is no limit.
+
+    `divisions` holds one number per interval of sizes; 0 and 1 leave the rounding as it is. Garbage is collected only
+    where `memory_fraction` is set as well.
+    """
+
+    expandable_segments: bool = False
+    max_split_bytes: int | None = None
+    large_segment_bytes: int = 20 * MIB
+    max_non_split_rounding_bytes: int | None = None
+    divisions: tuple[int, ...] = (0,) * NUM_INTERVALS
+    garbage_collection_threshold: float = 0.0
+    memory_fraction: float | None = None
+
+    @property
+    def oversize_slack_bytes(self) -> int:
+        """By how much a block may be larger than a request that is too large to split for."""
+        rounding = self.max_non_split_rounding_bytes
+        return self.large_segment_bytes if rounding is None else rounding
+
+
+def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> AllocatorSettings:
+    """What a snapshot says; `is_expandable` tells of its segments, for files that say nothing.
+
+    What was set after the start comes after what the configuration's text says: torch notes both.
+    """
+    if recorded is None:
+        return AllocatorSettings(expandable_segments=is_expandable)
+    try:
+        parsed = parse_configuration(recorded.configuration)
+    except BadConfiguration:
+        parsed = AllocatorSettings()
+    by_interval = {int(key): value for key, value in recorded.roundup_power2_divisions.items() if key.isdigit()}
+    divisions = tuple(by_interval.get(1 << index, 0) for index in range(NUM_INTERVALS))
+    return replace(
+        parsed,
+        expandable_segments=recorded.expandable_segments,
+        max_split_bytes=recorded.max_split_size if 0 <= recorded.max_split_size < 1 << 62 else None,
+        divisions=divisions if by_interval else parsed.divisions,
+        garbage_collection_threshold=recorded.garbage_collection_threshold,
+    )
+
+
+def parse_configuration(text: str) -> AllocatorSettings:
+    """Read a string such as `expandable_segments:True,max_split_size_mb:128`, by torch 2.13's rules.
+
+    Raises BadConfiguration where torch would refuse it.
+    """
+    values = dict(_items(text))
+    large = _megabytes(values, "large_segment_size_mb", above=10) or 20 * MIB
+    fraction = values.get("per_process_memory_fraction")
+    threshold = values.get("garbage_collection_threshold")
+    rounding = values.get("roundup_power2_divisions")
+    return AllocatorSettings(
+        expandable_segments=_is_true(values.get("expandable_segments", "False"), "expandable_segments"),
+        max_split_bytes=_megabytes(values, "max_split_size_mb", at_least=large // MIB),
+        large_segment_bytes=large,
+        max_non_split_rounding_bytes=_megabytes(values, "max_non_split_rounding_mb", at_least=large // MIB),
+        divisions=_divisions(rounding) if rounding else (0,) * NUM_INTERVALS,
+        garbage_collection_threshold=_share(threshold, "garbage_collection_threshold") if threshold else 0.0,
+        memory_fraction=_share(fraction, "per_process_memory_fraction", may_be_whole=True) if fraction else None,
+    )
+
+
+KNOWN_KEYS: Final = HOST_KEYS | {
+    "expandable_segments", "max_split_size_mb", "large_segment_size_mb", "max_non_split_rounding_mb",
+    "roundup_power2_divisions", "garbage_collection_threshold", "per_process_memory_fraction",
+}  # fmt: skip
+
+
+def _items(text: str) -> list[tuple[str, str]]:
+    """Keys and values; commas within brackets belong to a value."""
+    items, depth, start = [], 0, 0
+    text = "".join(text.split())
+    for index, letter in enumerate(text + ","):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            if index > start:
+                items.append(text[start:index])
+            start = index + 1
+    if depth:
+        raise BadConfiguration(f"'{text}' has a bracket that is not closed.")
+    pairs = [item.partition(":") for item in items]
+    for key, colon, value in pairs:
+        if not colon or not value:
+            raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
+        if key not in KNOWN_KEYS:
+            raise BadConfiguration(
+                f"'{key}' is no setting of the allocator; there are {', '.join(sorted(KNOWN_KEYS))}."
+            )
+    return [(key, value) for key, _, value in pairs]
+
+
+def _is_true(value: str, key: str) -> bool:
+    if value not in {"True", "False"}:
+        raise BadConfiguration(f"{key} must be 'True' or 'False', spelled like that, not '{value}'.")
+    return value == "True"
+
+
+def _megabytes(values: dict[str, str], key: str, *, above: int = 0, at_least: int = 1) -> int | None:
+    if key not in values:
+        return None
+    least = max(above + 1, at_least)
+    if not values[key].isdecimal() or int(values[key]) < least:
+        raise BadConfiguration(f"{key} must be a whole number of MiB, at least {least}, not '{values[key]}'.")
+    return int(values[key]) * MIB
+
+
+def _share(value: str, key: str, *, may_be_whole: bool = False) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1 and not (may_be_whole and share == 1):
+        raise BadConfiguration(f"{key} must be between 0 and 1, not '{value}'.")
+    return share
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """One number for all intervals, or a list such as `[256:1,512:2,>:8]`; what is below the first gets its number."""
+    if not value.startswith("["):
+        return (_power_of_two(value),) * NUM_INTERVALS
+    numbers: list[int | None] = [None] * NUM_INTERVALS
+    last = -1
+    for item in filter(None, value.strip("[]").split(",")):
+        key, colon, number = item.partition(":")
+        if not colon:
+            raise BadConfiguration(f"roundup_power2_divisions has '{item}', which is not 'MiB:number'.")
+        if key == ">":
+            numbers[last + 1 :] = [_power_of_two(number)] * (NUM_INTERVALS - last - 1)
+            continue
+        index = min(NUM_INTERVALS - 1, _power_of_two(key, at_least=1).bit_length() - 1)
+        first = 0 if last < 0 else index
+        numbers[first : index + 1] = [_power_of_two(number)] * (index + 1 - first)
+        last = index
+    return tuple(number or 0 for number in numbers)
+
+
+def _power_of_two(value: str, *, at_least: int = 0) -> int:
+    number = int(value) if value.isdecimal() else -1
+    if number < at_least or number & (number - 1):
+        raise BadConfiguration(f"roundup_power2_divisions has '{value}', which is no power of two.")
+    return number
