@@ -1,6 +1,7 @@
-"""The only place that formats bytes, times and shares for people."""
+"""The only place that formats and reads bytes, times and shares for people."""
 
 import math
+import re
 
 KIB = 1024
 MIB = 1024**2
@@ -14,6 +15,16 @@ def format_bytes(num_bytes: float) -> str:
         if size >= factor:
             return f"{num_bytes / factor:.{_decimals(size / factor)}f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def parse_bytes(text: str) -> int:
+    """The other way round: `24GiB`, `512 MiB`, or bytes without a unit. Raises ValueError where it is no such size."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])iB|B)?\s*", text)
+    if found is None:
+        raise ValueError(text)
+    number, letter = found.groups()
+    factor: int = 1024 ** (" KMGT".index(letter) if letter else 0)
+    return round(float(number) * factor)
 
 
 def format_ms(milliseconds: float) -> str:

@@ -40,6 +40,11 @@ class Calls:
     num_unmaps: int = 0
     num_retries: int = 0
 
+    @property
+    def total(self) -> int:
+        """All that wait for the driver."""
+        return self.num_allocs + self.num_frees + self.num_maps + self.num_unmaps
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:

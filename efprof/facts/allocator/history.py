@@ -58,6 +58,7 @@ class History:
     device: int
     entries: list[Entry]
     settings: AllocatorSettings
+    configuration: str = ""
     extents: list[Extent] = field(default_factory=list)
     """Before the first event, by address."""
     live: list[LiveBlock] = field(default_factory=list)
@@ -87,7 +88,8 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     if sum(entry.action == "alloc" for entry in entries) == 0:
         raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
     settings = _settings(snapshot.settings, segments, entries)
-    history = History(device=device, entries=entries, settings=settings)
+    configuration = snapshot.settings.configuration if snapshot.settings else ""
+    history = History(device=device, entries=entries, settings=settings, configuration=configuration)
     extents = _Extents(segments)
     history.private = [extent for extent in extents.by_address() if extent.private_id != DEFAULT_POOL]
     num_lost = _walk_back(history, extents, segments)

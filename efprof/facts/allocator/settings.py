@@ -1,5 +1,6 @@
 """The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF spells them and as the rules need them."""
 
+import difflib
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,6 +47,11 @@ class AllocatorSettings:
         """By how much a block may be larger than a request that is too large to split for."""
         rounding = self.max_non_split_rounding_bytes
         return self.large_segment_bytes if rounding is None else rounding
+
+
+def in_effect(settings: AllocatorSettings) -> AllocatorSettings:
+    """Without what does nothing: a threshold for garbage where no fraction limits the memory."""
+    return settings if settings.memory_fraction else replace(settings, garbage_collection_threshold=0.0)
 
 
 def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> AllocatorSettings:

@@ -10,7 +10,7 @@ from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, NewRange
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
-from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.allocator.settings import AllocatorSettings, in_effect
 from efprof.facts.allocator.start_state import restore
 
 NUM_LAYOUTS: Final = 5
@@ -65,17 +65,27 @@ class WhatIf:
 
     def run(self, settings: AllocatorSettings) -> Outcome:
         """What the program would reserve under these."""
-        is_as_recorded = settings == self._history.settings
+        is_as_recorded = in_effect(settings) == in_effect(self._history.settings)
         layouts = self._layouts(settings, is_warm=is_as_recorded)
         typical = layouts[(len(layouts) - 1) // 2]
         return Outcome(
             peak_reserved_bytes=typical.peak_reserved,
             peak_reserved_low_bytes=layouts[0].peak_reserved,
-            peak_reserved_high_bytes=layouts[-1].peak_reserved + (0 if is_as_recorded else self._missed_bytes),
+            peak_reserved_high_bytes=layouts[-1].peak_reserved + (0 if is_as_recorded else self.missed_bytes),
             stranded_bytes=typical.stranded,
             calls=typical.calls,
             is_out_of_memory=typical.num_failed > 0,
         )
+
+    @property
+    def recorded_settings(self) -> AllocatorSettings:
+        """What the recording says was set."""
+        return self._history.settings
+
+    @property
+    def recorded_configuration(self) -> str:
+        """The same as the program's environment spelled it; empty where it set nothing, or the file does not say."""
+        return self._history.configuration
 
     @cached_property
     def recorded(self) -> Outcome:
@@ -83,7 +93,7 @@ class WhatIf:
         return self.run(self._history.settings)
 
     @cached_property
-    def _missed_bytes(self) -> int:
+    def missed_bytes(self) -> int:
         """What the memory's state before the recording adds to the peak, under the recorded settings."""
         if not self.script.num_live and not self._history.extents:
             return 0

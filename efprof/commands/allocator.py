@@ -1,0 +1,135 @@
+"""`efprof allocator replay|what-if FILE`: does the model know this allocator, and what would other settings reserve."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, Prediction
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
+JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
+
+
+def parse_size(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Bytes of a size such as 24GiB; None where there is none."""
+    del context, option
+    from efprof.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is no size, such as 24GiB or 512MiB.") from None
+
+
+@click.group()
+def allocator() -> None:
+    """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
+
+    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder.
+    """
+
+
+@allocator.command()
+@FILE
+@JSON
+def replay(file: Path, is_json: bool) -> None:
+    """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
+    from efprof.facts.allocator.accounts import replay_file
+
+    result = replay_file(file)
+    if is_json:
+        _print_json(result)
+        return
+    for device in result.devices:
+        click.echo(render_replay(device))
+
+
+@allocator.command("what-if")
+@FILE
+@click.option(
+    "--conf",
+    "configurations",
+    multiple=True,
+    metavar="SETTINGS",
+    help="As PYTORCH_CUDA_ALLOC_CONF spells them; can be repeated. Default: those that are worth a try.",
+)
+@click.option("--device-memory", callback=parse_size, metavar="SIZE", help="What the device has for it, such as 24GiB.")
+@JSON
+def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | None, is_json: bool) -> None:
+    """Predict the most that the program would reserve under other settings."""
+    from efprof.facts.allocator.accounts import predict_file
+
+    result = predict_file(file, configurations, capacity=device_memory)
+    if is_json:
+        _print_json(result)
+        return
+    for device in result.devices:
+        click.echo(render_predictions(device))
+
+
+def render_replay(device: "DeviceReplay") -> str:
+    """Some lines for a device."""
+    from efprof.units import format_bytes
+
+    if device.reason is not None:
+        return f"device {device.device}: not replayable. {device.reason}"
+    assert device.peak_reserved_recorded_bytes is not None
+    assert device.peak_reserved_replayed_bytes is not None
+    return (
+        f"device {device.device}: {device.addresses_equal:,} of {device.allocations:,} addresses equal, "
+        f"{device.segments_equal:,} of {device.segments:,} segments equal; "
+        f"peak reserved {format_bytes(device.peak_reserved_recorded_bytes)} recorded, "
+        f"{format_bytes(device.peak_reserved_replayed_bytes)} replayed"
+    )
+
+
+def render_predictions(device: "DevicePredictions") -> str:
+    """A table for a device, the best configuration first said."""
+    if device.reason is not None:
+        return f"device {device.device}: no prediction. {device.reason}"
+    assert device.recorded is not None
+    assert device.match_share is not None
+    rows = [("recorded: " + (device.recorded.conf or "torch's default"), device.recorded)]
+    rows += [(prediction.conf or "torch's default", prediction) for prediction in device.predictions]
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was",
+        f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries",
+    ]
+    for name, prediction in rows:
+        lines.append(f"  {name:{width}}  {_figures(prediction)}")
+        lines += [f"  {'':{width}}  {warning}" for warning in prediction.warnings]
+    lines.append(f"  {_advice(device)}")
+    return "\n".join(lines)
+
+
+def _figures(prediction: "Prediction") -> str:
+    from efprof.units import format_bytes
+
+    low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))
+    band = low if low == high else f"{low} to {high}"
+    peak, idle = map(format_bytes, (prediction.peak_reserved_bytes, prediction.stranded_bytes))
+    num_calls = prediction.device_allocs + prediction.device_frees
+    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {prediction.retries:>7,}"
+    return figures + ("  out of memory" if prediction.out_of_memory else "")
+
+
+def _advice(device: "DevicePredictions") -> str:
+    assert device.recorded is not None
+    if device.best is None and device.recorded.out_of_memory:
+        return "With each of them memory runs out as well: the program holds more than the device has."
+    if device.best is None:
+        return "None of them would reserve clearly less than the recorded settings."
+    if not device.best:
+        return "Best: unset PYTORCH_CUDA_ALLOC_CONF."
+    return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}"
+
+
+def _print_json(result: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())

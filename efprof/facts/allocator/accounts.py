@@ -1,0 +1,164 @@
+"""What the replay of a snapshot says of each device, as the command line and its JSON give it."""
+
+from pathlib import Path
+
+import msgspec
+
+from efprof.artifacts.snapshot import read_snapshot
+from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
+from efprof.facts.allocator.history import devices_of, history_of
+from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.what_if import WhatIf
+from efprof.model import NotRecorded
+
+
+class DeviceReplay(msgspec.Struct, kw_only=True):
+    """One device; the counts are None where nothing could be replayed, for the `reason` given."""
+
+    device: int
+    replayable: bool
+    reason: str | None = None
+    allocations: int | None = None
+    addresses_equal: int | None = None
+    segments: int | None = None
+    segments_equal: int | None = None
+    peak_reserved_recorded_bytes: int | None = None
+    peak_reserved_replayed_bytes: int | None = None
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the model says of one configuration; low and high are over the layouts that were tried."""
+
+    conf: str
+    peak_reserved_bytes: int
+    peak_reserved_low_bytes: int
+    peak_reserved_high_bytes: int
+    stranded_bytes: int
+    device_allocs: int
+    device_frees: int
+    retries: int
+    out_of_memory: bool
+    warnings: tuple[str, ...] = ()
+
+
+class DevicePredictions(msgspec.Struct, kw_only=True):
+    """One device; `best` names the configuration with the lowest peak, where one beats the recorded settings."""
+
+    device: int
+    replayable: bool
+    reason: str | None = None
+    match_share: float | None = None
+    capacity_bytes: int | None = None
+    peak_reserved_recorded_bytes: int | None = None
+    recorded: Prediction | None = None
+    predictions: list[Prediction] = []
+    best: str | None = None
+
+
+class FileReplay(msgspec.Struct, kw_only=True):
+    """All devices of a snapshot."""
+
+    file: str
+    devices: list[DeviceReplay]
+
+
+class FilePredictions(msgspec.Struct, kw_only=True):
+    """All devices of a snapshot."""
+
+    file: str
+    devices: list[DevicePredictions]
+
+
+def replay_file(path: Path) -> FileReplay:
+    """Replay each device of a snapshot; raises UnreadableInput."""
+    snapshot = read_snapshot(path)
+    devices = []
+    for device in devices_of(snapshot) or [0]:
+        try:
+            result = replay(history_of(snapshot, device))
+        except NotRecorded as error:
+            devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
+            continue
+        devices.append(_account_of(device, result))
+    return FileReplay(file=str(path), devices=devices)
+
+
+def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int | None = None) -> FilePredictions:
+    """Try the configurations on each device, or those that are worth a try where none is given.
+
+    Raises UnreadableInput, and BadConfiguration where torch would refuse one.
+    """
+    snapshot = read_snapshot(path)
+    devices = []
+    for device in devices_of(snapshot) or [0]:
+        try:
+            history = history_of(snapshot, device)
+        except NotRecorded as error:
+            devices.append(DevicePredictions(device=device, replayable=False, reason=_sentence(error)))
+            continue
+        result = replay(history)
+        if not result.is_trusted:
+            devices.append(_distrusted(device, result))
+            continue
+        what_if = WhatIf(history, capacity=capacity)
+        trials = try_configurations(what_if, configurations or worth_a_try(what_if))
+        best = best_of(what_if, trials)
+        devices.append(
+            DevicePredictions(
+                device=device,
+                replayable=True,
+                match_share=result.match_share,
+                capacity_bytes=what_if.capacity,
+                peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
+                recorded=_prediction_of(
+                    Trial(configuration=what_if.recorded_configuration, outcome=what_if.recorded, warnings=())
+                ),
+                predictions=[_prediction_of(trial) for trial in trials],
+                best=best.configuration if best else None,
+            )
+        )
+    return FilePredictions(file=str(path), devices=devices)
+
+
+def _account_of(device: int, result: Replay) -> DeviceReplay:
+    return DeviceReplay(
+        device=device,
+        replayable=True,
+        allocations=result.allocations,
+        addresses_equal=result.addresses_equal,
+        segments=result.segments,
+        segments_equal=result.segments_equal,
+        peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
+        peak_reserved_replayed_bytes=result.peak_reserved_replayed_bytes,
+    )
+
+
+def _distrusted(device: int, result: Replay) -> DevicePredictions:
+    return DevicePredictions(
+        device=device,
+        replayable=False,
+        match_share=result.match_share,
+        reason=f"The model places {result.match_share:.1%} of its blocks and segments where they were; below 99 % it "
+        "predicts nothing. The allocator's settings may have been changed while the program ran.",
+    )
+
+
+def _prediction_of(trial: Trial) -> Prediction:
+    outcome = trial.outcome
+    return Prediction(
+        conf=trial.configuration,
+        peak_reserved_bytes=outcome.peak_reserved_bytes,
+        peak_reserved_low_bytes=outcome.peak_reserved_low_bytes,
+        peak_reserved_high_bytes=outcome.peak_reserved_high_bytes,
+        stranded_bytes=outcome.stranded_bytes,
+        device_allocs=outcome.calls.num_allocs + outcome.calls.num_maps,
+        device_frees=outcome.calls.num_frees + outcome.calls.num_unmaps,
+        retries=outcome.calls.num_retries,
+        out_of_memory=outcome.is_out_of_memory,
+        warnings=trial.warnings,
+    )
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:]
