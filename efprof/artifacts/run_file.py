@@ -16,7 +16,8 @@ RUN_FILE = "run.json"
 DIFF_FILE = "uncommitted.diff"
 """Beside it: what the working tree had that the commit has not, as `git apply` takes it."""
 
-Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed"]
+Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed", "unknown"]
+"""Unknown: of a file that something else wrote."""
 
 
 class Git(msgspec.Struct, kw_only=True, frozen=True):
@@ -58,7 +59,8 @@ class RunFile(msgspec.Struct, kw_only=True, frozen=True):
     command: list[str]
     working_folder: str
     started: str
-    host: Host
+    host: Host | None = None
+    """None where something else recorded it."""
     ended: Ending = "running"
     exit_code: int | None = None
     duration_s: float | None = None

@@ -1,6 +1,7 @@
 """`efprof report [RUN]`: say what is wrong with a recorded run, as one HTML file or as text, JSON or Markdown."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -32,12 +33,12 @@ def report(run: str | None, form: Format | None, is_json: bool, out: Path | None
     """Say what is wrong with a recorded run, and what to change.
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
-    default.
+    default; or a snapshot of CUDA's allocator (.pickle), or a folder with one per rank.
     """
     if is_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
     chosen = "json" if is_json else form or _format_of(out)
-    result = analyse(_find(run))
+    result = _report_on(run)
     if chosen == "html":
         _write_page(result, out)
     elif out is None:
@@ -45,6 +46,16 @@ def report(run: str | None, form: Format | None, is_json: bool, out: Path | None
     else:
         write_out(out, render(result, chosen))
         click.echo(out)
+
+
+def _report_on(run: str | None) -> "Report":
+    from efprof.artifacts.foreign import as_run, is_foreign
+
+    if run is not None and is_foreign(Path(run)):
+        with as_run(Path(run)) as folder:
+            result = analyse(folder)
+        return replace(result, run=replace(result.run, path=run))
+    return analyse(_find(run))
 
 
 def analyse(path: Path) -> "Report":

@@ -82,9 +82,8 @@ def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:
         *first,
         *sorted(versions.items()),
         *((f"device {device.index}", f"{device.name}, {format_bytes(device.total_bytes)}") for device in file.devices),
-        ("cpu", f"{host.cpu}, {host.num_cpus} cores"),
-        ("memory", format_bytes(host.total_bytes)),
-        ("working folder", file.working_folder),
+        *((("cpu", f"{host.cpu}, {host.num_cpus} cores"), ("memory", format_bytes(host.total_bytes))) if host else ()),
+        *((("working folder", file.working_folder),) if file.working_folder else ()),
         *sorted(file.settings.items()),
         *sorted(file.environment.items()),
     )

@@ -61,7 +61,7 @@ class InputWaits:
         data_ms = statistics.fmean(waits_ms)
         return cls(
             loader=loader,
-            num_cpus=run.run_file.host.num_cpus,
+            num_cpus=run.run_file.host.num_cpus if run.run_file.host else 1,
             num_epochs=_num_epochs(times.every, loader),
             rest_ms=statistics.median(time.total_ms - time.of("data") for time in steady),
             data_ms=data_ms,

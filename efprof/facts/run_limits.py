@@ -22,6 +22,7 @@ class RunLimits:
     def compute(cls, run: Run) -> Self:
         """The device's memory where the allocator counted that, else the host's."""
         records = read_steps(run.rank_folder)[0]
+        host = run.run_file.host
         is_device = bool(run.run_file.devices) and "CUDA" in run.run_file.memory_source
         read = next((record.memory for record in reversed(records) if record.memory), None)  # not of every short step
         on_device = read[-1].allocated_bytes if read else 0
@@ -29,7 +30,7 @@ class RunLimits:
         resident = next((record.rss_bytes for record in reversed(records) if record.rss_bytes), 0)
         return cls(
             name=run.run_file.devices[0].name if is_device else "the host",
-            total_bytes=run.run_file.devices[0].total_bytes if is_device else run.run_file.host.total_bytes,
+            total_bytes=run.run_file.devices[0].total_bytes if is_device else host.total_bytes if host else 0,
             used_bytes=on_device if is_device else resident,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),

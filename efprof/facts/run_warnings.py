@@ -18,6 +18,11 @@ ENDINGS: dict[Ending, str] = {
 }
 
 
+FOREIGN = (
+    "This report is made from a file that efprof did not record: it tells of memory only. Record the training with "
+    "'efprof record -- COMMAND' to see its steps, its time and its numbers too."
+)
+
 WITHOUT_OPTIMIZER = (
     "Parameters were updated without a torch optimizer: a step ends at the fetch, forward or backward pass after an "
     "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
@@ -42,6 +47,8 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:
+    if run.run_file.ended == "unknown":
+        return (FOREIGN,)
     num_torn = _num_unread_steps(run)
     if num_torn:
         return tuple(_about_torn_lines("steps.jsonl", num_torn))

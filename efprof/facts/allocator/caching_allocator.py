@@ -276,10 +276,11 @@ class CachingAllocator:
             first = block
             if block.previous is not None and not block.previous.is_allocated:
                 first = block.previous
-            num_bytes, part = 0, first
+            num_bytes = 0
+            part: Block | None = first
             while part is not None and not part.is_allocated and num_bytes < size:
                 num_bytes += part.size
-                part = part.following  # type: ignore[assignment]
+                part = part.following
             if num_bytes >= size:
                 return first
         page = page_bytes(self.settings, is_small_pool=pool.is_small)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Settings, Snapshot
+from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
 from efprof.facts.allocator.rules import SMALL_BYTES, SMALL_SEGMENT_BYTES, is_small, rounded_bytes
 from efprof.facts.allocator.settings import AllocatorSettings, recorded_settings
 from efprof.model import NotRecorded
@@ -49,6 +49,8 @@ class LiveBlock:
     size: int | None
     stream: int
     private_id: tuple[int, int] = DEFAULT_POOL
+    frames: Frames = None
+    """Where it was asked for, if it is still there at the end; the file does not tell of others."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -187,7 +189,7 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
     live = {
         block.address: LiveBlock(
             address=block.address, requested=block.requested_size or block.size, size=block.size,
-            stream=segment.stream, private_id=segment.segment_pool_id,
+            stream=segment.stream, private_id=segment.segment_pool_id, frames=block.frames,
         )
         for segment in segments for block in segment.blocks
         if block.is_active and block.address is not None

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import Entry
+from efprof.artifacts.snapshot import Entry, Frames
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.start_state import restore
@@ -37,65 +37,83 @@ class Replay:
 
 def replay(history: History) -> Replay:
     """Replay a device's history from the state before its first event, with the addresses that the driver gave."""
-    return _Replay(history).run()
+    replayer = Replayer(history)
+    replayer.play(len(history.entries))
+    return replayer.result
 
 
-class _Replay:
+class Replayer:
+    """Goes through a history event by event."""
+
     def __init__(self, history: History) -> None:
         self._history = history
-        self._allocator = CachingAllocator(history.settings, self._new_range)
-        self._allocator.on_segment = self._allocator.on_map = self._compare
+        self._at = 0
+        self.allocator = CachingAllocator(history.settings, self._new_range)
+        self.allocator.on_segment = self.allocator.on_map = self._compare
         self._given: deque[Entry] = deque()
         """What the driver gave for the next allocation, by the recording."""
-        self._blocks = restore(self._allocator, history)
+        self.blocks = restore(self.allocator, history)
         """By the address they have in the recording."""
+        self.frames: dict[int, Frames] = {block.address: block.frames for block in history.live}
+        """By the same address, where each was asked for."""
         self._num_equal = self._num_segments = self._num_segments_equal = self._num_allocations = 0
         self._made_up = 1 << 60
+        self._recorded = self._peak_recorded = self.allocator.reserved
+        self._peak_allocated = self.allocator.allocated
+        self.peak_index = -1
+        """Of the entry after which most was reserved, by the recording."""
 
-    def run(self) -> Replay:
-        recorded = peak_recorded = self._allocator.reserved
-        peak_allocated = self._allocator.allocated
-        for entry in self._history.entries:
-            action = entry.action
-            if action == "alloc":
-                self._allocate(entry)
-                peak_allocated = max(peak_allocated, self._allocator.allocated)
-            elif action == "free_completed":
-                block = self._blocks.pop(entry.addr, None)
-                if block is not None:
-                    self._allocator.free(block)
-            elif action in {"segment_alloc", "segment_map"}:
-                self._given.append(entry)
-                self._num_segments += 1
-                recorded += entry.size
-                peak_recorded = max(peak_recorded, recorded)
-            elif action in {"segment_free", "segment_unmap"}:
-                self._release(entry)
-                recorded -= entry.size
-            elif action == "oom":
-                self._given.clear()
+    @property
+    def result(self) -> Replay:
+        """How far the model told it right up to here."""
         return Replay(
             allocations=self._num_allocations,
             addresses_equal=self._num_equal,
             segments=self._num_segments,
             segments_equal=self._num_segments_equal,
-            peak_reserved_recorded_bytes=peak_recorded,
-            peak_reserved_replayed_bytes=self._allocator.peak_reserved,
-            peak_allocated_bytes=peak_allocated,
+            peak_reserved_recorded_bytes=self._peak_recorded,
+            peak_reserved_replayed_bytes=self.allocator.peak_reserved,
+            peak_allocated_bytes=self._peak_allocated,
         )
+
+    def play(self, end: int) -> None:
+        """Go on, up to the entry before this index."""
+        entries, start, self._at = self._history.entries, self._at, end
+        for index in range(start, end):
+            entry = entries[index]
+            action = entry.action
+            if action == "alloc":
+                self._allocate(entry)
+                self._peak_allocated = max(self._peak_allocated, self.allocator.allocated)
+            elif action == "free_completed":
+                block = self.blocks.pop(entry.addr, None)
+                if block is not None:
+                    self.allocator.free(block)
+            elif action in {"segment_alloc", "segment_map"}:
+                self._given.append(entry)
+                self._num_segments += 1
+                self._recorded += entry.size
+                if self._recorded > self._peak_recorded:
+                    self._peak_recorded, self.peak_index = self._recorded, index
+            elif action in {"segment_free", "segment_unmap"}:
+                self._release(entry)
+                self._recorded -= entry.size
+            elif action == "oom":
+                self._given.clear()
 
     def _allocate(self, entry: Entry) -> None:
         if entry.size == 0:  # nothing is placed for it
             return
         self._num_allocations += 1
-        block = self._allocator.malloc(entry.size, entry.stream, self._history.private_id_of(entry))
+        block = self.allocator.malloc(entry.size, entry.stream, self._history.private_id_of(entry))
         assert block is not None, "a device without a limit serves every request"
         self._num_equal += block.address == entry.addr
         self._given.clear()
-        stale = self._blocks.pop(entry.addr, None)
+        stale = self.blocks.pop(entry.addr, None)
         if stale is not None:  # its end was not recorded, but it must have come
-            self._allocator.free(stale)
-        self._blocks[entry.addr] = block
+            self.allocator.free(stale)
+        self.blocks[entry.addr] = block
+        self.frames[entry.addr] = entry.frames
 
     def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
         """Where the driver put it; where it was asked for nothing, far from everything else."""
@@ -115,14 +133,14 @@ class _Replay:
 
     def _release(self, entry: Entry) -> None:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
-        for pool in self._allocator.pools:
+        for pool in self.allocator.pools:
             if entry.action == "segment_free":
                 block = pool.free_at(entry.addr)
                 if block is not None and block.is_whole_range:
-                    self._allocator.release(block)
+                    self.allocator.release(block)
                     return
             else:
                 for block in pool.free_blocks():
                     if block.range.is_expandable and block.address <= entry.addr < block.address + block.size:
-                        self._allocator.unmap(block, entry.addr, entry.size)
+                        self.allocator.unmap(block, entry.addr, entry.size)
                         return

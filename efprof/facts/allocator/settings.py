@@ -120,9 +120,9 @@ def _items(text: str) -> list[tuple[str, str]]:
         if not colon or not value:
             raise BadConfiguration(f"'{key}' has no value; settings are written 'key:value', with commas between them.")
         if key not in KNOWN_KEYS:
-            raise BadConfiguration(
-                f"'{key}' is no setting of the allocator; there are {', '.join(sorted(KNOWN_KEYS))}."
-            )
+            near = difflib.get_close_matches(key, sorted(KNOWN_KEYS), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(KNOWN_KEYS))}."
+            raise BadConfiguration(f"'{key}' is no setting of the allocator; {hint}")
     return [(key, value) for key, _, value in pairs]
 
 

@@ -1,0 +1,172 @@
+"""What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
+
+from efprof.facts.allocator.composition import Instant, Owner
+from efprof.facts.device_memory import DeviceHistory, Failure
+from efprof.facts.sources import Sources, place_of
+from efprof.model import Bar, MemoryMap, Narrative, Number, Numbers, Series, SeriesLine, SourceLine, Table
+from efprof.units import format_bytes, format_share
+
+MOST_BARS = 8
+MOST_POINTS = 600
+
+
+def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
+    """The user's line that holds most of the segments with free memory in them; None where no stack names one."""
+    held = [owner for owner in instant.owners if owner.site is not None]
+    most = max(held, key=_by_stranding, default=None)
+    return sources.line(most.site) if most is not None and most.site is not None else None
+
+
+def _by_stranding(owner: Owner) -> tuple[int, int]:
+    return owner.stranding_bytes, owner.num_bytes
+
+
+def composition_numbers(instant: Instant, title: str) -> Numbers:
+    """Reserved memory, taken apart."""
+    parts = instant.composition
+    numbers = [
+        ("reserved", parts.reserved_bytes),
+        ("asked for by tensors", parts.requested_bytes),
+        ("rounding", parts.rounding_bytes),
+        ("slack behind large blocks, which are not split for less than 1 MiB", parts.slack_bytes),
+        ("given back, waiting for another stream", parts.pending_bytes),
+        ("stranded: free in segments that something else holds", parts.stranded_bytes),
+        ("releasable: free in whole segments", parts.releasable_bytes),
+        ("largest free block", parts.largest_free_bytes),
+    ]
+    shown = [(label, value) for label, value in numbers if value or label == "reserved"]
+    return Numbers(
+        title=title, numbers=tuple(Number(label=label, value=float(value), unit="bytes") for label, value in shown)
+    )
+
+
+def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
+    """Who has the memory, by line, and what nobody has."""
+    owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
+    bars = [
+        Bar(label=_label(owner.site), num_bytes=owner.num_bytes, is_highlighted=_is_at(owner.site, blame))
+        for owner in owners
+    ]
+    if rest:
+        bars.append(Bar(label=f"{len(rest)} other lines", num_bytes=sum(owner.num_bytes for owner in rest)))
+    free = instant.composition.stranded_bytes + instant.composition.releasable_bytes
+    bars.append(Bar(label="nobody: cached by the allocator", num_bytes=free))
+    return MemoryMap(title=title, bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
+
+
+def trial_table(device: DeviceHistory) -> Table:
+    """The settings that were tried, the recorded ones first."""
+    recorded = device.what_if.recorded
+    outcomes = [(device.what_if.recorded_configuration or "torch's default", recorded, " (as recorded)")]
+    outcomes += [(trial.configuration or "torch's default", trial.outcome, "") for trial in device.trials]
+    rows = tuple(
+        (
+            name + note,
+            float(outcome.peak_reserved_bytes),
+            float(outcome.peak_reserved_high_bytes),
+            float(outcome.stranded_bytes),
+            float(outcome.calls.total),
+            float(outcome.calls.num_retries),
+            "yes" if outcome.is_out_of_memory else "no",
+        )
+        for name, outcome, note in outcomes
+    )
+    return Table(
+        title="The same program under other settings (PYTORCH_CUDA_ALLOC_CONF)",
+        columns=("settings", "peak reserved", "at most", "idle then", "driver calls", "retries", "out of memory"),
+        units=("", "bytes", "bytes", "bytes", "count", "count", ""),
+        rows=rows,
+    )
+
+
+def reserved_series(device: DeviceHistory, marks: tuple[tuple[float, str], ...]) -> Series:
+    """Reserved memory and what tensors asked for, over the recorded events."""
+    entries, history = device.history.entries, device.history
+    reserved = sum(extent.num_bytes for extent in history.extents)
+    requested = sum(block.requested for block in history.live)
+    stride = max(1, len(entries) // MOST_POINTS)
+    x, upper, lower = [0.0], [float(reserved)], [float(requested)]
+    for index, entry in enumerate(entries):
+        if entry.action in {"segment_alloc", "segment_map"}:
+            reserved += entry.size
+        elif entry.action in {"segment_free", "segment_unmap"}:
+            reserved -= entry.size
+        elif entry.action == "alloc":
+            requested += entry.size
+        elif entry.action == "free_completed":
+            requested -= entry.size
+        if index % stride == 0 or index == device.peak_index or index == len(entries) - 1:
+            x.append(float(index + 1))
+            upper.append(float(reserved))
+            lower.append(float(requested))
+    return Series(
+        title=f"Memory of device {history.device} over the recorded events",
+        x_label="event of the allocator",
+        x_unit="count",
+        y_label="memory",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="reserved", x=tuple(x), y=tuple(upper)),
+            SeriesLine(label="asked for by tensors", x=tuple(x), y=tuple(lower), is_highlighted=True),
+        ),
+        marks=marks,
+    )
+
+
+def how_replay_is_known(device: DeviceHistory) -> Narrative:
+    """How far the model can be trusted here, and where it may be wrong."""
+    replay, script = device.replay, device.what_if.script
+    cold = "" if not script.num_live else (
+        " The recording began when memory was in use already: under other settings the replay starts cold with what "
+        "was allocated then, and 'at most' adds what the same cold start misses under the recorded settings."
+    )  # fmt: skip
+    capacity = (
+        "It does not tell how much memory the device has, so no setting runs out of it here."
+        if script.capacity is None
+        else "How much memory the device has is taken from the failure, or the retry, that was recorded."
+    )
+    return Narrative(
+        title="What it means, how we know, when it is wrong",
+        paragraphs=(
+            f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
+            f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
+            f"{replay.segments:,} segments and mappings have their size.{cold}",
+            f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
+            "done may change that.",
+        ),
+    )
+
+
+def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
+    """In one or two sentences: what was asked for, what there was, and who had the rest."""
+    parts = failure.instant.composition
+    driver = failure.device_free_bytes
+    rest = "" if driver is None else f", and the driver had {format_bytes(driver)}"
+    why = "memory was there, but in pieces" if failure.is_fragmentation else "memory was truly short"
+    most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
+    held = ""
+    if most is not None and most.site is not None:
+        share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
+        held = f". Most was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
+    return (
+        f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
+        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free, the largest "
+        f"piece {format_bytes(parts.largest_free_bytes)}{rest}; {why}{held}"
+    )
+
+
+def what_is_missing(failure: Failure) -> str:
+    """What must change at the line that holds most."""
+    where = f" at {place_of(failure.most_held_site)}, which holds most" if failure.most_held_site else ""
+    if failure.is_fragmentation:
+        return f"keep less{where}, so that larger pieces are free"
+    missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.free_bytes
+    return f"it is {format_bytes(missing)} short at that moment; keep less{where}"
+
+
+def _label(site: str | None) -> str:
+    return "no line of yours (a backward pass runs without Python)" if site is None else place_of(site)
+
+
+def _is_at(site: str | None, blame: SourceLine | None) -> bool:
+    return site is not None and blame is not None and place_of(site) == str(blame)

@@ -1,0 +1,154 @@
+"""The histories of the CUDA allocator that a run's snapshots hold, one per device, replayed."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self
+
+from efprof.artifacts.snapshot import read_snapshot
+from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
+from efprof.facts.allocator.composition import Instant, instant_of
+from efprof.facts.allocator.history import History, devices_of, history_of
+from efprof.facts.allocator.replay import Replay, Replayer
+from efprof.facts.allocator.stacks import UserLines
+from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.run import Run
+from efprof.model import NotRecorded
+
+MANY_EVENTS: Final = 50_000
+"""Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
+made within seconds."""
+
+FEW_CANDIDATES: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A request that failed, rounded up to a block's size; what the driver said was free; and all there was then."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    site: str | None
+    instant: Instant
+
+    @property
+    def free_bytes(self) -> int:
+        """What the allocator itself had free, in pieces."""
+        parts = self.instant.composition
+        return parts.stranded_bytes + parts.releasable_bytes
+
+    @property
+    def most_held_site(self) -> str | None:
+        """The user's line whose tensors had most of the device."""
+        return next((owner.site for owner in self.instant.owners if owner.site is not None), None)
+
+    @property
+    def is_fragmentation(self) -> bool:
+        """Whether the pieces and the driver's rest together would have been enough."""
+        return self.free_bytes + (self.device_free_bytes or 0) >= self.requested_bytes
+
+
+class DeviceHistory:
+    """One device's memory through one snapshot. `file` is the snapshot's name."""
+
+    def __init__(self, file: str, history: History, lines: UserLines) -> None:
+        self.file = file
+        self.history = history
+        self.lines = lines
+        replayer = Replayer(history)
+        replayer.play(len(history.entries))
+        self.replay: Replay = replayer.result
+        self.peak_index = replayer.peak_index
+
+    @cached_property
+    def what_if(self) -> WhatIf:
+        """The same program under other settings."""
+        return WhatIf(self.history)
+
+    @cached_property
+    def peak(self) -> Instant:
+        """When most was reserved, all that the instant's request got included."""
+        entries = self.history.entries
+        index = self.peak_index
+        while 0 <= index < len(entries) - 1 and entries[index].action != "alloc":
+            index += 1
+        return instant_of(self.history, index, self.lines.site)
+
+    @cached_property
+    def failure(self) -> Failure | None:
+        """The last request that the device could not serve; None where it served all."""
+        entries = self.history.entries
+        index = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
+        if index is None:
+            return None
+        return Failure(
+            requested_bytes=entries[index].size,
+            device_free_bytes=entries[index].device_free,
+            site=self.lines.site(entries[index].frames),
+            instant=instant_of(self.history, index, self.lines.site),
+        )
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Other settings and what they would reserve; of a long history only the one that helps most often."""
+        candidates = worth_a_try(self.what_if)
+        if len(self.history.entries) > MANY_EVENTS:
+            candidates = candidates[:FEW_CANDIDATES]
+        return try_configurations(self.what_if, candidates)
+
+    @cached_property
+    def best(self) -> Trial | None:
+        """The one to take, where one is clearly better than what was set."""
+        return best_of(self.what_if, self.trials)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Of each device the history that the last whole snapshot tells, the one of a failure before all others."""
+
+    devices: tuple[DeviceHistory, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput."""
+        lines = UserLines(run.run_file.working_folder)
+        found: dict[int, DeviceHistory] = {}
+        reasons: list[str] = []
+        for path in snapshot_paths(run):
+            snapshot = read_snapshot(path)
+            for device in devices_of(snapshot) or [0]:
+                if device in found:
+                    continue
+                try:
+                    found[device] = DeviceHistory(path.name, history_of(snapshot, device), lines)
+                except NotRecorded as error:
+                    reasons.append(f"{path.name}, device {device}: {error}")
+        if not found:
+            raise NotRecorded(reasons[0])
+        return cls(devices=tuple(found[device] for device in sorted(found)))
+
+    @property
+    def trusted(self) -> tuple[DeviceHistory, ...]:
+        """Those that the model places as they were; raises NotRecorded where there is none."""
+        trusted = tuple(device for device in self.devices if device.replay.is_trusted)
+        if not trusted:
+            share = max(device.replay.match_share for device in self.devices)
+            raise NotRecorded(
+                f"The allocator's model places {share:.1%} of {self.devices[0].file} as it was, too little to say "
+                "anything of it; settings that changed while the program ran are one cause."
+            )
+        return trusted
+
+
+def snapshot_paths(run: Run) -> list[Path]:
+    """A failure's first, then the latest; raises NotRecorded where there is none."""
+    paths = sorted(run.rank_folder.glob("memory-*.pickle"), key=_order)
+    if not paths:
+        raise NotRecorded("memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'.")
+    return paths
+
+
+def _order(path: Path) -> tuple[bool, int]:
+    number = re.search(r"\d+$", path.stem)
+    return number is not None, -int(number[0]) if number else 0
