@@ -86,8 +86,8 @@ def _fix(device: DeviceHistory, failure: Failure) -> Fix:
         old, caution = device.what_if.recorded_configuration, " ".join(survivor.warnings)
         return set_allocator(old, survivor.configuration, caution=caution)
     return Fix(
-        summary=f"No setting of the allocator that was tried would have served the request: {what_is_missing(failure)}, "
-        "or take smaller micro-batches and accumulate.",
+        summary="No setting of the allocator that was tried would have served the request: "
+        f"{what_is_missing(failure)}, or take smaller micro-batches and accumulate.",
         applicability="manual",
     )
 

@@ -105,7 +105,7 @@ class DeviceHistory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """Of each device the history that the last whole snapshot tells, the one of a failure before all others."""
+    """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others."""
 
     devices: tuple[DeviceHistory, ...]
 
@@ -113,20 +113,21 @@ class DeviceMemory:
     def compute(cls, run: Run) -> Self:
         """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput."""
         lines = UserLines(run.run_file.working_folder)
-        found: dict[int, DeviceHistory] = {}
+        found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: list[str] = []
         for path in snapshot_paths(run):
-            snapshot = read_snapshot(path)
+            rank, snapshot = path.parent.name, read_snapshot(path)
+            name = f"{rank}/{path.name}" if len(run.rank_folders) > 1 else path.name
             for device in devices_of(snapshot) or [0]:
-                if device in found:
+                if (rank, device) in found:
                     continue
                 try:
-                    found[device] = DeviceHistory(path.name, history_of(snapshot, device), lines)
+                    found[rank, device] = DeviceHistory(name, history_of(snapshot, device), lines)
                 except NotRecorded as error:
-                    reasons.append(f"{path.name}, device {device}: {error}")
+                    reasons.append(f"{name} tells nothing of device {device}: {error}")
         if not found:
             raise NotRecorded(reasons[0])
-        return cls(devices=tuple(found[device] for device in sorted(found)))
+        return cls(devices=tuple(found.values()))
 
     @property
     def trusted(self) -> tuple[DeviceHistory, ...]:
@@ -143,7 +144,11 @@ class DeviceMemory:
 
 def snapshot_paths(run: Run) -> list[Path]:
     """A failure's first, then the latest; raises NotRecorded where there is none."""
-    paths = sorted(run.rank_folder.glob("memory-*.pickle"), key=_order)
+    paths = [
+        path
+        for rank in run.rank_folders or (run.rank_folder,)
+        for path in sorted(rank.glob("memory-*.pickle"), key=_order)
+    ]
     if not paths:
         raise NotRecorded("memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'.")
     return paths

@@ -4,6 +4,7 @@ from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped, StepsWith
 from efprof.artifacts.run_file import Ending
 from efprof.artifacts.steps import read_steps
 from efprof.facts.attempt_endings import describe_attempts
+from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
@@ -48,11 +49,21 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
-        return (FOREIGN,)
+        return (FOREIGN, *_without_history(run))
     num_torn = _num_unread_steps(run)
     if num_torn:
         return tuple(_about_torn_lines("steps.jsonl", num_torn))
     return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
+
+
+def _without_history(run: Run) -> tuple[str, ...]:
+    try:
+        run.get(DeviceMemory)
+    except NotRecorded as error:
+        return (str(error),)
+    except UnreadableInput:  # each audit that reads it says so
+        return ()
+    return ()
 
 
 def _num_unread_steps(run: Run) -> int:

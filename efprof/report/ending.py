@@ -14,10 +14,13 @@ BAD_ENDINGS: Final[dict[str, str]] = {
     "killed": "The run was killed from outside",
     "interrupted": "The run was interrupted",
 }
+FOREIGN: Final = "unknown"
+"""How a run ended of which there is only a file that something else wrote."""
 NEXT: Final[dict[str, str]] = {
     "raised": "Read what the program itself said last; what was recorded until then is below.",
     "killed": "Read what the program itself said last; what was recorded until then is below.",
     "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
+    FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
     "running": "Report again when it has ended; what was recorded until now is below.",
 }
 REQUEST: Final = re.compile(r"tried to allocate (\d+) bytes")
@@ -28,8 +31,8 @@ MAX_MESSAGE: Final = 300
 
 
 def ending_sentence(run: RunIdentity) -> str:
-    """How a run ended badly, after how many steps; empty where it finished."""
-    if run.ended == "finished":
+    """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
+    if run.ended in {"finished", FOREIGN}:
         return ""
     phrase = BAD_ENDINGS.get(run.ended, "The end of the run was not recorded")
     name = _signal_name(run)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Report, RunIdentity, SourceLine
-from efprof.report.ending import BAD_ENDINGS, ending_sentence, error_phrase, next_after_ending
+from efprof.report.ending import BAD_ENDINGS, FOREIGN, ending_sentence, error_phrase, next_after_ending
 from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings
 from efprof.report.wording import count_of, device_phrase, one_line, sentence, show, source_phrase
 from efprof.units import format_share
@@ -82,6 +82,8 @@ def counts_phrase(counts: AuditCounts) -> str:
 def header_items(run: RunIdentity) -> tuple[str, ...]:
     """Which run this is, in the order every rendering shows it."""
     ranks = (f"{run.num_ranks} ranks",) if run.num_ranks > 1 else ()
+    if run.ended == FOREIGN:
+        return tuple(one_line(item) for item in (run.name, *ranks, "a memory snapshot, without its run"))
     items = (run.name, revision(run), device_phrase(run.devices), *ranks, count_of(run.num_steps, "step"))
     return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
 
@@ -124,6 +126,8 @@ def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> Ran
 
 def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
     run, num_looked = report.run, _num_looked(report)
+    if run.ended == FOREIGN:
+        return _of_a_snapshot(report, num_looked)
     can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
     return VerdictLines(
         verdict=ending or _clean_sentence(report, num_looked, can_tell=can_tell),
@@ -133,6 +137,25 @@ def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]
         commands=(),
         tone="high" if run.ended in BAD_ENDINGS else "none" if can_tell and not ending else "medium",
     )
+
+
+def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
+    """What a file alone tells that nothing is wrong with, as far as it tells anything."""
+    looked = [audit.reason for audit in report.audits if audit.status == "passed"]
+    return VerdictLines(
+        verdict="No fault of the allocator was found."
+        if num_looked
+        else "This file does not tell what filled the memory.",
+        why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
+        blame=None,
+        next=next_after_ending(report.run),
+        commands=(_what_if(report.run),) if num_looked else (),
+        tone="none" if num_looked else "medium",
+    )
+
+
+def _what_if(run: RunIdentity) -> str:
+    return f"efprof allocator what-if {one_line(shlex.quote(run.path))}"
 
 
 def _num_looked(report: Report) -> int:
@@ -182,5 +205,7 @@ def _next_without_lead(report: Report, *, can_tell: bool) -> str:
 
 
 def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
+    if run.ended == FOREIGN:
+        return (_what_if(run),)
     command = one_line(shlex.join(run.command))
     return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
