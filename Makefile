@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook bench-overhead gpu fixtures clean
+.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory gpu fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ casebook: $(INSTALLED) ## Record every planted fault and its healthy twin, and s
 
 bench-overhead: $(INSTALLED) ## Measure what recording costs, bare and recorded by turns
 	$(BIN)/python -m benchmarks.overhead
+
+bench-memory: $(INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
+	$(BIN)/python -m benchmarks.memory
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs

@@ -120,7 +120,7 @@ class _Recorder:
                 "time_us": FIRST_US + EVENT_US * len(self.events),
                 "compile_context": "N/A",
                 "user_metadata": "",
-                "pool_id": tuple(list(DEFAULT_POOL)),  # a new one: torch shares none
+                "pool_id": (*DEFAULT_POOL,),  # a new one: torch shares none
                 "frames": frames,
             }
         )
@@ -175,7 +175,10 @@ def _stack(place: Place) -> tuple[Fields, ...]:
     numbers = random.Random(f"{place}")
     module = f"/home/user/project/model/layer_{place.layer}.py"
     inner = [_frame(module, numbers.randint(1, 400), place.operation)]
-    outer = [_frame("/home/user/project/train.py", 212, place.phase), _frame("/home/user/project/train.py", 301, "main")]
+    outer = [
+        _frame("/home/user/project/train.py", 212, place.phase),
+        _frame("/home/user/project/train.py", 301, "main"),
+    ]
     calls = [_frame(TORCH_MODULE, 1784, "_call_impl"), _frame(TORCH_MODULE, 1773, "_wrapped_call_impl")]
     between = numbers.randint(*DEPTHS) - len(inner) - len(outer)
     forward = [_frame(module, 20 + depth, "forward") for depth in range(-(-between // 3))]

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from efprof.model import Comparison, Metric, Report
 from efprof.report import comparison_words, memory_table, palette, stall_table, step_table, verdict, wording
 from efprof.report.chart import Chart, TrackChart
+from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
 from efprof.report.page import Card, Picture, card_maker, make_cards, make_run_pictures
@@ -40,6 +41,7 @@ def render_html(report: Report) -> str:
             title=f"efprof {report.run.name} {report.run.run_id}",
             header=verdict.header_items(report.run),
             report=report,
+            is_foreign=report.run.ended == FOREIGN,
             lines=verdict.describe_verdict(report),
             counts=verdict.count_audits(report),
             looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],

@@ -174,13 +174,13 @@ def _card(item: RankedFinding, anchor: str, report: Report) -> Card:
     evidence = finding.evidence
     charts = [_chart_of(one) for one in evidence if isinstance(one, Series | Intervals)]
     charts = [chart for chart in charts if isinstance(chart, TrackChart) or has_curve(chart)]
-    snippets = [one for one in evidence if isinstance(one, Snippet)]
+    snippets = [one for one in evidence if isinstance(one, Snippet) and one.lines]  # none where the file is not here
     blamed = next((one for one in snippets if _shows(one, finding.blame)), None)
     return Card(
         anchor=anchor,
         ranked=item,
         gains=_gain_lines(finding, report),
-        code=code_lines(blamed) if blamed else (_blame_line(finding.blame),),
+        code=code_lines(blamed) if blamed else _blame_line(finding.blame),
         pictures=tuple(Picture(id=f"{anchor}-picture-{n}", chart=chart) for n, chart in enumerate(charts)),
         memory=tuple(_memory_bars(one) for one in evidence if isinstance(one, MemoryMap)),
         changes=tuple(_change_block(change) for change in finding.fix.changes),
@@ -199,8 +199,9 @@ def _shows(snippet: Snippet, blame: SourceLine) -> bool:
     return snippet.file == blame.file and snippet.highlighted == blame.line
 
 
-def _blame_line(blame: SourceLine) -> CodeLine:
-    return CodeLine(number=blame.line, text=blame.text, is_blamed=True)
+def _blame_line(blame: SourceLine) -> tuple[CodeLine, ...]:
+    """Nothing where the line's text is not known."""
+    return (CodeLine(number=blame.line, text=blame.text, is_blamed=True),) if blame.text else ()
 
 
 def _gain_lines(finding: Finding, report: Report) -> tuple[GainLine, ...]:
