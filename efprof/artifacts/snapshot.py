@@ -16,6 +16,12 @@ Action = Literal[
 DEFAULT_POOL: Final = (0, 0)
 """Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
 
+SPOILT: Final = (
+    pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError, ArithmeticError,
+    MemoryError, RecursionError,
+)  # fmt: skip
+"""What a pickle raises that is torn, or made of bytes that happen to be operations."""
+
 Frames = Any
 """A list of Frame mappings, as it came. Many entries share one: converted one by one they would fill the memory."""
 
@@ -102,7 +108,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UnreadableInput(
             f"{path} is no snapshot: its pickle asks for {error}, which a snapshot never does; nothing of it was run."
         ) from None
-    except Exception as error:
+    except SPOILT as error:
         raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); record it again.") from None
     if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
         content = {"segments": content}
