@@ -20,6 +20,7 @@ EVERYTHING = frozenset(
         "runner",
         "report",
         "compare",
+        "fit",
         "commands",
         "cli",
     }
@@ -31,6 +32,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "commands": EVERYTHING - {"cli"},
     "compare": frozenset({"model", "units"}),
     "report": frozenset({"model", "units"}),
+    "fit": frozenset({"facts", "artifacts", "model", "units"}),
     "runner": frozenset({"model"}),
     "audits": frozenset({"facts", "fixes", "model", "units"}),
     "facts": frozenset({"artifacts", "model", "units"}),

@@ -1,0 +1,96 @@
+"""`efprof fit --budget 24GiB -- python train.py --batch-size {batch}`: the largest batch that fits."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from efprof.commands.allocator import parse_size
+
+if TYPE_CHECKING:
+    from efprof.fit.search import Fitted
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help="Memory to stay below, as 24GiB.")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger one.")
+@click.option("--min-batch", type=click.IntRange(min=1), default=2, show_default=True, help="The first to be measured.")
+@click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, command: tuple[str, ...]) -> int:
+    """Find the largest batch size with which a training command stays below a budget of memory.
+
+    COMMAND trains with the batch size written as {batch}: efprof fit --budget 24GiB -- python train.py --batch-size
+    {batch}. It is run for some steps at a few small sizes; a line through their peaks tells which size would fit, and
+    that one is run too. Each run is a process of its own: one that runs out of memory leaves nothing behind.
+
+    On a CPU the peak is that of tensors.
+
+    Exit code: 0 where a size fits, 1 where none does.
+    """
+    from efprof.fit.measuring import PLACE, measure_peak
+    from efprof.fit.search import search
+
+    if not any(PLACE in word for word in command):
+        raise click.UsageError(
+            f"The command must name the batch size as {PLACE}, as in 'efprof fit --budget 24GiB -- python train.py "
+            f"--batch-size {PLACE}'."
+        )
+    if max_batch is not None and max_batch < min_batch:
+        raise click.UsageError(f"--max-batch {max_batch} is below --min-batch {min_batch}.")
+
+    def measure(batch: int) -> int | None:
+        peak = measure_peak(command, batch)
+        if not is_json:
+            click.echo(render_run(batch, peak, budget))
+        return peak
+
+    found = search(measure, budget, smallest=min_batch, largest_allowed=max_batch)
+    if is_json:
+        _print_json(found)
+    else:
+        click.echo(render_result(found, budget))
+    return 0 if found.largest else 1
+
+
+def render_run(batch: int, peak_bytes: int | None, budget: int) -> str:
+    """A line while it goes on."""
+    from efprof.units import format_bytes
+
+    if peak_bytes is None:
+        return f"  batch {batch:>7,}   ran out of memory"
+    return f"  batch {batch:>7,}   peak {format_bytes(peak_bytes):>9}" + (
+        "" if peak_bytes <= budget else "   over budget"
+    )
+
+
+def render_result(found: "Fitted", budget: int) -> str:
+    """What fits, what to take, and how that is known."""
+    from efprof.units import format_bytes
+
+    if not found.largest:
+        return f"No batch size that was tried stays below {format_bytes(budget)}."
+    peaks = {run.batch: run.peak_bytes for run in found.runs}
+    peak = peaks[found.largest]
+    assert peak is not None
+    lines = [f"Largest that ran below {format_bytes(budget)}: {found.largest:,} (peak {format_bytes(peak)})."]
+    if found.model is not None and found.is_limited_by_memory:
+        lines.append(
+            f"Memory: {format_bytes(found.model.fixed_bytes)} and {format_bytes(found.model.sample_bytes)} per sample; "
+            f"the line misses the runs by {format_bytes(found.model.error_bytes)}."
+        )
+    lines.append(f"Train with {found.recommended:,}: {_why(found)}.")
+    return "\n".join(lines)
+
+
+def _why(found: "Fitted") -> str:
+    if not found.is_limited_by_memory:
+        return "memory did not grow with the batch in these runs"
+    if found.recommended == found.largest:
+        return "the line leaves room for three times what it misses"
+    return "a margin for what a few steps do not show"
+
+
+def _print_json(found: "Fitted") -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -1,0 +1,132 @@
+"""Runs a training command for a few steps at one batch size, and reads how much memory it needed at most."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from efprof.artifacts.events import WindowClosed, read_events
+from efprof.artifacts.steps import read_steps
+from efprof.facts.device_memory import DeviceMemory
+from efprof.facts.run import Run, open_run
+from efprof.facts.window_peaks import WindowPeaks
+from efprof.model import EfprofError, NotRecorded, UnreadableInput
+
+PLACE: Final = "{batch}"
+"""What stands for the batch size in the command."""
+
+WINDOW: Final = "3:4"
+"""Steps whose every allocation is recorded: the first ones make the optimizer's state, and memory settles."""
+
+NUM_STEPS: Final = 8
+"""After these the run is ended: a step more than what the windows need."""
+
+MAX_SECONDS: Final = 600.0
+"""A run that has not come so far by then is ended, and said to be too slow."""
+
+GRACE_SECONDS: Final = 15.0
+POLL_SECONDS: Final = 0.2
+
+
+def measure_peak(command: Sequence[str], batch: int) -> int | None:
+    """The peak in bytes, of the device where there is one, else of tensors on the host; None where memory ran out.
+
+    Raises EfprofError where the command fails for another reason, or trains nothing.
+    """
+    words = [word.replace(PLACE, str(batch)) for word in command]
+    with TemporaryDirectory(prefix="efprof-fit-") as home:
+        output = _run_some_steps(words, Path(home))
+        folders = list((Path(home) / "runs").glob("*/run.json"))
+        if not folders:
+            raise EfprofError(f"'{' '.join(words)}' could not be recorded: {_last_line(output)}")
+        run = open_run(folders[0].parent)
+        if run.run_file.ended == "out_of_memory":
+            return None
+        peak = _peak_bytes(run)
+    if peak is None:
+        raise EfprofError(
+            f"'{' '.join(words)}' trained no step whose memory could be read; it said last: {_last_line(output)}"
+        )
+    return peak
+
+
+def _run_some_steps(command: list[str], home: Path) -> str:
+    """What it printed; it is ended once enough of it is recorded."""
+    options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
+    recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
+    environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": _path()}
+    log = home / "output.txt"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            recorder, env=environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            _wait(process, home)
+        finally:
+            _end(process)
+    return log.read_text(errors="replace")
+
+
+def _path() -> str:
+    """With the programs beside this Python, where its environment is not activated: as the recorder finds them."""
+    path = os.environ.get("PATH", os.defpath)
+    return path if "VIRTUAL_ENV" in os.environ else f"{Path(sys.executable).parent}{os.pathsep}{path}"
+
+
+def _wait(process: "subprocess.Popen[bytes]", home: Path) -> None:
+    end = time.monotonic() + MAX_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        if any(_is_enough(rank) for rank in (home / "runs").glob("*/rank*")):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _is_enough(rank: Path) -> bool:
+    """Whether the steps are done and each window that was opened is written."""
+    try:
+        steps, _ = read_steps(rank)
+    except (NotRecorded, UnreadableInput):
+        return False
+    closed = [event for event in read_events(rank)[0] if isinstance(event, WindowClosed)]
+    return len(steps) >= NUM_STEPS and bool(closed)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Politely first: the recorder passes the signal on and closes its files."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # data workers that outlive their training
+    process.wait()
+
+
+def _peak_bytes(run: Run) -> int | None:
+    """The highest instant of the windows; where there is none, the highest boundary of a stage."""
+    peaks: list[int] = []
+    with contextlib.suppress(NotRecorded, UnreadableInput):
+        peaks += [device.replay.peak_reserved_recorded_bytes for device in run.get(DeviceMemory).devices]
+    if not peaks:
+        with contextlib.suppress(NotRecorded, UnreadableInput):
+            peaks += run.get(WindowPeaks).peaks
+    if not peaks:
+        for rank in run.rank_folders:
+            with contextlib.suppress(NotRecorded, UnreadableInput):
+                peaks += [reading.allocated_bytes for step in read_steps(rank)[0] for reading in step.memory]
+    return max(peaks, default=None)
+
+
+def _last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("efprof:")]
+    return lines[-1].strip() if lines else "nothing"

@@ -1,0 +1,57 @@
+"""A training command is run for some steps at one batch size, and its peak is read from what was recorded."""
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from efprof.fit.measuring import measure_peak
+from efprof.model import EfprofError
+
+TRAINING = """
+import sys
+import torch
+
+batch = int(sys.argv[1])
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1_000_000):
+    optimizer.zero_grad()
+    model(torch.randn(batch, 64)).mean().backward()
+    optimizer.step()
+"""
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAINING))
+    return [sys.executable, str(script), "{batch}"]
+
+
+def test_the_peak_of_an_endless_training_is_known_after_some_steps(command: list[str]) -> None:
+    start = time.monotonic()
+    small, large = measure_peak(command, 64), measure_peak(command, 4096)
+    assert time.monotonic() - start < 120, "it was ended"
+    assert small is not None
+    assert large is not None
+    # Two activations of 4096 features of 4 bytes are alive at once, or three.
+    assert 2 * 4032 * 4096 * 4 - 4 * MIB < large - small < 4 * 4032 * 4096 * 4
+
+
+def test_a_command_that_fails_is_told_by_what_it_said_last(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('no such data set')")
+    with pytest.raises(EfprofError, match="it said last: no such data set"):
+        measure_peak([sys.executable, str(script)], 2)
+
+
+def test_memory_that_runs_out_is_no_error(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAINING).replace("    optimizer.zero_grad()", "    torch.empty(1 << 50)"))
+    assert measure_peak([sys.executable, str(script), "{batch}"], 2) is None

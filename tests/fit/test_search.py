@@ -1,0 +1,128 @@
+"""The largest batch below a budget is found in fewer runs than by halving, and never promised where it did not run."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.fit.memory_model import Measured, fit_line, recommended
+from efprof.fit.search import Fitted, search
+
+MIB = 1024**2
+
+
+def linear(fixed_mib: float, sample_kib: float, noise_bytes: int = 0) -> Callable[[int], int]:
+    """Peaks that grow with the batch, the noise by turns above and below."""
+    return lambda batch: int(fixed_mib * MIB + sample_kib * 1024 * batch + noise_bytes * math.cos(batch))
+
+
+def _halve(peak: Callable[[int], int], budget: int, most: int) -> tuple[int, int]:
+    """By binary search up to `most`: the largest, and how many runs it took."""
+    low, high, num_runs = 0, most + 1, 0
+    while high - low > 1:
+        middle, num_runs = (low + high) // 2, num_runs + 1
+        low, high = (middle, high) if peak(middle) <= budget else (low, middle)
+    return low, num_runs
+
+
+def batches(found: Fitted) -> list[int]:
+    return [run.batch for run in found.runs]
+
+
+@pytest.mark.parametrize(("fixed", "sample", "budget"), [(100, 50, 500), (10, 2000, 4000), (2000, 900, 24_000)])
+def test_a_straight_line_takes_one_run_more_than_its_small_sizes(fixed: int, sample: int, budget: int) -> None:
+    peak = linear(fixed, sample)
+    found = search(peak, budget * MIB, smallest=2)
+    best, num_halvings = _halve(peak, budget * MIB, 1 << 16)
+    assert found.largest == best
+    assert len(found.runs) < num_halvings / 2
+
+
+def test_noise_between_runs_is_paid_for_with_little() -> None:
+    peak = linear(300, 40, noise_bytes=MIB)
+    found = search(peak, 600 * MIB, smallest=2)
+    best, num_halvings = _halve(peak, 600 * MIB, 1 << 16)
+    assert 0.95 * best <= found.largest <= 1.01 * best
+    assert len(found.runs) < num_halvings
+
+
+def test_a_peak_that_the_optimizer_makes_at_small_sizes_does_not_bend_the_line() -> None:
+    def peak(batch: int) -> int:
+        return max(380 * MIB, linear(325, 42)(batch))
+
+    found = search(peak, 600 * MIB, smallest=2)
+    assert found.largest >= 0.97 * _halve(peak, 600 * MIB, 1 << 16)[0]
+    assert len(found.runs) <= 8
+
+
+def test_attention_over_the_batch_grows_faster_than_a_line_and_is_still_met() -> None:
+    def peak(batch: int) -> int:
+        return 50 * MIB + 4096 * batch * batch
+
+    found = search(peak, 500 * MIB, smallest=2)
+    assert peak(found.largest) <= 500 * MIB
+    assert found.largest >= 0.8 * _halve(peak, 500 * MIB, 1 << 16)[0]
+
+
+def test_a_device_that_ends_before_the_budget_is_not_believed_to_go_on() -> None:
+    def peak(batch: int) -> int | None:
+        return None if batch > 300 else linear(10, 1000)(batch)
+
+    found = search(peak, 1000 * MIB, smallest=2)
+    assert 0.6 * 300 <= found.largest <= 300
+    assert None in [run.peak_bytes for run in found.runs]
+
+
+def test_where_nothing_fits_it_says_so_after_two_runs() -> None:
+    found = search(linear(500, 1), 100 * MIB, smallest=8)
+    assert (found.largest, found.recommended) == (0, 0)
+    assert batches(found) == [8, 4]
+
+
+def test_a_smaller_size_than_the_first_is_found_by_halving() -> None:
+    found = search(linear(0, 1024), 5 * MIB, smallest=8)
+    assert found.largest in (4, 5)
+
+
+def test_no_size_is_above_the_largest_that_is_allowed() -> None:
+    found = search(linear(100, 50), 500 * MIB, smallest=2, largest_allowed=100)
+    assert max(batches(found)) == found.largest == 100
+
+
+def test_memory_that_ends_with_the_data_ends_the_search() -> None:
+    def peak(batch: int) -> int:
+        return linear(100, 50)(min(batch, 1000))
+
+    found = search(peak, 500 * MIB, smallest=2)
+    assert len(found.runs) <= 7
+    assert found.largest >= 1000
+
+
+def test_few_points_are_given_a_margin_and_a_line_that_is_sure_none() -> None:
+    few = [Measured(batch=4, peak_bytes=10 * MIB), Measured(batch=8, peak_bytes=20 * MIB)]
+    assert recommended(few, 20 * MIB) == 6
+    sure = [Measured(batch=batch, peak_bytes=batch * MIB) for batch in (4, 32, 64, 80, 100)]
+    assert recommended(sure, 100 * MIB) == 100
+
+
+def test_a_line_needs_two_sizes() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)])
+
+
+@settings(max_examples=200)
+@given(
+    fixed=st.integers(0, 5000), sample=st.integers(1, 20_000), budget=st.integers(1, 80_000),
+    noise=st.integers(0, 2 * MIB), smallest=st.integers(1, 64),
+)  # fmt: skip
+def test_what_is_promised_has_run_below_the_budget(
+    fixed: int, sample: int, budget: int, noise: int, smallest: int
+) -> None:
+    peak = linear(fixed, sample, noise)
+    found = search(peak, budget * MIB, smallest=smallest)
+    assert found.largest == 0 or peak(found.largest) <= budget * MIB
+    assert found.recommended <= found.largest
+    assert len(found.runs) <= 12
+    assert len(set(batches(found))) == len(found.runs), "no size twice"
