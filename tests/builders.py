@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR, Allocati
 from efprof.artifacts.events import EVENTS_FILE, Event, LoaderBuilt
 from efprof.artifacts.holders import HolderCensus
 from efprof.artifacts.run_file import SCHEMA_VERSION, Device, Host, RunFile, write_run_file
+from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.sources import SOURCES_FILE, SourceText
 from efprof.artifacts.steps import STEPS_FILE, BoundaryMemory, StageSpan, StepRecord
 from efprof.facts.run import Run, open_run
@@ -32,6 +34,7 @@ def write_run(
     traces: Sequence[TraceEvents] = (),
     allocations: Sequence[Iterable[AllocationEvent]] = (),
     censuses: Iterable[HolderCensus] = (),
+    snapshots: Iterable[Snapshot] = (),
     num_cpus: int = 8,
     **run_fields: Any,
 ) -> Run:
@@ -48,7 +51,14 @@ def write_run(
         write_allocations(rank, number, window)
     for number, census in enumerate(censuses, start=1):
         (rank / f"holders-{number}.json").write_bytes(msgspec.json.encode(census))
+    for number, snapshot in enumerate(snapshots, start=1):
+        write_snapshot(rank / f"memory-{number}.pickle", snapshot)
     return open_run(folder)
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """As torch writes it."""
+    path.write_bytes(pickle.dumps(msgspec.to_builtins(snapshot, builtin_types=(tuple,)), protocol=4))
 
 
 def make_run_file(*, num_cpus: int = 8, **fields: Any) -> RunFile:

@@ -1,0 +1,106 @@
+"""The allocator's cache, emptied in the loop."""
+
+from efprof.facts.cache_flushes import CacheFlushes
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.stall_lines import StallLines
+from efprof.facts.step_times import StepTimes
+from efprof.fixes.delete_statement import delete_statement
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, StallLine
+from efprof.units import format_bytes, format_ms, format_share, format_value
+
+CALL = "empty_cache"
+LEAST_PER_STEP = 0.1
+"""Once in ten steps: less often, such as once an epoch or before a checkpoint, it costs nobody anything."""
+MEDIUM_SHARE = 0.02
+"""Of the step: more than what a branch may cost before a comparison fails is half of that."""
+HIGH_SHARE = 0.1
+
+
+def cache_flush_in_loop(run: Run) -> Examination:
+    """Find calls that empty the allocator's cache again and again.
+
+    What it finds
+    -------------
+    `torch.cuda.empty_cache()` within the training loop, the time it takes of a step, and what it really gave back.
+
+    Why it matters
+    --------------
+    The call waits for the device, and gives back only whole free segments, which the next step asks the driver for
+    again: that is a slow call each time, and lowers no peak.
+
+    Fix
+    ---
+    Delete the call; where fragments are the reason for it, a setting of the allocator keeps them from arising.
+
+    Predicted gain
+    --------------
+    The time measured inside the calls; asking the driver again comes on top.
+    """
+    times, stalls = run.get(StepTimes), run.get(StallLines)
+    flushes = [line for line in stalls.lines if CALL in line.call and line.count_per_step >= LEAST_PER_STEP]
+    looked_at = f"{len(times.steady)} steps, {len(stalls.lines)} lines that stall"
+    is_on_device = "CUDA" in run.run_file.memory_source
+    findings = tuple(_finding(run, line) for line in flushes) if is_on_device else ()
+    return Examination(looked_at=looked_at, findings=findings)
+
+
+def _finding(run: Run, line: StallLine) -> Finding:
+    sources, flushed = run.get(Sources), run.get(CacheFlushes)
+    share = line.step_ms / max(1e-9, run.get(StepTimes).median_ms())
+    return Finding(
+        blame=line.blame,
+        category="time",
+        headline="The allocator's cache is emptied in the loop",
+        message=f"This line empties the cache {format_value(round(line.count_per_step, 1), 'count')} times per step, "
+        f"which takes {format_ms(line.step_ms)} of it ({format_share(share)}){_given_back(flushed)}.",
+        fix=_fix(sources, line),
+        gain=Gain(
+            basis="measured bound",
+            explanation="the time measured inside the calls; what asking the driver again takes comes on top",
+            step_ms=line.step_ms,
+        ),
+        evidence=(
+            sources.snippet(line.blame),
+            Numbers(title="Emptying the cache", numbers=_numbers(line, flushed)),
+            Narrative(
+                title="What it means, how we know, when it is wrong",
+                paragraphs=(
+                    "Each call was timed where it is made. It is right where the memory is meant for another process "
+                    "on the same device, which cannot have what lies in this one's cache.",
+                ),
+            ),
+        ),
+        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
+    )
+
+
+def _given_back(flushed: CacheFlushes) -> str:
+    if flushed.num_flushes == 0:
+        return ""
+    returned, again = format_bytes(flushed.returned_bytes), format_bytes(flushed.asked_again_bytes)
+    return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
+
+
+def _numbers(line: StallLine, flushed: CacheFlushes) -> tuple[Number, ...]:
+    numbers = [
+        Number(label="calls per step", value=line.count_per_step, unit="count"),
+        Number(label="time per step", value=line.step_ms, unit="ms"),
+    ]
+    if flushed.num_flushes:
+        numbers += [
+            Number(label="given back by a call", value=flushed.returned_bytes, unit="bytes"),
+            Number(label="asked for again before the next", value=flushed.asked_again_bytes, unit="bytes"),
+        ]
+    return tuple(numbers)
+
+
+def _fix(sources: Sources, line: StallLine) -> Fix:
+    file = line.blame.file
+    edit = delete_statement(file, sources.files.get(file, []), sources.tree(file), line.blame.line)
+    return Fix(
+        summary="Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' "
+        "names the setting that helps.",
+        applicability="safe" if edit else "manual",
+        changes=(edit,) if edit else (),
+    )

@@ -1,0 +1,53 @@
+"""What emptying the allocator's cache gave back, and how much of it was asked for again, by the recorded history."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.snapshot import Entry
+from efprof.facts.allocator.script import RELEASES, is_asked_for
+from efprof.facts.device_memory import DeviceMemory
+from efprof.facts.run import Run
+from efprof.model import NotRecorded, UnreadableInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheFlushes:
+    """Means over the flushes; those that gave nothing back leave no trace in a history, and are not counted."""
+
+    num_flushes: int
+    returned_bytes: float
+    asked_again_bytes: float
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Of all devices together; zeros where no snapshot tells."""
+        try:
+            devices = run.get(DeviceMemory).devices
+        except (NotRecorded, UnreadableInput):
+            devices = ()
+        pairs = [pair for device in devices for pair in flushes_in(device.history.entries)]
+        count = len(pairs)
+        return cls(
+            num_flushes=count,
+            returned_bytes=sum(returned for returned, _ in pairs) / max(1, count),
+            asked_again_bytes=sum(min(pair) for pair in pairs) / max(1, count),
+        )
+
+
+def flushes_in(entries: list[Entry]) -> list[tuple[int, int]]:
+    """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
+    flushes: list[list[int]] = []
+    is_in_flush = False
+    for index, entry in enumerate(entries):
+        if entry.action in RELEASES:
+            if not is_in_flush:
+                is_in_flush = is_asked_for(entries, index)
+                if is_in_flush:
+                    flushes.append([0, 0])
+            if is_in_flush:
+                flushes[-1][0] += entry.size
+            continue
+        is_in_flush = False
+        if entry.action in {"segment_alloc", "segment_map"} and flushes:
+            flushes[-1][1] += entry.size
+    return [(returned, again) for returned, again in flushes]

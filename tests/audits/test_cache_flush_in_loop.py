@@ -1,0 +1,83 @@
+"""cache_flush_in_loop: fires on the line that empties the cache in every step, on a device only."""
+
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.steps import StallCalls
+from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
+from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.cache_flushes import CacheFlushes
+from efprof.facts.run import Run
+from efprof.model import CodeEdit, NotRecorded
+from efprof.units import MIB
+from tests.audits.test_fragmented_reserve import OUTPUT, Program
+from tests.builders import GPU, make_step, write_run
+
+TRAIN = """\
+def train(model, optimizer):
+    for batch in loader:
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.empty_cache()
+"""
+FLUSH = "train.py:6:train"
+
+
+def flushing() -> Program:
+    """Two batches, after each of which the cache is emptied: the second finds nothing left of the first."""
+    program = Program(AllocatorSettings())
+    for _ in range(3):
+        program.free(program.at(OUTPUT).malloc(40 * MIB))
+        program.empty_cache()
+    return program
+
+
+def run_of(folder: Path, *, every: int = 1, text: str = TRAIN, source: str = "CUDA caching allocator") -> Run:
+    steps = []
+    for number in range(40):
+        step = make_step(number)
+        if number % every == 0:
+            step.stalls = [StallCalls(site=FLUSH, call="torch.cuda.empty_cache", count=1, us=3_000.0)]
+        steps.append(step)
+    return write_run(
+        folder, steps=steps, sources={"train.py": text}, snapshots=[flushing().snapshot()], devices=[GPU],
+        memory_source=source,
+    )  # fmt: skip
+
+
+def test_it_blames_the_call_and_deletes_it(tmp_path: Path) -> None:
+    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run")).findings
+    assert str(finding.blame) == "train.py:6"
+    assert finding.gain.step_ms == pytest.approx(3.0)
+    assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        torch.cuda.empty_cache()", new=""),)
+    assert "it gave 40.0 MiB back each time, of which 26.7 MiB were asked for again" in finding.message
+
+
+def test_a_call_that_is_all_of_its_block_leaves_the_block_valid(tmp_path: Path) -> None:
+    text = TRAIN.replace("        optimizer.step()\n        torch", "        if optimizer.step():\n            torch")
+    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run", text=text)).findings
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new == "            pass"
+
+
+def test_now_and_then_is_no_fault(tmp_path: Path) -> None:
+    examination = cache_flush_in_loop(run_of(tmp_path / "run", every=20))
+    assert examination.findings == ()
+
+
+def test_on_a_cpu_the_call_does_nothing_and_is_no_fault(tmp_path: Path) -> None:
+    assert cache_flush_in_loop(run_of(tmp_path / "run", source="C allocator (malloc)")).findings == ()
+
+
+def test_what_is_given_back_is_counted_by_flush(tmp_path: Path) -> None:
+    flushes = run_of(tmp_path / "run").get(CacheFlushes)
+    assert (flushes.num_flushes, flushes.returned_bytes) == (3, 40.0 * MIB)
+    assert flushes.asked_again_bytes == pytest.approx(40 * MIB * 2 / 3), "the last is followed by nothing"
+
+
+def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
+        cache_flush_in_loop(write_run(tmp_path / "run"))
