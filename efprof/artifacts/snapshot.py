@@ -1,8 +1,11 @@
 """memory-<n>.pickle and the same file from anywhere: a snapshot of CUDA's caching allocator."""
 
+import copyreg
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import IO, Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -21,6 +24,10 @@ SPOILT: Final = (
     MemoryError, RecursionError,
 )  # fmt: skip
 """What a pickle raises that is torn, or made of bytes that happen to be operations."""
+
+FIXED_BYTES: Final = 12 * 1024**2
+BYTES_PER_BYTE: Final = 64
+"""What reading may take: a snapshot of a million events takes about ten times its own size."""
 
 Frames = Any
 """A list of Frame mappings, as it came. Many entries share one: converted one by one they would fill the memory."""
@@ -73,7 +80,7 @@ class Entry(msgspec.Struct):
     time_us: int | None = None
     pool_id: tuple[int, int] | None = None
     frames: Frames = None
-    user_metadata: str = ""
+    user_metadata: Any = ""
 
 
 class Settings(msgspec.Struct):
@@ -100,25 +107,70 @@ def read_snapshot(path: Path) -> Snapshot:
     Raises UnreadableInput where it is no snapshot.
     """
     try:
-        with path.open("rb") as file:
-            content = _Unpickler(file).load()
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file, _bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes):
+            content = _unpickle(file)
+            _refuse_copies(content, num_bytes)
+            snapshot = msgspec.convert(content, Snapshot, strict=True)
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
     except _Forbidden as error:
         raise UnreadableInput(
             f"{path} is no snapshot: its pickle asks for {error}, which a snapshot never does; nothing of it was run."
         ) from None
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{path} is no snapshot of CUDA's allocator: {_printable(str(error))}.") from None
     except SPOILT as error:
         raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); record it again.") from None
-    if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
-        content = {"segments": content}
-    try:
-        snapshot = msgspec.convert(content, Snapshot, strict=True)
-    except msgspec.ValidationError as error:
-        raise UnreadableInput(f"{path} is no snapshot of CUDA's allocator: {error}.") from None
     for segment in snapshot.segments:
         _place_blocks(segment)
     return snapshot
+
+
+def _unpickle(file: IO[bytes]) -> object:
+    copyreg.clear_extension_cache()  # what is in it would be given without `find_class` being asked
+    content = _Unpickler(file).load()
+    if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
+        return {"segments": content}
+    return content
+
+
+def _refuse_copies(content: object, num_bytes: int) -> None:
+    """Each event and block takes bytes of its own in a real file; one named a million times would fill the memory."""
+    lists = content if isinstance(content, dict) else {}
+    segments, traces = lists.get("segments"), lists.get("device_traces")
+    counted = [segments, *(traces if isinstance(traces, list) else [])]
+    counted += (
+        [one.get("blocks") for one in segments or () if isinstance(one, dict)] if isinstance(segments, list) else []
+    )
+    if sum(len(one) for one in counted if isinstance(one, list)) > num_bytes:
+        raise pickle.UnpicklingError("more entries than bytes")
+
+
+@contextmanager
+def _bounded_memory(num_bytes: int) -> Iterator[None]:
+    """Let the process have no more than this on top of what it has, so that a few bytes cannot ask for all there is."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError):  # no Linux
+        yield
+        return
+    limit = pages * resource.getpagesize() + num_bytes
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _printable(text: str) -> str:
+    """One line, whatever a file holds."""
+    return text.encode("unicode_escape").decode("ascii")
 
 
 class _Forbidden(Exception):
@@ -129,7 +181,7 @@ class _Unpickler(pickle.Unpickler):
     """Knows numbers, texts and containers, of which snapshots are made, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise _Forbidden(f"{module}.{name}"[:100])
+        raise _Forbidden(_printable(f"{module}.{name}"[:100]))
 
     def persistent_load(self, _: object) -> NoReturn:
         raise _Forbidden("an object outside of it")

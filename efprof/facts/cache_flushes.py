@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.snapshot import Entry
-from efprof.facts.allocator.script import RELEASES, is_asked_for
+from efprof.facts.allocator.history import History
+from efprof.facts.allocator.script import RELEASES, reserved_of
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.run import Run
 from efprof.model import NotRecorded, UnreadableInput
@@ -25,7 +25,7 @@ class CacheFlushes:
             devices = run.get(DeviceMemory).devices
         except (NotRecorded, UnreadableInput):
             devices = ()
-        pairs = [pair for device in devices for pair in flushes_in(device.history.entries)]
+        pairs = [pair for device in devices for pair in flushes_in(device.history)]
         count = len(pairs)
         return cls(
             num_flushes=count,
@@ -34,16 +34,16 @@ class CacheFlushes:
         )
 
 
-def flushes_in(entries: list[Entry]) -> list[tuple[int, int]]:
+def flushes_in(history: History) -> list[tuple[int, int]]:
     """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
+    _, _, emptied_at = reserved_of(history)
     flushes: list[list[int]] = []
     is_in_flush = False
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(history.entries):
+        if index in emptied_at:
+            flushes.append([0, 0])
+            is_in_flush = True
         if entry.action in RELEASES:
-            if not is_in_flush:
-                is_in_flush = is_asked_for(entries, index)
-                if is_in_flush:
-                    flushes.append([0, 0])
             if is_in_flush:
                 flushes[-1][0] += entry.size
             continue

@@ -111,6 +111,10 @@ class Pool:
         """The free block that begins at this address."""
         return self._by_address.get(address)
 
+    def unmapped_at(self, address: int) -> Block | None:
+        """The unmapped block that begins at this address."""
+        return self._unmapped_by_address.get(address)
+
     def free_blocks(self) -> list[Block]:
         """All of them, in order."""
         return [self._by_address[address] for _, _, address in self._free]

@@ -61,6 +61,10 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings, new_range: NewRange, *, capacity: int | None = None) -> None:
         self.settings = settings
+        self.is_expandable = settings.expandable_segments
+        """Whether new memory comes from expandable segments now: a program may switch that as it runs."""
+        self.fixed_pools: frozenset[tuple[int, int]] = frozenset()
+        """Private pools with an allocator of their own: their segments never grow."""
         self.reserved = self.allocated = self.peak_reserved = 0
         self.calls = Calls()
         self.on_map: Callable[[int, int], None] | None = None
@@ -87,14 +91,20 @@ class CachingAllocator:
         """All that were ever needed."""
         return list(self._pools.values())
 
-    def malloc(self, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
-        """Serve a request; None where the device has not enough memory."""
+    def malloc(
+        self, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL, *, has_searched: bool = False
+    ) -> Block | None:
+        """Serve a request; None where the device has not enough memory.
+
+        `has_searched` tells that the free blocks were looked through before the latest ones became free.
+        """
         size = rounded_bytes(requested, self.settings)
         pool = self.pool(private_id, is_small_pool=is_small(size))
-        block = self._free_block(pool, size, stream) or self._new_block(pool, size, stream)
+        block = None if has_searched else self._free_block(pool, size, stream)
+        block = block or self._new_block(pool, size, stream)
         if block is None:
             return None
-        if self._should_split(block, size):
+        if self._should_split(block, pool, size):
             block = self._split(block, size)
         block.is_allocated, block.requested = True, requested
         self.allocated += block.size
@@ -106,6 +116,45 @@ class CachingAllocator:
         self.allocated -= block.size
         self._merge(block)
         block.pool.add(block)
+
+    def place(
+        self, address: int, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL
+    ) -> Block | None:
+        """Serve a request at this address, if that is free; None where it is not."""
+        size = rounded_bytes(requested, self.settings)
+        pool = self.pool(private_id, is_small_pool=is_small(size))
+        block = next(
+            (
+                block for block in pool.free_blocks()
+                if block.stream == stream and block.address <= address <= block.address + block.size - size
+            ), None,
+        )  # fmt: skip
+        if block is None:
+            return None
+        pool.remove(block)
+        if block.address < address:
+            front = _part_of(block, block.address, address - block.address)
+            front.place_before(block)
+            pool.add(front)
+            block.address, block.size = address, block.size - front.size
+        if self._should_split(block, pool, size):
+            block = self._split(block, size)
+        block.is_allocated, block.requested = True, requested
+        self.allocated += block.size
+        return block
+
+    def widen(self, block: Block, num_bytes: int) -> None:
+        """Move the end of a block into the free one behind it."""
+        gap = block.following
+        assert gap is not None
+        assert not gap.is_allocated
+        assert gap.size > num_bytes
+        gap.pool.remove(gap)
+        gap.address += num_bytes
+        gap.size -= num_bytes
+        gap.pool.add(gap)
+        block.size += num_bytes
+        self.allocated += num_bytes
 
     def release_cached(self) -> None:
         """What `torch.cuda.empty_cache()` does, and what is tried before a request fails."""
@@ -147,7 +196,8 @@ class CachingAllocator:
         self.reserved -= block.size
         self.calls.num_unmaps += 1
         self._merge(block)
-        pool.add_unmapped(block)
+        if not block.is_whole_range:  # else torch gives the addresses back as well
+            pool.add_unmapped(block)
 
     def restore(self, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]) -> Iterator[Block]:
         """Take over a range as it was found, piece by piece; gives the blocks that somebody has."""
@@ -216,7 +266,7 @@ class CachingAllocator:
     def _best_expandable(self, pool: Pool, index: int, stream: int) -> Block | None:
         """A block at the growing end of its segment counts as large as it can grow."""
         block = pool.at(index, stream)
-        if not self.settings.expandable_segments:
+        if not self._grows(pool):
             while block is not None and block.range.is_expandable:
                 index += 1
                 block = pool.at(index, stream)
@@ -246,7 +296,7 @@ class CachingAllocator:
         num_bytes = segment_bytes(size, self.settings)
         if self._allowed is not None and self.reserved + num_bytes > self._allowed:
             return None
-        if self.settings.expandable_segments:
+        if self._grows(pool):
             return self._grow(pool, size, stream)
         if not self._has_room(num_bytes):
             return None
@@ -259,6 +309,8 @@ class CachingAllocator:
 
     def _grow(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Map the first stretch of free and unmapped blocks that is long enough."""
+        if size > self.expandable_bytes(page_bytes(self.settings, is_small_pool=pool.is_small)):
+            return None
         block = self._growable(pool, size, stream)
         if not block.is_mapped and self.map(block, min(block.size, size)) is None:
             return None
@@ -297,9 +349,12 @@ class CachingAllocator:
 
     # Splitting and merging.
 
-    def _should_split(self, block: Block, size: int) -> bool:
+    def _grows(self, pool: Pool) -> bool:
+        return self.is_expandable and pool.private_id not in self.fixed_pools
+
+    def _should_split(self, block: Block, pool: Pool, size: int) -> bool:
         remaining = block.size - size
-        if block.pool.is_small or self.settings.expandable_segments:
+        if pool.is_small or self._grows(pool):
             return remaining >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and remaining > SMALL_BYTES

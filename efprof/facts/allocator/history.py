@@ -3,13 +3,21 @@
 A snapshot tells of the end, and its trace of what led there: walked backwards, it gives the state at the first event.
 """
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
+
+import msgspec
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
-from efprof.facts.allocator.rules import SMALL_BYTES, SMALL_SEGMENT_BYTES, is_small, rounded_bytes
-from efprof.facts.allocator.settings import AllocatorSettings, recorded_settings
+from efprof.facts.allocator.rules import (
+    MIN_LARGE_REQUEST_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    is_small,
+    rounded_bytes,
+)
+from efprof.facts.allocator.settings import NUM_INTERVALS, AllocatorSettings, recorded_settings
 from efprof.model import NotRecorded
 
 HOW_TO_RECORD = (
@@ -18,9 +26,14 @@ HOW_TO_RECORD = (
     'stacks="python") before the model is built and torch.cuda.memory._dump_snapshot("memory.pickle") at the end.'
 )
 
+MAX_LOST_EVENTS = 2
 MAX_LOST_SHARE = 0.01
 """Of the events, those that do not fit what the snapshot says of the end: an event or two of another thread may have
 come while the snapshot was taken."""
+
+
+Kind = tuple[tuple[int, int], bool, int]
+"""Private pool, whether its blocks are small, stream."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,6 +52,11 @@ class Extent:
         """The first address behind it."""
         return self.address + self.num_bytes
 
+    @property
+    def kind(self) -> Kind:
+        """What expandable segments that share a range of addresses have in common."""
+        return self.private_id, self.is_small, self.stream
+
 
 @dataclass(kw_only=True, slots=True)
 class LiveBlock:
@@ -51,6 +69,8 @@ class LiveBlock:
     private_id: tuple[int, int] = DEFAULT_POOL
     frames: Frames = None
     """Where it was asked for, if it is still there at the end; the file does not tell of others."""
+    spare: int = 0
+    """How many more bytes may belong to it than `size` says, of the free ones behind it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,16 +85,14 @@ class History:
     """Before the first event, by address."""
     live: list[LiveBlock] = field(default_factory=list)
     """Before the first event, by address."""
-    private: list[Extent] = field(default_factory=list)
-    """Those at the end that belong to a private pool, by address."""
+    fixed_pools: frozenset[tuple[int, int]] = frozenset()
+    """Private pools with an allocator of their own, whose segments are not expandable where others are."""
+    heads: dict[Kind, int] = field(default_factory=dict)
+    """The lowest address that the expandable range of a kind is known to have."""
 
     def private_id_of(self, entry: Entry) -> tuple[int, int]:
         """The private pool that a request was served from, as far as the file tells: torch names it since 2.12."""
-        if entry.pool_id is not None:
-            return entry.pool_id
-        index = bisect_right(self.private, entry.addr, key=lambda extent: extent.address) - 1
-        is_inside = index >= 0 and entry.addr < self.private[index].end
-        return self.private[index].private_id if is_inside else DEFAULT_POOL
+        return entry.pool_id or DEFAULT_POOL
 
 
 def devices_of(snapshot: Snapshot) -> list[int]:
@@ -86,6 +104,11 @@ def devices_of(snapshot: Snapshot) -> list[int]:
 def history_of(snapshot: Snapshot, device: int) -> History:
     """The history of one device; raises NotRecorded where the file has none that could be followed."""
     entries = snapshot.device_traces[device] if 0 <= device < len(snapshot.device_traces) else []
+    if not any(entry.action == "free_completed" for entry in entries):  # left out by `skip_actions`
+        entries = [
+            msgspec.structs.replace(entry, action="free_completed") if entry.action == "free_requested" else entry
+            for entry in entries
+        ]
     segments = [segment for segment in snapshot.segments if segment.device == device]
     if sum(entry.action == "alloc" for entry in entries) == 0:
         raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
@@ -93,14 +116,18 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     configuration = snapshot.settings.configuration if snapshot.settings else ""
     history = History(device=device, entries=entries, settings=settings, configuration=configuration)
     extents = _Extents(segments)
-    history.private = [extent for extent in extents.by_address() if extent.private_id != DEFAULT_POOL]
     num_lost = _walk_back(history, extents, segments)
-    if num_lost > MAX_LOST_SHARE * len(entries):
+    if settings.expandable_segments:
+        history.fixed_pools = frozenset(
+            [segment.segment_pool_id for segment in segments if not segment.is_expandable]
+            + [entry.pool_id or DEFAULT_POOL for entry in entries if entry.action == "segment_alloc"]
+        ) - {DEFAULT_POOL}
+    if num_lost > max(MAX_LOST_EVENTS, MAX_LOST_SHARE * len(entries)):
         raise NotRecorded(
             f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), as "
             f"in a file that was edited or made by hand; {HOW_TO_RECORD}"
         )
-    history.extents = extents.by_address()
+    history.extents, history.heads = extents.by_address(), extents.heads
     return history
 
 
@@ -108,15 +135,48 @@ def _settings(recorded: Settings | None, segments: list[Segment], entries: list[
     is_expandable = any(segment.is_expandable for segment in segments) or any(
         entry.action == "segment_map" for entry in entries
     )
-    return recorded_settings(recorded, is_expandable=is_expandable)
+    settings = recorded_settings(recorded, is_expandable=is_expandable)
+    if recorded is None:
+        settings = replace(settings, divisions=_seen_divisions(segments, settings))
+    large = _seen_large_segment(entries, settings)
+    return settings if large is None else replace(settings, large_segment_bytes=large)
+
+
+def _seen_divisions(segments: list[Segment], settings: AllocatorSettings) -> tuple[int, ...]:
+    """How sizes were rounded, by the blocks that somebody has: in small segments they are as large as was needed."""
+    sizes = {
+        (block.requested_size, block.size)
+        for segment in segments if segment.segment_type == "small" for block in segment.blocks
+        if block.is_active and block.requested_size
+    }  # fmt: skip
+    for divisions in (0, 2, 4, 8, 16, 32, 64):
+        tried = replace(settings, divisions=(divisions,) * NUM_INTERVALS)
+        if all(rounded_bytes(requested, tried) == size for requested, size in sizes):
+            return tried.divisions
+    return settings.divisions
+
+
+def _seen_large_segment(entries: list[Entry], settings: AllocatorSettings) -> int | None:
+    """How large a segment for a request of 1 to 10 MiB is: what was set while the program ran, no file may tell."""
+    for growth, entry in pairwise(entries):
+        if growth.action == "segment_alloc" and entry.action == "alloc":
+            size = rounded_bytes(entry.size, settings)
+            if SMALL_BYTES < size < MIN_LARGE_REQUEST_BYTES:
+                return growth.size
+    return None
 
 
 class _Extents:
     """Memory from the driver while the events are undone."""
 
     def __init__(self, segments: list[Segment]) -> None:
-        self._by_address = {segment.address: _extent_of(segment) for segment in segments}
-        self._addresses = sorted(self._by_address)
+        self._by_address: dict[int, Extent] = {}
+        self._addresses: list[int] = []
+        self._mapped: dict[Kind, int] = {}
+        self.heads: dict[Kind, int] = {}
+        """By kind, where the range of what is mapped begins, as far as is known: it lasts while any of it is mapped."""
+        for segment in segments:
+            self.add(_extent_of(segment))
 
     def by_address(self) -> list[Extent]:
         return [self._by_address[address] for address in self._addresses]
@@ -127,11 +187,17 @@ class _Extents:
         extent = self._by_address[self._addresses[index]] if index >= 0 else None
         return extent if extent is not None and address < extent.end else None
 
-    def add(self, extent: Extent) -> None:
-        """It was there before the event; one that is mapped joins its neighbours."""
+    def add(self, extent: Extent) -> bool:
+        """It was there before the event; one that is mapped joins its neighbours. False where something is there."""
+        index = bisect_right(self._addresses, extent.end - 1) - 1
+        if index >= 0 and self._by_address[self._addresses[index]].end > extent.address:
+            return False
         if extent.is_expandable:
+            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) + extent.num_bytes
+            self.heads[extent.kind] = min(extent.address, self.heads.get(extent.kind, extent.address))
             extent = self._joined(extent)
         self._insert(extent)
+        return True
 
     def remove(self, address: int, num_bytes: int) -> bool:
         """It was not there before the event; False where it is not there after it either."""
@@ -139,6 +205,10 @@ class _Extents:
         if extent is None or address + num_bytes > extent.end:
             return False
         self._delete(extent)
+        if extent.is_expandable:
+            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) - num_bytes
+            if not self._mapped[extent.kind]:  # there was another range before, or none
+                self.heads.pop(extent.kind, None)
         if extent.address < address:
             self._insert(_cut(extent, extent.address, address))
         if address + num_bytes < extent.end:
@@ -174,7 +244,7 @@ def _extent_of(segment: Segment) -> Extent:
 
 
 def _are_alike(one: Extent, other: Extent) -> bool:
-    return one.is_expandable and one.stream == other.stream and one.is_small == other.is_small
+    return one.is_expandable and one.kind == other.kind
 
 
 def _cut(extent: Extent, start: int, end: int) -> Extent:
@@ -195,22 +265,29 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
         if block.is_active and block.address is not None
     }  # fmt: skip
     num_lost = 0
+    known = _Known(history, segments)
     for index in range(len(history.entries) - 1, -1, -1):
         entry = history.entries[index]
         if entry.action == "alloc":
-            if live.pop(entry.addr, None) is None:
-                num_lost += entry.size > 0
-            elif extents.holding(entry.addr) is None:
-                num_lost += 1
+            was_live = live.pop(entry.addr, None) is not None
+            num_lost += not was_live and entry.size > 0
+            extent = extents.holding(entry.addr)
+            if extent is None:
+                num_lost += was_live
+            elif entry.pool_id is None:
+                entry.pool_id = extent.private_id
         elif entry.action == "free_completed":
             live[entry.addr] = LiveBlock(
                 address=entry.addr, requested=entry.size, size=None, stream=entry.stream,
                 private_id=entry.pool_id or DEFAULT_POOL,
             )  # fmt: skip
         elif entry.action in {"segment_alloc", "segment_map"}:
+            extent = extents.holding(entry.addr)
+            if extent is not None and entry.pool_id is None:
+                entry.pool_id = extent.private_id
             num_lost += not extents.remove(entry.addr, entry.size)
         elif entry.action in {"segment_free", "segment_unmap"}:
-            extents.add(_released(entry, history.settings))
+            num_lost += not extents.add(_released(entry, history.settings, known))
     history.live = [live[address] for address in sorted(live)]
     for block in history.live:
         extent = extents.holding(block.address)
@@ -220,15 +297,48 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
     return num_lost
 
 
-def _released(entry: Entry, settings: AllocatorSettings) -> Extent:
+MAX_RANGE_BYTES = 1 << 39
+"""More than the addresses of any expandable segment: an eighth above the memory of the largest device."""
+
+
+class _Known:
+    """Addresses in expandable segments of which the file tells the pool: what is nearest is of the same range."""
+
+    def __init__(self, history: History, segments: list[Segment]) -> None:
+        by_stream: dict[int, dict[int, tuple[bool, tuple[int, int] | None]]] = {}
+        for entry in history.entries:
+            if entry.action in {"alloc", "free_completed"}:
+                is_one_small = is_small(rounded_bytes(entry.size, history.settings))
+                by_stream.setdefault(entry.stream, {})[entry.addr] = is_one_small, entry.pool_id
+        for segment in segments:
+            if segment.is_expandable:
+                for address in (segment.address, segment.address + segment.total_size - 1):
+                    by_stream.setdefault(segment.stream, {})[address] = (
+                        segment.segment_type == "small", segment.segment_pool_id,
+                    )  # fmt: skip
+        self._by_stream = {stream: (sorted(pools), pools) for stream, pools in by_stream.items()}
+
+    def pool_of(self, entry: Entry) -> tuple[bool, tuple[int, int]]:
+        """Whether it is one of small blocks, and its private id."""
+        addresses, pools = self._by_stream.get(entry.stream, ([], {}))
+        index = bisect_left(addresses, entry.addr)
+        near = [one for one in addresses[max(0, index - 1) : index + 1] if abs(one - entry.addr) < MAX_RANGE_BYTES]
+        if not near:
+            return False, entry.pool_id or DEFAULT_POOL
+        is_one_small, private_id = pools[min(near, key=lambda address: abs(address - entry.addr))]
+        return is_one_small, entry.pool_id or private_id or DEFAULT_POOL
+
+
+def _released(entry: Entry, settings: AllocatorSettings, known: _Known) -> Extent:
     """What an event says was given back, as it was before."""
     is_expandable = entry.action == "segment_unmap"
-    is_one_small = entry.size == SMALL_SEGMENT_BYTES
+    is_one_small, private_id = entry.size == SMALL_SEGMENT_BYTES, entry.pool_id or DEFAULT_POOL
     if is_expandable:
-        is_one_small = entry.size % settings.large_segment_bytes != 0
+        is_one_small, private_id = known.pool_of(entry)
+        is_one_small = is_one_small or entry.size % settings.large_segment_bytes != 0
     return Extent(
         address=entry.addr, num_bytes=entry.size, stream=entry.stream, is_small=is_one_small,
-        private_id=entry.pool_id or DEFAULT_POOL, is_expandable=is_expandable,
+        private_id=private_id, is_expandable=is_expandable,
     )  # fmt: skip
 
 
@@ -244,7 +354,10 @@ def _size_live(history: History, extents: _Extents) -> None:
             continue
         block.size = rounded_bytes(block.requested, history.settings)
         extent = extents.holding(block.address)
-        if extent is None or is_small(block.size) or history.settings.expandable_segments:
+        if extent is None or is_small(block.size) or extent.is_expandable:
+            continue
+        if history.settings.max_split_bytes is not None and block.size >= history.settings.max_split_bytes:
+            block.size = extent.end - block.address  # never split: it is a whole segment
             continue
         end = min(extent.end, following.address if following is not None else extent.end)
         slack = end - block.address - block.size
@@ -252,6 +365,7 @@ def _size_live(history: History, extents: _Extents) -> None:
             block.size += max(0, slack)
         else:
             open_ended[block.address] = block
+            block.spare = SMALL_BYTES
     _look_ahead(history.entries, open_ended)
 
 
@@ -271,4 +385,5 @@ def _look_ahead(entries: list[Entry], open_ended: dict[int, LiveBlock]) -> None:
             gap = entry.addr - block.address - block.size
             if 0 <= gap <= SMALL_BYTES:
                 block.size += gap
+                block.spare = 0
                 del open_ended[block.address]

@@ -3,10 +3,15 @@
 from collections import deque
 from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import Entry, Frames
+from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
+from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.history import History
+from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, rounded_bytes
 from efprof.facts.allocator.start_state import restore
+
+MADE_UP = 1 << 60
+"""Addresses from here on are of no driver."""
 
 MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
@@ -49,15 +54,20 @@ class Replayer:
         self._history = history
         self._at = 0
         self.allocator = CachingAllocator(history.settings, self._new_range)
+        self.allocator.fixed_pools = history.fixed_pools
+        self._next_growth = _next_growths(history)
+        self._follow_growth(0)
         self.allocator.on_segment = self.allocator.on_map = self._compare
         self._given: deque[Entry] = deque()
         """What the driver gave for the next allocation, by the recording."""
         self.blocks = restore(self.allocator, history)
         """By the address they have in the recording."""
+        self._open_ended = {block.address: block for block in history.live if block.spare}
         self.frames: dict[int, Frames] = {block.address: block.frames for block in history.live}
         """By the same address, where each was asked for."""
         self._num_equal = self._num_segments = self._num_segments_equal = self._num_allocations = 0
-        self._made_up = 1 << 60
+        self._made_up = MADE_UP
+        self._has_released = False
         self._recorded = self._peak_recorded = self.allocator.reserved
         self._peak_allocated = self.allocator.allocated
         self.peak_index = -1
@@ -83,9 +93,10 @@ class Replayer:
             entry = entries[index]
             action = entry.action
             if action == "alloc":
-                self._allocate(entry)
+                self._allocate(entry, index)
                 self._peak_allocated = max(self._peak_allocated, self.allocator.allocated)
             elif action == "free_completed":
+                self._open_ended.pop(entry.addr, None)
                 block = self.blocks.pop(entry.addr, None)
                 if block is not None:
                     self.allocator.free(block)
@@ -96,40 +107,128 @@ class Replayer:
                 if self._recorded > self._peak_recorded:
                     self._peak_recorded, self.peak_index = self._recorded, index
             elif action in {"segment_free", "segment_unmap"}:
+                self._map_given()
+                self._has_released = True
                 self._release(entry)
                 self._recorded -= entry.size
             elif action == "oom":
+                self._map_given()
                 self._given.clear()
+                self._has_released = False
 
-    def _allocate(self, entry: Entry) -> None:
+    def _follow_growth(self, index: int) -> bool:
+        """Take expandable segments to be on or off as the next growth tells; whether that changes anything."""
+        if index >= len(self._next_growth):
+            return False
+        before, self.allocator.is_expandable = self.allocator.is_expandable, self._next_growth[index]
+        return before != self.allocator.is_expandable
+
+    def _allocate(self, entry: Entry, index: int) -> None:
         if entry.size == 0:  # nothing is placed for it
             return
         self._num_allocations += 1
-        block = self.allocator.malloc(entry.size, entry.stream, self._history.private_id_of(entry))
-        assert block is not None, "a device without a limit serves every request"
-        self._num_equal += block.address == entry.addr
-        self._given.clear()
         stale = self.blocks.pop(entry.addr, None)
         if stale is not None:  # its end was not recorded, but it must have come
             self.allocator.free(stale)
+        # Where memory was given back between search and success, the search did not see what became free meanwhile.
+        has_searched = self._has_released and bool(self._given)
+        if self._given:
+            self._follow_growth(index)
+        reserved = self.allocator.reserved
+        block = self._malloc(entry, has_searched=has_searched)
+        while block.address != entry.addr and self._learns_end(block, entry):
+            block = self._malloc(entry)
+        is_undoable = self.allocator.reserved == reserved
+        if block.address != entry.addr and is_undoable and not self._given and self._follow_growth(index):
+            self.allocator.free(block)
+            block = self._malloc(entry)
+        is_undoable = self.allocator.reserved == reserved
+        if block.address != entry.addr and is_undoable and self._has_released and not has_searched:
+            self.allocator.free(block)  # an expandable segment may serve a retried request without growing
+            block = self._malloc(entry, has_searched=True)
+        self._num_equal += block.address == entry.addr
+        if block.address != entry.addr:
+            block = self._moved(block, entry)
+        self._given.clear()
+        self._has_released = False
         self.blocks[entry.addr] = block
         self.frames[entry.addr] = entry.frames
+
+    def _malloc(self, entry: Entry, *, has_searched: bool = False) -> Block:
+        block = self.allocator.malloc(
+            entry.size, entry.stream, self._history.private_id_of(entry), has_searched=has_searched
+        )
+        assert block is not None, "a device without a limit serves every request"
+        return block
+
+    def _moved(self, block: Block, entry: Entry) -> Block:
+        """What was placed wrongly goes where it really went, if there is room: one error is not to cause others."""
+        self.allocator.free(block)
+        if self._given and self._given[0].action == "segment_alloc":  # it did ask the driver
+            block = self._malloc(entry, has_searched=True)
+            if block.address == entry.addr:
+                return block
+            self.allocator.free(block)
+        moved = self.allocator.place(entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
+        if moved is None:
+            return self._malloc(entry)
+        whole = block.pool.free_at(block.range.address)
+        if whole is not None and whole.is_whole_range and whole.address >= MADE_UP:  # nobody asked the driver for it
+            self.allocator.release(whole)
+        return moved
+
+    def _learns_end(self, block: Block, entry: Entry) -> bool:
+        """Take back what was placed behind a block from before the recording, if that block's end was a guess.
+
+        The program placed it elsewhere, so there was less room: the block ends later.
+        """
+        before = block.previous
+        live = self._open_ended.get(before.address) if before is not None and before.is_allocated else None
+        if before is None or live is None or live.size is None:
+            return False
+        gap = block.size
+        if block.following is not None and not block.following.is_allocated:
+            gap += block.following.size
+        more = gap - rounded_bytes(entry.size, self._history.settings) + MIN_BLOCK_BYTES
+        if more > live.spare:
+            return False
+        self.allocator.free(block)
+        self.allocator.widen(before, more)
+        live.size += more
+        live.spare -= more
+        return True
 
     def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
         """Where the driver put it; where it was asked for nothing, far from everything else."""
         del stream
         action = "segment_map" if is_expandable else "segment_alloc"
         for entry in self._given:
-            if entry.action == action:
+            if entry.action == action and not self._is_known(entry.addr):
                 return entry.addr
         self._made_up += num_bytes
         return self._made_up - num_bytes
+
+    def _is_known(self, address: int) -> bool:
+        """Whether the model has something there already, as it may where it went wrong before."""
+        pools = self.allocator.pools
+        return any(pool.free_at(address) is not None or pool.unmapped_at(address) is not None for pool in pools) or any(
+            block.range.address == address for block in self.blocks.values()
+        )
 
     def _compare(self, address: int, num_bytes: int) -> None:
         """The model asks the driver: so did the program, if it knows its rules."""
         if self._given:
             entry = self._given.popleft()
             self._num_segments_equal += (entry.addr, entry.size) == (address, num_bytes)
+
+    def _map_given(self) -> None:
+        """Map what was mapped for a request that then failed: it stays there, free."""
+        for entry in [entry for entry in self._given if entry.action == "segment_map"]:
+            for pool in self.allocator.pools:
+                block = pool.unmapped_at(entry.addr)
+                if block is not None and block.stream == entry.stream:
+                    self.allocator.map(block, entry.size)
+                    break
 
     def _release(self, entry: Entry) -> None:
         """Give back what the program gave back: it may have been asked to, which the rules do not tell."""
@@ -144,3 +243,31 @@ class Replayer:
                     if block.range.is_expandable and block.address <= entry.addr < block.address + block.size:
                         self.allocator.unmap(block, entry.addr, entry.size)
                         return
+
+
+def _next_growths(history: History) -> list[bool]:
+    """For each event, whether the next growth of the default pool is one of expandable segments; if both occur.
+
+    For an allocation that a growth served, that is its own.
+    """
+    kinds = {entry.action for entry in history.entries if _is_growth(entry, history)}
+    if len(kinds) == 0 or kinds == {"segment_map" if history.settings.expandable_segments else "segment_alloc"}:
+        return []
+    growths: list[bool] = []
+    now = history.settings.expandable_segments
+    for entry in reversed(history.entries):
+        if (
+            entry.action in {"segment_alloc", "segment_map"}
+            and (entry.pool_id or DEFAULT_POOL) not in history.fixed_pools
+        ):
+            now = entry.action == "segment_map"
+            if growths:
+                growths[-1] = now  # the request that it served
+        growths.append(now)
+    growths.reverse()
+    return growths
+
+
+def _is_growth(entry: Entry, history: History) -> bool:
+    is_fixed = (entry.pool_id or DEFAULT_POOL) in history.fixed_pools
+    return entry.action in {"segment_alloc", "segment_map"} and not is_fixed

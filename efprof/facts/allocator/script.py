@@ -38,6 +38,7 @@ def script_of(history: History) -> Script:
         numbers[block.address] = len(operations)
         operations.append((ALLOCATE, len(operations), block.requested, block.stream, block.private_id))
     num_live = num_blocks = len(operations)
+    capacity, peak, asked_for = reserved_of(history)
     for index, entry in enumerate(history.entries):
         if entry.action == "alloc" and entry.size:
             stale = numbers.get(entry.addr)
@@ -50,32 +51,34 @@ def script_of(history: History) -> Script:
             number = numbers.pop(entry.addr, None)
             if number is not None:
                 operations.append((FREE, number, 0, entry.stream, (0, 0)))
-        elif entry.action in RELEASES and _begins_emptying(history.entries, index):
+        elif index in asked_for:
             operations.append((EMPTY_CACHE, -1, 0, 0, (0, 0)))
         elif entry.action == "oom":
             operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, (0, 0)))
             num_blocks += 1
-    capacity, peak = _reserved(history)
     return Script(operations=operations, num_live=num_live, capacity=capacity, peak_reserved_bytes=peak)
 
 
-def _begins_emptying(entries: list[Entry], index: int) -> bool:
-    """Whether the first of several releases in a row was asked for by the program, as by `torch.cuda.empty_cache()`."""
-    if index and entries[index - 1].action in RELEASES:
-        return False
-    return is_asked_for(entries, index)
+def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) -> bool:
+    """Whether the first of several releases in a row was asked for by the program, as by `torch.cuda.empty_cache()`.
 
-
-def is_asked_for(entries: list[Entry], index: int) -> bool:
-    """Whether this release was; the others come with a request that nothing free could serve.
-
-    Its stack tells; where none was recorded, what comes after it does.
+    The others come with a request that nothing free could serve. Its stack tells, unless it is that of the memory's
+    request, as below `context="all"`; then what comes after it does: a device that had more reserved at another time
+    had room for what came next.
     """
+    growth = None
+    for following in range(index, len(entries)):
+        if entries[following].action not in RELEASES:
+            growth = entries[following] if entries[following].action in GROWTHS else None
+            break
     frames = entries[index].frames
-    if frames:
-        return any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames)
-    following = next((entry.action for entry in entries[index:] if entry.action not in RELEASES), None)
-    return following not in GROWTHS
+    if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):
+        return True
+    if growth is None:
+        return True
+    if frames and growth.frames:
+        return bool(frames != growth.frames)
+    return growth.action != "oom" and reserved + growth.size <= peak
 
 
 def _name(frame: object) -> str:
@@ -83,25 +86,23 @@ def _name(frame: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _reserved(history: History) -> tuple[int | None, int]:
-    """What the device had, as far as a failure or a retry tells, and the most that was reserved."""
+def reserved_of(history: History) -> tuple[int | None, int, set[int]]:
+    """What the device had, as far as a failure or a retry tells; the most reserved; and where it was emptied."""
+    entries = history.entries
     reserved = peak = sum(extent.num_bytes for extent in history.extents)
-    has_retried, told = False, None
-    for index, entry in enumerate(history.entries):
+    before: list[tuple[int, int]] = []
+    told = None
+    for index, entry in enumerate(entries):
         if entry.action in {"segment_alloc", "segment_map"}:
             reserved += entry.size
             peak = max(peak, reserved)
         elif entry.action in RELEASES:
-            has_retried = has_retried or (
-                _is_first(history.entries, index) and not is_asked_for(history.entries, index)
-            )
+            if not index or entries[index - 1].action not in RELEASES:
+                before.append((index, reserved))
             reserved -= entry.size
         elif entry.action == "oom" and entry.device_free is not None:
             told = max(told or 0, reserved + entry.device_free)
+    asked_for = {index for index, reserved in before if _is_asked_for(entries, index, reserved, peak)}
     if told is not None:
-        return max(told, peak), peak
-    return (peak if has_retried else None), peak
-
-
-def _is_first(entries: list[Entry], index: int) -> bool:
-    return not index or entries[index - 1].action not in RELEASES
+        return max(told, peak), peak, asked_for
+    return (peak if len(asked_for) < len(before) else None), peak, asked_for

@@ -65,7 +65,7 @@ def recorded_settings(recorded: Settings | None, *, is_expandable: bool) -> Allo
         parsed = parse_configuration(recorded.configuration)
     except BadConfiguration:
         parsed = AllocatorSettings()
-    by_interval = {int(key): value for key, value in recorded.roundup_power2_divisions.items() if key.isdigit()}
+    by_interval = {int(key): value for key, value in recorded.roundup_power2_divisions.items() if key.isdecimal()}
     divisions = tuple(by_interval.get(1 << index, 0) for index in range(NUM_INTERVALS))
     return replace(
         parsed,
@@ -154,7 +154,7 @@ def _share(value: str, key: str, *, may_be_whole: bool = False) -> float:
 def _divisions(value: str) -> tuple[int, ...]:
     """One number for all intervals, or a list such as `[256:1,512:2,>:8]`; what is below the first gets its number."""
     if not value.startswith("["):
-        return (_power_of_two(value),) * NUM_INTERVALS
+        return (_power_of_two(value, at_least=1),) * NUM_INTERVALS
     numbers: list[int | None] = [None] * NUM_INTERVALS
     last = -1
     for item in filter(None, value.strip("[]").split(",")):
@@ -162,6 +162,7 @@ def _divisions(value: str) -> tuple[int, ...]:
         if not colon:
             raise BadConfiguration(f"roundup_power2_divisions has '{item}', which is not 'MiB:number'.")
         if key == ">":
+            last = max(last, 0)  # torch counts from the first interval, even where it was not named
             numbers[last + 1 :] = [_power_of_two(number)] * (NUM_INTERVALS - last - 1)
             continue
         index = min(NUM_INTERVALS - 1, _power_of_two(key, at_least=1).bit_length() - 1)

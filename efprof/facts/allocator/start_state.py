@@ -6,7 +6,7 @@ from itertools import groupby
 
 from efprof.facts.allocator.blocks import Block, Range
 from efprof.facts.allocator.caching_allocator import CachingAllocator, Piece
-from efprof.facts.allocator.history import Extent, History, LiveBlock
+from efprof.facts.allocator.history import Extent, History, Kind, LiveBlock
 from efprof.facts.allocator.rules import page_bytes
 
 
@@ -20,22 +20,22 @@ def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
         first = extents[0]
         pool = allocator.pool(first.private_id, is_small_pool=first.is_small)
         page = page_bytes(allocator.settings, is_small_pool=first.is_small) if first.is_expandable else 0
-        pieces = _pieces(extents, history.live)
+        start = history.heads.get(first.kind, first.address) if first.is_expandable else first.address
+        pieces = _pieces(start, extents, history.live)
         if first.is_expandable:
-            pieces = _with_addresses_to_grow_in(pieces, first.address + allocator.expandable_bytes(page))
-        range_ = Range(first.address, page_bytes=page)
+            pieces = _with_addresses_to_grow_in(pieces, start + allocator.expandable_bytes(page))
+        range_ = Range(start, page_bytes=page)
         blocks |= {block.address: block for block in allocator.restore(range_, pool, first.stream, pieces)}
     return blocks
 
 
-def _kind_of(extent: Extent) -> tuple[tuple[int, int], bool, int]:
-    """What expandable segments of one kind have in common: there is one range of addresses for all."""
-    return extent.private_id, extent.is_small, extent.stream
+def _kind_of(extent: Extent) -> Kind:
+    return extent.kind
 
 
-def _pieces(extents: list[Extent], live: list[LiveBlock]) -> Iterator[Piece]:
-    """The blocks within these mapped stretches, in order; between two stretches nothing is mapped."""
-    at = extents[0].address
+def _pieces(start: int, extents: list[Extent], live: list[LiveBlock]) -> Iterator[Piece]:
+    """The blocks within these mapped stretches, in order; before and between them nothing is mapped."""
+    at = start
     for extent in extents:
         if extent.address > at:
             yield Piece(address=at, num_bytes=extent.address - at, state="unmapped")

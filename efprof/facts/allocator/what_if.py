@@ -20,7 +20,11 @@ NUM_LAYOUTS: Final = 5
 MANY_OPERATIONS: Final = 200_000
 """From here on two layouts have to do: each takes some microseconds per operation."""
 
-RANGE_GAP: Final = 1 << 36
+MADE_UP: Final = 1 << 60
+"""Addresses from here on are of no driver: none is there already when a recording is gone on with."""
+
+RANGE_GAP: Final = 1 << 42
+"""More than any range is long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +112,7 @@ class WhatIf:
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> _Layout:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
+        allocator.fixed_pools = self._history.fixed_pools
         blocks: dict[int, Block] = {}
         first = 0
         if is_warm:
@@ -142,7 +147,7 @@ def _ranges(seed: int) -> NewRange:
     """Where the driver puts what it gives: one range behind another, or anywhere."""
     places = random.Random(seed)
     taken: set[int] = set()
-    at = RANGE_GAP
+    at = MADE_UP
 
     def behind(num_bytes: int, stream: int, is_expandable: bool) -> int:
         nonlocal at
@@ -155,6 +160,6 @@ def _ranges(seed: int) -> NewRange:
         while (place := places.getrandbits(40)) in taken:
             pass
         taken.add(place)
-        return place * RANGE_GAP * 64
+        return MADE_UP + place * RANGE_GAP
 
     return anywhere if seed else behind

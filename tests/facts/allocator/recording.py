@@ -93,7 +93,7 @@ class Recording:
 
     def _segments(self) -> list[Segment]:
         """One for each range, of expandable ones one for each stretch that is mapped."""
-        segments = []
+        segments: list[Segment] = []
         free = [block for pool in self.allocator.pools for block in pool.free_blocks()]
         for block in sorted({*self.live, *free}, key=lambda block: block.address):
             written = SnapshotBlock(

@@ -1,0 +1,438 @@
+"""Snapshots of CUDA's allocator: whatever a file holds, it is read or refused, and nothing of it is run."""
+
+import copyreg
+import io
+import os
+import pickle
+import pickletools
+import resource
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.artifacts.snapshot import read_snapshot
+from efprof.model import UnreadableInput
+
+MIB = 1024**2
+FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
+
+SNAPSHOT: dict[str, Any] = {
+    "segments": [
+        {
+            "device": 0, "address": 0x7F0000000000, "total_size": 2 * MIB, "allocated_size": 512, "active_size": 1024,
+            "requested_size": 100, "stream": 0, "segment_type": "small", "segment_pool_id": (0, 1),
+            "is_expandable": False, "frames": FRAMES,
+            "blocks": [
+                {"address": 0x7F0000000000, "size": 512, "requested_size": 100, "state": "active_allocated",
+                 "frames": FRAMES},
+                {"address": 0x7F0000000200, "size": 512, "requested_size": 7, "state": "active_pending_free"},
+                {"address": 0x7F0000000400, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive"},
+            ],
+        }
+    ],
+    "device_traces": [
+        [
+            {"action": "segment_alloc", "addr": 0x7F0000000000, "size": 2 * MIB, "stream": 0, "time_us": 1,
+             "frames": FRAMES, "compile_context": "N/A", "user_metadata": "step=1", "pool_id": (0, 1)},
+            {"action": "alloc", "addr": 0x7F0000000000, "size": 100, "stream": 0, "time_us": 2, "frames": FRAMES},
+            {"action": "oom", "device_free": 5 * MIB, "size": 9 * MIB, "stream": 0},
+        ],
+        [],
+    ],
+    "allocator_settings": {
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "max_split_size": 128 * MIB,
+        "garbage_collection_threshold": 0.5, "expandable_segments": False, "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": False, "pinned_use_cuda_host_register": False,
+        "roundup_power2_divisions": {"1": 0, "2": 4},
+    },
+    "external_annotations": [{"device": 0, "time_us": 1, "name": "Optimizer.step#Adam.step", "stage": "START"}],
+}  # fmt: skip
+
+
+def written(folder: Path, content: Any, *, protocol: int = 4) -> Path:
+    path = folder / "memory.pickle"
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol=protocol))
+    return path
+
+
+def refusal_of(path: Path) -> str:
+    """What is said of a file that is no snapshot; one sentence that names it, of letters that a terminal can show."""
+    with pytest.raises(UnreadableInput) as refusal:
+        read_snapshot(path)
+    message = str(refusal.value)
+    assert message.startswith(str(path))
+    assert message.endswith(".")
+    assert ". " not in message.removeprefix(str(path))
+    assert message.isprintable()
+    return message
+
+
+# What there is to read.
+
+
+def test_what_a_snapshot_says_is_read(tmp_path: Path) -> None:
+    snapshot = read_snapshot(written(tmp_path, SNAPSHOT))
+    (segment,) = snapshot.segments
+    assert (segment.address, segment.total_size, segment.segment_type) == (0x7F0000000000, 2 * MIB, "small")
+    assert (segment.segment_pool_id, segment.is_expandable, segment.stream, segment.device) == ((0, 1), False, 0, 0)
+    assert [block.requested_size for block in segment.blocks] == [100, 7, 0]
+    (first, second, failure), nothing = snapshot.device_traces
+    assert (first.action, first.addr, first.size, first.time_us) == ("segment_alloc", 0x7F0000000000, 2 * MIB, 1)
+    assert (first.user_metadata, first.pool_id) == ("step=1", (0, 1))
+    assert (second.user_metadata, second.pool_id) == ("", None)
+    assert (failure.action, failure.device_free, failure.size) == ("oom", 5 * MIB, 9 * MIB)
+    assert nothing == []
+    assert snapshot.settings is not None
+    assert snapshot.settings.configuration == "max_split_size_mb:128"
+    assert snapshot.settings.max_split_size == 128 * MIB
+    assert snapshot.settings.roundup_power2_divisions == {"1": 0, "2": 4}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_that_torch_wrote_reads_the_same(tmp_path: Path, protocol: int) -> None:
+    expected = read_snapshot(written(tmp_path, SNAPSHOT))
+    assert read_snapshot(written(tmp_path, SNAPSHOT, protocol=protocol)) == expected
+
+
+def test_what_waits_for_another_stream_is_active_and_what_is_free_is_not(tmp_path: Path) -> None:
+    (segment,) = read_snapshot(written(tmp_path, SNAPSHOT)).segments
+    assert [block.is_active for block in segment.blocks] == [True, True, False]
+
+
+def test_events_of_one_stack_share_it(tmp_path: Path) -> None:
+    first, second, _ = read_snapshot(written(tmp_path, SNAPSHOT)).device_traces[0]
+    assert first.frames == FRAMES
+    assert first.frames is second.frames
+
+
+def test_an_event_without_a_stack_or_a_time_is_read(tmp_path: Path) -> None:
+    failure = read_snapshot(written(tmp_path, SNAPSHOT)).device_traces[0][2]
+    assert (failure.frames, failure.time_us) == (None, None)
+
+
+def test_a_bare_list_of_segments_is_a_snapshot_without_a_history(tmp_path: Path) -> None:
+    snapshot = read_snapshot(written(tmp_path, SNAPSHOT["segments"]))
+    assert snapshot.segments == read_snapshot(written(tmp_path, SNAPSHOT)).segments
+    assert snapshot.device_traces == []
+    assert snapshot.settings is None
+
+
+def test_blocks_without_addresses_follow_one_another(tmp_path: Path) -> None:
+    blocks = [{"size": size, "state": "inactive"} for size in (512, 1024, 4096)]
+    segments = [{"address": 4096, "total_size": 5632, "blocks": blocks}]
+    (segment,) = read_snapshot(written(tmp_path, segments)).segments
+    assert [block.address for block in segment.blocks] == [4096, 4608, 5632]
+
+
+def test_blocks_of_torch_2_0_with_their_history_are_read(tmp_path: Path) -> None:
+    history = [{"addr": 4096, "real_size": 500, "frames": FRAMES}]
+    blocks = [{"size": 512, "state": "active_allocated", "history": history}]
+    (segment,) = read_snapshot(written(tmp_path, [{"address": 4096, "total_size": 512, "blocks": blocks}])).segments
+    assert [(block.address, block.is_active) for block in segment.blocks] == [(4096, True)]
+
+
+def test_a_file_from_before_settings_were_noted_has_none(tmp_path: Path) -> None:
+    assert read_snapshot(written(tmp_path, {"segments": [], "device_traces": []})).settings is None
+
+
+def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
+    newer = SNAPSHOT | {"trace_alloc_overflowed": True, "allocator_settings": {"max_cached_size": [1], "n": None}}
+    newer["segments"] = [segment | {"numa": {"node": 1}} for segment in SNAPSHOT["segments"]]
+    newer["device_traces"] = [[entry | {"forward_frames": ["f"], "x": b"y"} for entry in SNAPSHOT["device_traces"][0]]]
+    snapshot = read_snapshot(written(tmp_path, newer))
+    assert snapshot.segments == read_snapshot(written(tmp_path, SNAPSHOT)).segments
+    assert len(snapshot.device_traces[0]) == 3
+
+
+# What is no snapshot.
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (5, "int"),
+        (None, "null"),
+        ("segments", "str"),
+        ({}, "segments"),
+        ([1], "$.segments[0]"),
+        ({"segments": {}}, "$.segments"),
+        ({"segments": [{"total_size": 1}]}, "blocks"),
+        ({"segments": [{"total_size": "1", "blocks": []}]}, "$.segments[0].total_size"),
+        ({"segments": [{"total_size": True, "blocks": []}]}, "$.segments[0].total_size"),
+        ({"segments": [{"total_size": 1.5, "blocks": []}]}, "$.segments[0].total_size"),
+        ({"segments": [{"total_size": 1, "blocks": [{"size": 1}]}]}, "$.segments[0].blocks[0]"),
+        ({"segments": [{"total_size": 1, "blocks": [], "segment_pool_id": (0, 1, 2)}]}, "$.segments[0].segment_pool"),
+        ({"segments": [], "device_traces": [{}]}, "$.device_traces[0]"),
+        ({"segments": [], "device_traces": [[{"action": 1, "size": 1}]]}, "$.device_traces[0][0].action"),
+        ({"segments": [], "device_traces": [[{"action": "alloc", "size": None}]]}, "$.device_traces[0][0].size"),
+        ({"segments": [], "allocator_settings": {"max_split_size": "no"}}, "$.allocator_settings.max_split_size"),
+        ({"segments": [], "allocator_settings": {"garbage_collection_threshold": 10**400}}, "$.allocator_settings"),
+        ({"segments": [], 1: 2}, "str"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named(tmp_path: Path, content: Any, named: str) -> None:
+    assert named in refusal_of(written(tmp_path, content))
+
+
+def test_a_list_that_holds_itself_is_no_snapshot(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert "no snapshot" in refusal_of(written(tmp_path, endless))
+
+
+def test_a_missing_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    assert "No such file" in refusal_of(tmp_path / "memory.pickle")
+
+
+def test_a_folder_is_no_snapshot(tmp_path: Path) -> None:
+    assert "directory" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"", b"\x80", b"{}", b'{"segments": []}', b"\x1f\x8b\x08\x00", b"PK\x03\x04"])
+def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, text: bytes) -> None:
+    assert "no whole pickle" in refusal_of(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_file_that_was_cut_off_anywhere_is_refused(tmp_path: Path, protocol: int) -> None:
+    whole = pickle.dumps(SNAPSHOT, protocol=protocol)
+    for length in range(0, len(whole), 17):
+        assert "no whole pickle" in refusal_of(written(tmp_path, whole[:length]))
+
+
+def test_a_key_of_half_a_letter_is_refused_as_any_other_that_is_wrong(tmp_path: Path) -> None:
+    refusal_of(written(tmp_path, {"segments": [], "\udcff": 1}))
+
+
+def test_a_file_of_a_dozen_bytes_takes_no_memory_to_speak_of(tmp_path: Path) -> None:
+    """LONG_BINPUT notes an object under a number, for which Python's unpickler makes a table of twice that length."""
+    path = written(tmp_path, b"\x80\x04]r" + (1 << 24).to_bytes(4, "little") + b".")
+    tracemalloc.start()
+    try:
+        try_to_read(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 * MIB
+
+
+# What would run something.
+
+
+def text_of(command: str) -> bytes:
+    return b"X" + len(command).to_bytes(4, "little") + command.encode()
+
+
+@contextmanager
+def extension() -> Iterator[None]:
+    """Number 240 stands for `os.system`."""
+    copyreg.add_extension("os", "system", 0xF0)
+    try:
+        yield
+    finally:
+        copyreg.remove_extension("os", "system", 0xF0)
+        copyreg.clear_extension_cache()
+
+
+class Reduced:
+    """Pickled, it is the call of a function."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        function, *arguments = self.call
+        return function, tuple(arguments)
+
+
+def payloads(command: str) -> dict[str, bytes]:
+    """Pickles that run a command with each of the operations that can; Python's own reader falls for all of them."""
+    quoted, text = f"S{command!r}\n".encode(), text_of(command)
+    calls = {f"REDUCE of protocol {number}": pickle.dumps(Reduced(os.system, command), number) for number in range(6)}
+    within = {
+        "segments": [],
+        "device_traces": [[{"action": "alloc", "size": 1, "frames": [Reduced(os.system, command)]}]],
+    }
+    return calls | {
+        "GLOBAL": b"\x80\x02cos\nsystem\n" + text + b"\x85R.",
+        "STACK_GLOBAL": b"\x80\x04" + text_of("os") + text_of("system") + b"\x93" + text + b"\x85R.",
+        "INST": b"(" + quoted + b"ios\nsystem\n.",
+        "OBJ": b"(cos\nsystem\n" + quoted + b"o.",
+        "NEWOBJ": b"\x80\x02csubprocess\nPopen\n" + text_of("touch") + b"\x85\x81.",
+        "BUILD": b"\x80\x02ctypes\nSimpleNamespace\n)R}" + text_of("__setstate__") + b"cos\nsystem\nsb" + text + b"b.",
+        "eval": pickle.dumps(Reduced(eval, f"__import__('os').system({command!r})")),
+        "a name with a dot": b"\x80\x04" + text_of("pathlib") + text_of("os.system") + b"\x93" + text + b"\x85R.",
+        "within a stack of a snapshot": pickle.dumps(within, 4),
+        "before what looks like a snapshot": b"\x80\x02cos\nsystem\n"
+        + text
+        + b"\x85R0"
+        + pickle.dumps(SNAPSHOT, 2)[2:],
+    }
+
+
+@pytest.mark.parametrize("name", payloads(""))
+def test_what_a_pickle_asks_for_is_not_run(tmp_path: Path, name: str) -> None:
+    trace = tmp_path / "it-ran"
+    payload = payloads(f"touch {trace}")[name]
+    message = refusal_of(written(tmp_path, payload))
+    assert "asks for" in message
+    assert "nothing of it was run" in message
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", sorted(payloads("").keys() - {"NEWOBJ"}))
+def test_python_would_have_run_it(tmp_path: Path, name: str) -> None:
+    """Or the test before could not fail."""
+    trace = tmp_path / "it-ran"
+    pickle.loads(payloads(f"touch {trace}")[name])  # noqa: S301
+    assert trace.exists()
+
+
+def test_the_name_that_it_asks_for_is_told(tmp_path: Path) -> None:
+    assert "asks for os.system," in refusal_of(written(tmp_path, b"cos\nsystem\n."))
+
+
+@pytest.mark.parametrize("harmless", [{1, 2}, complex(1, 2), Path("x"), pickle.PickleError])
+def test_what_would_do_no_harm_is_refused_too(tmp_path: Path, harmless: Any) -> None:
+    refusal_of(written(tmp_path, [harmless], protocol=2))
+
+
+@pytest.mark.parametrize("module", ["o\ns", "\x1b[2J\x1b[H", "\udcff", "m" * 5000])
+def test_a_name_that_was_made_to_mislead_does_not_break_the_sentence(tmp_path: Path, module: str) -> None:
+    name = module.encode(errors="surrogatepass")
+    length = len(name).to_bytes(4, "little")
+    message = refusal_of(written(tmp_path, b"\x80\x04X" + length + name + text_of("system") + b"\x93."))
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("operation", [b"Pmemory\n.", b"\x80\x02K\x01Q.", b"\x80\x02X\x01\x00\x00\x00aQ."])
+def test_an_object_that_lies_outside_the_pickle_is_refused(tmp_path: Path, operation: bytes) -> None:
+    assert "asks for" in refusal_of(written(tmp_path, operation))
+
+
+@pytest.mark.parametrize("operation", [b"\x82\xf0", b"\x83\xf0\x00", b"\x84\xf0\x00\x00\x00"])
+def test_an_extension_that_is_registered_is_not_run(tmp_path: Path, operation: bytes) -> None:
+    trace = tmp_path / "it-ran"
+    path = written(tmp_path, b"\x80\x02" + operation + text_of(f"touch {trace}") + b"\x85R.")
+    with extension():
+        assert "asks for" in refusal_of(path)
+    assert not trace.exists()
+
+
+def test_an_extension_that_was_used_before_is_not_run_either(tmp_path: Path) -> None:
+    """Python keeps what it has looked up once, and then asks no unpickler."""
+    trace = tmp_path / "it-ran"
+    path = written(tmp_path, b"\x80\x02\x82\xf0" + text_of(f"touch {trace}") + b"\x85R.")
+    with extension():
+        pickle.loads(b"\x80\x02\x82\xf0.")  # noqa: S301
+        try_to_read(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "state", [b"}b.", b"K\x01b.", b"}X\x01\x00\x00\x00aK\x01sb.", b"}}X\x01\x00\x00\x00aK\x01s\x86b."]
+)
+def test_a_state_that_is_given_to_a_container_is_refused(tmp_path: Path, state: bytes) -> None:
+    refusal_of(written(tmp_path, b"\x80\x02]" + state))
+
+
+# Whatever it holds.
+
+
+def try_to_read(path: Path) -> None:
+    with suppress(UnreadableInput):
+        read_snapshot(path)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """As spoilt pickles may ask for any amount of it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 128 * MIB, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def read_bytes(folder: Path, content: bytes) -> None:
+    path = written(folder, content)
+    with little_memory():
+        try_to_read(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spoilt")
+
+
+@settings(max_examples=300)
+@given(content=st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
+    read_bytes(folder, content)
+
+
+opcodes = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
+arguments = [
+    b"\x00",
+    b"\x01\x00\x00\x00",
+    b"\xff\xff\xff\xff",
+    b"os\nsystem\n",
+    b"1\n",
+    b"'a'\n",
+    text_of("a"),
+    b"K\x01",
+]
+
+
+@settings(max_examples=500)
+@given(parts=st.lists(st.sampled_from(opcodes + arguments), max_size=25))
+def test_any_row_of_operations_is_read_or_refused(folder: Path, parts: list[bytes]) -> None:
+    read_bytes(folder, b"\x80\x04" + b"".join(parts) + b".")
+
+
+@settings(max_examples=500)
+@given(data=st.data(), protocol=st.integers(2, 5), num_changes=st.integers(1, 3))
+def test_a_snapshot_of_which_bytes_were_spoilt_is_read_or_refused(
+    folder: Path, data: st.DataObject, protocol: int, num_changes: int
+) -> None:
+    content = bytearray(pickle.dumps(SNAPSHOT, protocol=protocol))
+    for _ in range(num_changes):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    read_bytes(folder, bytes(content))
+
+
+letters = st.text(max_size=3) | st.just("\udcff")
+numbers = st.integers() | st.floats()
+values = st.recursive(
+    st.none() | st.booleans() | numbers | letters | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(letters | st.integers(), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def nodes_of(content: Any) -> list[tuple[Any, Any]]:
+    """Every place within a snapshot: the container and the key."""
+    keys = list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else []
+    return [node for key in keys for node in ((content, key), *nodes_of(content[key]))]
+
+
+@settings(max_examples=500)
+@given(data=st.data(), value=values, key=letters)
+def test_a_snapshot_that_holds_something_else_anywhere_is_read_or_refused(
+    folder: Path, data: st.DataObject, value: Any, key: str
+) -> None:
+    content = pickle.load(io.BytesIO(pickle.dumps(SNAPSHOT)))  # noqa: S301
+    container, place = data.draw(st.sampled_from(nodes_of(content)))
+    container[place] = value
+    if isinstance(container, dict):
+        container[key] = value
+    try_to_read(written(folder, content))

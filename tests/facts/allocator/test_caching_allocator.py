@@ -1,0 +1,563 @@
+"""The model of the allocator: what holds after any program, and its rules one by one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.artifacts.snapshot import DEFAULT_POOL
+from efprof.facts.allocator.blocks import Block, Pool
+from efprof.facts.allocator.caching_allocator import CachingAllocator
+from efprof.facts.allocator.rules import is_small, rounded_bytes
+from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+
+GRAPH_POOL = (0, 1)
+STREAMS = (0, 7)
+FIRST_ADDRESS = 0x7F0000000000
+
+DEFAULT = AllocatorSettings()
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+LIMITED = AllocatorSettings(max_split_bytes=20 * MIB)
+
+EVERY_KIND = {
+    "default": DEFAULT,
+    "expandable": EXPANDABLE,
+    "max_split": AllocatorSettings(max_split_bytes=40 * MIB),
+    "max_split and expandable": AllocatorSettings(max_split_bytes=40 * MIB, expandable_segments=True),
+    "max_non_split_rounding": AllocatorSettings(
+        max_split_bytes=20 * MIB, max_non_split_rounding_bytes=100 * MIB, large_segment_bytes=20 * MIB
+    ),
+    "roundup": AllocatorSettings(divisions=(4,) * NUM_INTERVALS),
+    "large segments": AllocatorSettings(large_segment_bytes=64 * MIB),
+    "large pages": AllocatorSettings(large_segment_bytes=64 * MIB, expandable_segments=True),
+    "garbage collected": AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.75),
+    "garbage collected with max_split": AllocatorSettings(
+        garbage_collection_threshold=0.5, memory_fraction=0.75, max_split_bytes=40 * MIB
+    ),
+}
+
+
+class Device:
+    """An allocator, the ranges its driver gave, and the blocks that somebody has."""
+
+    def __init__(self, of: AllocatorSettings, *, capacity: int | None = None) -> None:
+        self.ranges: dict[int, int] = {}
+        self.live: list[Block] = []
+        self.capacity = capacity
+        self.allocator = CachingAllocator(of, self._new_range, capacity=capacity)
+
+    def malloc(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block:
+        block = self.attempt(num_bytes, stream, private_id)
+        assert block is not None
+        return block
+
+    def attempt(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
+        block = self.allocator.malloc(num_bytes, stream, private_id)
+        if block is not None:
+            self.live.append(block)
+        return block
+
+    def free(self, *blocks: Block) -> None:
+        for block in blocks:
+            self.live.remove(block)
+            self.allocator.free(block)
+
+    def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
+        address = FIRST_ADDRESS + sum(self.ranges.values())
+        self.ranges[address] = num_bytes
+        return address
+
+
+Operation = tuple[str, int, int, tuple[int, int]]
+"""What to do; the bytes or the number of a block, the stream and the pool."""
+
+sizes = st.one_of(
+    st.integers(1, MIB),
+    st.integers(MIB, 12 * MIB),
+    st.integers(1, 120).map(lambda number: number * MIB),
+)
+operations = st.one_of(
+    st.tuples(st.just("malloc"), sizes, st.sampled_from(STREAMS), st.sampled_from([DEFAULT_POOL] * 3 + [GRAPH_POOL])),
+    st.tuples(st.just("free"), st.integers(0, 1000), st.just(0), st.just(DEFAULT_POOL)),
+    st.tuples(st.just("malloc"), sizes, st.just(0), st.just(DEFAULT_POOL)),
+    st.tuples(st.just("free"), st.integers(0, 1000), st.just(0), st.just(DEFAULT_POOL)),
+    st.tuples(st.just("release_cached"), st.just(0), st.just(0), st.just(DEFAULT_POOL)),
+)
+programs = st.one_of(st.lists(operations, max_size=10), st.lists(operations, min_size=30, max_size=80))
+capacities = st.sampled_from([None, 100 * MIB, 300 * MIB])
+
+
+def run(device: Device, program: list[Operation]) -> Iterator[None]:
+    for what, number, stream, private_id in program:
+        if what == "malloc":
+            device.attempt(number, stream, private_id)
+        elif what == "release_cached":
+            device.allocator.release_cached()
+        elif device.live:
+            device.free(device.live[number % len(device.live)])
+        yield
+
+
+def chains_of(device: Device) -> list[list[Block]]:
+    """The blocks of each range, from its beginning."""
+    pools = device.allocator.pools
+    known = [*device.live]
+    known += [block for pool in pools for block in pool.free_blocks()]
+    known += [block for pool in pools for stream in STREAMS for block in pool.unmapped_of(stream)]
+    return [chain_from(block) for block in known if block.previous is None]
+
+
+def chain_from(first: Block) -> list[Block]:
+    chain, block = [first], first.following
+    while block is not None:
+        assert block.previous is chain[-1]
+        chain.append(block)
+        block = block.following
+    return chain
+
+
+def assert_ranges_are_filled_without_gap_or_overlap(device: Device) -> None:
+    for chain in chains_of(device):
+        assert chain[0].address == chain[0].range.address
+        assert sum(block.size for block in chain) == device.ranges[chain[0].address]
+        for block, following in pairwise(chain):
+            assert block.address + block.size == following.address
+            assert block.range is following.range
+            assert block.pool is following.pool
+            assert block.stream == following.stream
+
+
+def assert_bytes_add_up(device: Device) -> None:
+    blocks = [block for chain in chains_of(device) for block in chain]
+    assert all(block.size > 0 for block in blocks)
+    assert device.allocator.allocated == sum(block.size for block in device.live)
+    assert device.allocator.reserved == sum(block.size for block in blocks if block.is_mapped)
+    assert device.allocator.peak_reserved >= device.allocator.reserved
+    assert {id(block) for block in device.live} == {id(block) for block in blocks if block.is_allocated}
+
+
+def assert_pools_hold_what_nobody_has(device: Device) -> None:
+    blocks = [block for chain in chains_of(device) for block in chain if not block.is_allocated]
+    for pool in device.allocator.pools:
+        free, unmapped = pool.free_blocks(), [block for stream in STREAMS for block in pool.unmapped_of(stream)]
+        of_pool = [block for block in blocks if block.pool is pool]
+        assert {id(block) for block in free} == {id(block) for block in of_pool if block.is_mapped}
+        assert {id(block) for block in unmapped} == {id(block) for block in of_pool if not block.is_mapped}
+
+
+def assert_neighbours_are_merged(device: Device) -> None:
+    for chain in chains_of(device):
+        for block, following in pairwise(chain):
+            assert block.is_allocated or following.is_allocated or block.is_mapped != following.is_mapped
+
+
+def assert_whole_pages_are_mapped(device: Device) -> None:
+    for chain in chains_of(device):
+        page = chain[0].range.page_bytes
+        for block, following in pairwise(chain):
+            if block.is_mapped != following.is_mapped:
+                assert (following.address - block.range.address) % page == 0
+
+
+def assert_blocks_are_as_requested(device: Device) -> None:
+    for block in device.live:
+        rounded = rounded_bytes(block.requested, device.allocator.settings)
+        assert block.size >= rounded
+        assert block.is_mapped
+        assert block.pool.is_small == is_small(rounded)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@settings(max_examples=30)
+@given(program=programs, capacity=capacities)
+def test_after_any_program_every_byte_is_accounted_for(
+    kind: str, program: list[Operation], capacity: int | None
+) -> None:
+    device = Device(EVERY_KIND[kind], capacity=capacity)
+    for _ in run(device, program):
+        assert_ranges_are_filled_without_gap_or_overlap(device)
+        assert_bytes_add_up(device)
+        assert_pools_hold_what_nobody_has(device)
+        assert_neighbours_are_merged(device)
+        assert_whole_pages_are_mapped(device)
+        assert_blocks_are_as_requested(device)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@settings(max_examples=15)
+@given(program=programs, capacity=st.sampled_from([50 * MIB, 150 * MIB, 400 * MIB]))
+def test_no_program_gets_more_than_the_device_or_the_fraction_has(
+    kind: str, program: list[Operation], capacity: int
+) -> None:
+    device = Device(EVERY_KIND[kind], capacity=capacity)
+    allowed = int(capacity * (EVERY_KIND[kind].memory_fraction or 1))
+    for _ in run(device, program):
+        assert device.allocator.reserved <= allowed
+    assert device.allocator.peak_reserved <= allowed
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@settings(max_examples=15)
+@given(program=programs)
+def test_when_all_is_returned_and_released_only_private_pools_keep_memory(kind: str, program: list[Operation]) -> None:
+    device = Device(EVERY_KIND[kind])
+    for _ in run(device, program):
+        pass
+    device.free(*list(device.live))
+    device.allocator.release_cached()
+    kept = [block for pool in device.allocator.pools for block in pool.free_blocks()]
+    assert {block.pool.private_id for block in kept} <= {GRAPH_POOL}
+    assert device.allocator.reserved == sum(block.size for block in kept)
+    assert device.allocator.allocated == 0
+
+
+@settings(max_examples=100)
+@given(program=programs)
+def test_without_a_limit_to_splitting_at_most_a_mib_lies_unused_behind_a_request(program: list[Operation]) -> None:
+    device = Device(DEFAULT)
+    for _ in run(device, program):
+        for block in device.live:
+            slack = block.size - rounded_bytes(block.requested, DEFAULT)
+            assert slack == 0 if block.pool.is_small else slack <= MIB
+        large = [pool for pool in device.allocator.pools if not pool.is_small]
+        assert all(block.size > MIB for pool in large for block in pool.free_blocks())
+
+
+@settings(max_examples=100)
+@given(program=programs)
+def test_under_a_limit_no_block_beyond_it_serves_what_is_below_it_or_much_smaller(program: list[Operation]) -> None:
+    limited = EVERY_KIND["max_split"]
+    device = Device(limited)
+    for _ in run(device, program):
+        for block in device.live:
+            size = rounded_bytes(block.requested, limited)
+            if size >= 40 * MIB:
+                assert block.size < size + limited.oversize_slack_bytes
+            else:
+                assert block.size <= 40 * MIB
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@settings(max_examples=15)
+@given(program=programs)
+def test_the_same_program_is_served_the_same_way_twice(kind: str, program: list[Operation]) -> None:
+    first, second = Device(EVERY_KIND[kind], capacity=200 * MIB), Device(EVERY_KIND[kind], capacity=200 * MIB)
+    for _ in zip(run(first, program), run(second, program), strict=True):
+        assert [block.address for block in first.live] == [block.address for block in second.live]
+    assert first.allocator.calls == second.allocator.calls
+
+
+# Which free block serves.
+
+
+def test_the_smallest_block_that_is_large_enough_serves() -> None:
+    device = Device(DEFAULT)
+    blocks = [device.malloc(size * MIB) for size in (30, 12, 20, 14)]
+    addresses = [block.address for block in blocks]
+    device.free(*blocks)
+    assert device.malloc(13 * MIB).address == addresses[3]
+
+
+def test_of_blocks_of_one_size_the_lowest_address_serves() -> None:
+    device = Device(DEFAULT)
+    low, middle, high = (device.malloc(20 * MIB) for _ in range(3))
+    lowest = low.address
+    device.free(high, low, middle)
+    assert device.malloc(20 * MIB).address == lowest
+
+
+def test_no_stream_is_served_from_another_ones_blocks() -> None:
+    device = Device(DEFAULT)
+    device.free(device.malloc(20 * MIB, 0))
+    device.malloc(20 * MIB, 7)
+    assert device.allocator.reserved == 40 * MIB
+
+
+def test_small_blocks_and_large_ones_share_no_segment() -> None:
+    device = Device(DEFAULT)
+    device.malloc(5 * MIB)
+    device.malloc(MIB)
+    assert sorted(device.ranges.values()) == [2 * MIB, 20 * MIB]
+
+
+def test_a_private_pool_neither_takes_from_another_nor_gives_to_it() -> None:
+    device = Device(DEFAULT)
+    device.free(device.malloc(20 * MIB), device.malloc(20 * MIB, 0, GRAPH_POOL))
+    inside, outside = device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB)
+    assert inside.pool.private_id == GRAPH_POOL
+    assert outside.pool.private_id == DEFAULT_POOL
+    assert device.allocator.reserved == 40 * MIB
+
+
+# Splitting and merging.
+
+
+def test_the_lower_part_is_handed_out_and_the_upper_one_is_free() -> None:
+    device = Device(DEFAULT)
+    first, second = device.malloc(5 * MIB), device.malloc(7 * MIB)
+    assert second.address == first.address + 5 * MIB
+    (rest,) = first.pool.free_blocks()
+    assert (rest.address, rest.size) == (first.address + 12 * MIB, 8 * MIB)
+
+
+@pytest.mark.parametrize(("requested", "size"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
+def test_a_large_block_is_split_where_more_than_a_mib_remains(requested: int, size: int) -> None:
+    device = Device(DEFAULT)
+    device.free(device.malloc(20 * MIB))
+    assert device.malloc(requested).size == size
+
+
+def test_a_small_block_is_split_where_512_bytes_remain() -> None:
+    device = Device(DEFAULT)
+    device.malloc(MIB - 512)
+    device.malloc(MIB)
+    assert device.malloc(1).size == 512
+    assert device.allocator.reserved == 2 * MIB
+
+
+def test_a_large_block_of_an_expandable_segment_is_split_where_512_bytes_remain() -> None:
+    device = Device(EXPANDABLE)
+    block = device.malloc(20 * MIB - 512)
+    assert block.size == 20 * MIB - 512
+    assert [free.size for free in block.pool.free_blocks()] == [512]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_neighbours_that_are_free_become_one_block_in_whatever_order_they_are_returned(order: tuple[int, ...]) -> None:
+    device = Device(DEFAULT)
+    blocks = [device.malloc(5 * MIB) for _ in range(3)]
+    device.free(*(blocks[index] for index in order))
+    assert [block.size for block in blocks[0].pool.free_blocks()] == [20 * MIB]
+
+
+def test_neighbours_of_two_segments_stay_two_blocks() -> None:
+    device = Device(DEFAULT)
+    blocks = [device.malloc(20 * MIB), device.malloc(20 * MIB)]
+    assert blocks[1].address == blocks[0].address + 20 * MIB
+    device.free(*blocks)
+    assert [block.size for block in blocks[0].pool.free_blocks()] == [20 * MIB] * 2
+
+
+# A limit to splitting.
+
+
+@pytest.mark.parametrize(("requested_mib", "reuses"), [(19, False), (30, False), (80, False), (81, True), (99, True)])
+def test_a_block_beyond_the_limit_serves_only_what_is_less_than_a_large_segment_smaller(
+    requested_mib: int, reuses: bool
+) -> None:
+    device = Device(LIMITED)
+    device.free(device.malloc(100 * MIB))
+    block = device.malloc(requested_mib * MIB)
+    assert (device.allocator.calls.num_allocs == 1) == reuses
+    assert (block.size == 100 * MIB) == reuses, "it is never split"
+
+
+@pytest.mark.parametrize(("limit_mib", "reuses"), [(30, False), (31, True)])
+def test_a_block_just_at_the_limit_serves_nothing_below_it(limit_mib: int, reuses: bool) -> None:
+    device = Device(AllocatorSettings(max_split_bytes=limit_mib * MIB))
+    device.free(device.malloc(30 * MIB))
+    device.malloc(12 * MIB)
+    assert (device.allocator.calls.num_allocs == 1) == reuses
+
+
+def test_max_non_split_rounding_widens_what_a_block_beyond_the_limit_serves() -> None:
+    device = Device(replace(LIMITED, max_non_split_rounding_bytes=90 * MIB))
+    device.free(device.malloc(100 * MIB))
+    assert device.malloc(20 * MIB).size == 100 * MIB
+
+
+def test_below_the_limit_blocks_are_split_as_ever() -> None:
+    device = Device(LIMITED)
+    assert [device.malloc(5 * MIB).size for _ in range(4)] == [5 * MIB] * 4
+    assert device.allocator.reserved == 20 * MIB
+
+
+def test_under_a_limit_one_block_that_is_large_enough_is_released_before_all_are() -> None:
+    device = Device(LIMITED, capacity=105 * MIB)
+    device.free(device.malloc(60 * MIB), device.malloc(12 * MIB))
+    device.malloc(40 * MIB)
+    assert device.allocator.reserved == 52 * MIB
+    assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 0)
+
+
+def test_under_a_limit_several_blocks_are_released_the_largest_first() -> None:
+    device = Device(LIMITED, capacity=105 * MIB)
+    device.free(*[device.malloc(size * MIB) for size in (22, 30, 40)])
+    device.malloc(62 * MIB)
+    (kept,) = device.live[0].pool.free_blocks()
+    assert kept.size == 22 * MIB
+    assert device.allocator.calls.num_retries == 0
+
+
+# A device that is full.
+
+
+def test_what_nobody_uses_is_released_and_the_driver_is_asked_again() -> None:
+    device = Device(DEFAULT, capacity=100 * MIB)
+    device.free(device.malloc(60 * MIB))
+    device.malloc(80 * MIB)
+    assert device.allocator.reserved == 80 * MIB
+    assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 1)
+
+
+def test_a_request_fails_where_even_that_is_not_enough_and_leaves_what_is_held() -> None:
+    device = Device(DEFAULT, capacity=100 * MIB)
+    held = device.malloc(80 * MIB)
+    assert device.attempt(40 * MIB) is None
+    assert device.live == [held]
+    assert (device.allocator.reserved, device.allocator.allocated) == (80 * MIB, 80 * MIB)
+    assert device.allocator.calls.num_retries == 1
+
+
+def test_a_segment_of_which_anything_is_held_is_not_released() -> None:
+    device = Device(DEFAULT, capacity=30 * MIB)
+    device.free(device.malloc(5 * MIB), *[device.malloc(5 * MIB) for _ in range(3)][:2])
+    device.allocator.release_cached()
+    assert device.allocator.reserved == 20 * MIB
+    assert device.attempt(16 * MIB) is None
+
+
+def test_a_fraction_limits_what_is_reserved_where_the_device_has_more() -> None:
+    device = Device(AllocatorSettings(memory_fraction=0.5), capacity=100 * MIB)
+    assert device.attempt(52 * MIB) is None
+    assert device.attempt(50 * MIB) is not None
+
+
+def test_memory_of_a_private_pool_is_not_released() -> None:
+    device = Device(DEFAULT)
+    device.free(device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB))
+    device.allocator.release_cached()
+    assert device.allocator.reserved == 20 * MIB
+    assert device.malloc(20 * MIB, 0, GRAPH_POOL).pool.private_id == GRAPH_POOL
+    assert device.allocator.calls.num_allocs == 2
+
+
+# Garbage.
+
+
+def fill_up_to_a_collection(device: Device) -> tuple[Pool, int, int]:
+    """Reserve 64 of 100 MiB, of which 28 are free: the first half for longer than the second."""
+    older, newer = device.malloc(14 * MIB), device.malloc(14 * MIB)
+    addresses = older.address, newer.address
+    device.free(older)
+    device.malloc(20 * MIB, 7)
+    device.free(newer)
+    device.malloc(16 * MIB)
+    return newer.pool, *addresses
+
+
+def test_above_the_threshold_what_was_free_for_longest_is_released() -> None:
+    settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.9)
+    device = Device(settings, capacity=100 * MIB)
+    pool, older, newer = fill_up_to_a_collection(device)
+    assert pool.free_at(older) is None
+    assert pool.free_at(newer) is not None
+    assert device.allocator.reserved == 50 * MIB
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AllocatorSettings(garbage_collection_threshold=0.5),
+        AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=1.0),
+        AllocatorSettings(garbage_collection_threshold=0.9, memory_fraction=0.9),
+        AllocatorSettings(memory_fraction=0.9),
+    ],
+)
+def test_nothing_is_collected_below_the_threshold_or_without_a_fraction(settings: AllocatorSettings) -> None:
+    device = Device(settings, capacity=100 * MIB)
+    fill_up_to_a_collection(device)
+    assert device.allocator.calls.num_frees == 0
+    assert device.allocator.reserved == 64 * MIB
+
+
+# Segments that grow.
+
+
+def test_an_expandable_segment_grows_by_the_pages_that_are_missing() -> None:
+    device = Device(EXPANDABLE)
+    maps: list[tuple[int, int]] = []
+    device.allocator.on_map = lambda address, size: maps.append((address, size))
+    first = device.malloc(5 * MIB)
+    second = device.malloc(30 * MIB)
+    assert second.address == first.address + 5 * MIB
+    assert maps == [(first.address, 20 * MIB), (first.address + 20 * MIB, 20 * MIB)]
+    assert device.allocator.reserved == 40 * MIB
+    assert len(device.ranges) == 1
+
+
+def test_an_expandable_segment_of_small_blocks_grows_by_two_mib() -> None:
+    device = Device(EXPANDABLE)
+    for _ in range(3):
+        device.malloc(MIB)
+    assert device.allocator.reserved == 4 * MIB
+
+
+def test_pools_and_streams_each_have_their_own_expandable_segment() -> None:
+    device = Device(EXPANDABLE)
+    for size, stream, private_id in [
+        (5, 0, DEFAULT_POOL),
+        (1, 0, DEFAULT_POOL),
+        (5, 7, DEFAULT_POOL),
+        (5, 0, GRAPH_POOL),
+    ]:
+        device.malloc(size * MIB, stream, private_id)
+    assert len(device.ranges) == 4
+
+
+def test_a_block_that_can_grow_counts_as_large_as_it_can_become() -> None:
+    device = Device(EXPANDABLE)
+    hole, _, _ = device.malloc(30 * MIB), device.malloc(10 * MIB), device.malloc(30 * MIB)
+    address = hole.address
+    device.free(hole)
+    assert sorted(block.size for block in hole.pool.free_blocks()) == [10 * MIB, 30 * MIB]
+    assert device.malloc(8 * MIB).address == address, "the ten MiB at the end would fit better, but can grow"
+
+
+def test_only_whole_pages_are_unmapped_and_what_is_left_of_others_stays_free() -> None:
+    device = Device(EXPANDABLE)
+    freed, _ = device.malloc(50 * MIB), device.malloc(5 * MIB)
+    device.free(freed)
+    device.allocator.release_cached()
+    assert device.allocator.reserved == 20 * MIB
+    assert sorted(block.size for block in freed.pool.free_blocks()) == [5 * MIB, 10 * MIB]
+    assert device.allocator.calls.num_unmaps == 1
+
+
+def test_what_was_unmapped_is_mapped_again_from_the_lowest_address_on() -> None:
+    device = Device(EXPANDABLE)
+    first, _, third, _ = (device.malloc(20 * MIB) for _ in range(4))
+    address = first.address
+    device.free(third, first)
+    device.allocator.release_cached()
+    assert device.malloc(20 * MIB).address == address
+
+
+def test_a_stretch_is_mapped_only_where_all_of_the_request_finds_room() -> None:
+    device = Device(EXPANDABLE)
+    first, _ = device.malloc(20 * MIB), device.malloc(20 * MIB)
+    start = first.address
+    device.free(first)
+    device.allocator.release_cached()
+    assert device.malloc(21 * MIB).address == start + 40 * MIB
+
+
+def test_an_expandable_segment_of_which_nothing_is_mapped_gives_up_its_addresses() -> None:
+    device = Device(EXPANDABLE)
+    block = device.malloc(20 * MIB)
+    device.free(block)
+    device.allocator.release_cached()
+    assert list(block.pool.unmapped_of(0)) == []
+    device.malloc(20 * MIB)
+    assert len(device.ranges) == 2
+
+
+def test_with_a_limit_to_splitting_an_expandable_segment_grows_beside_what_is_free() -> None:
+    device = Device(replace(EXPANDABLE, max_split_bytes=40 * MIB))
+    hole, _ = device.malloc(100 * MIB), device.malloc(20 * MIB)
+    device.free(hole)
+    device.malloc(10 * MIB)
+    assert device.allocator.reserved == 140 * MIB

@@ -1,0 +1,349 @@
+"""Replays: every address and segment of a history is foretold, from whatever state it began with."""
+
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, read_snapshot
+from efprof.artifacts.snapshot import Block as SnapshotBlock
+from efprof.facts.allocator.history import History, devices_of, history_of
+from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from efprof.model import NotRecorded
+from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
+
+SNAPSHOTS = Path(__file__).parents[3].parent / "shared" / "data" / "snapshots"
+"""Of real programs, as they were published; too large to be kept here."""
+
+REPLAYABLE = [
+    "Constructor-Sun+code_location__52e52b2__memory_snapshot.pickle",
+    "HugePandaCoder+octree-nca-groupeq__3e8aa21__mem_snapshots_inference2_peso_oct.pickle",
+    "MAGMA27+assignment2-systems__15883f2__memory_snapshot.pickle",
+    "Wedsonlin+assignment2-systems__results_medium_1024_training_memory_snapshot.pickle",
+    "Wedsonlin+assignment2-systems__results_medium_128_training_memory_snapshot.pickle",
+    "Wedsonlin+assignment2-systems__results_medium_256_inference_memory_snapshot.pickle",
+    "Wedsonlin+assignment2-systems__results_medium_512_training_memory_snapshot.pickle",
+    "bcrafton+assignment2-systems__0c0e8a7__memory_snapshot.pickle",
+    "notHanmin+assignment2-systems__bbd2972__memory_snapshot_forward.pickle",
+    "notHanmin+assignment2-systems__bbd2972__memory_snapshot_forward_without_mixed.pickle",
+    "silmont2000+assignment2-systems__mem_snapshot.pickle",
+    "silmont2000+assignment2-systems__memory_forward_bf16_128.pickle",
+    "silmont2000+assignment2-systems__memory_forward_fp32_128.pickle",
+]
+WITHOUT_HISTORY = [
+    "Muduard+LayoutEditing__33ade60__dump_snapshot.pickle",
+    "SunnySood80+unsupervised_finetune_resnet50__a652958__dump_snapshot.pickle",
+    "albi2+thesis-text-to-SQL__dump_snapshot.pickle",
+    "angelolmn+HitsBE__1854a6c__my_snapshot.pickle",
+]
+MADE_BY_HAND = "facebookresearch+mosaic__test_snapshots_output.pickle"
+
+DEFAULT = AllocatorSettings()
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+LIMITED = AllocatorSettings(max_split_bytes=40 * MIB)
+EVERY_KIND = {
+    "default": DEFAULT,
+    "expandable": EXPANDABLE,
+    "max_split": LIMITED,
+    "max_split and expandable": AllocatorSettings(max_split_bytes=40 * MIB, expandable_segments=True),
+    "roundup": AllocatorSettings(divisions=(4,) * NUM_INTERVALS),
+    "large segments": AllocatorSettings(large_segment_bytes=64 * MIB),
+    "large pages": AllocatorSettings(large_segment_bytes=64 * MIB, expandable_segments=True),
+}
+SEEDS = range(40)
+
+
+def real(name: str) -> Snapshot:
+    path = SNAPSHOTS / name
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    return read_snapshot(path)
+
+
+def assert_foretold(result: Replay, seed: int | None = None) -> None:
+    assert result.addresses_equal == result.allocations, f"of seed {seed}"
+    assert result.segments_equal == result.segments, f"of seed {seed}"
+    assert result.peak_reserved_replayed_bytes == result.peak_reserved_recorded_bytes, f"of seed {seed}"
+    assert result.is_trusted
+
+
+def replayed(recording: Recording, first_entry: int = 0) -> Replay:
+    return replay(history_of(recording.snapshot(first_entry=first_entry), 0))
+
+
+# What real programs recorded.
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_every_address_and_segment_of_a_real_program_is_foretold(name: str) -> None:
+    snapshot = real(name)
+    assert devices_of(snapshot)
+    for device in devices_of(snapshot):
+        result = replay(history_of(snapshot, device))
+        assert result.allocations > 0
+        assert_foretold(result)
+
+
+@pytest.mark.parametrize("name", WITHOUT_HISTORY)
+def test_a_real_file_without_a_history_says_how_to_record_one(name: str) -> None:
+    snapshot = real(name)
+    for device in devices_of(snapshot) or [0]:
+        with pytest.raises(NotRecorded, match=r"no allocation.*efprof record"):
+            history_of(snapshot, device)
+
+
+def test_a_file_that_was_made_by_hand_is_not_replayed() -> None:
+    with pytest.raises(NotRecorded, match=r"do not fit its segments .* made by hand"):
+        history_of(real(MADE_BY_HAND), 0)
+
+
+# Whole recordings.
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_program_is_foretold_from_its_first_request_on(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind])
+        run_at_random(recording, seed, sizes=any_size)
+        assert_foretold(replayed(recording), seed)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_program_on_a_device_that_was_full_is_foretold(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB)
+        run_at_random(recording, seed, sizes=any_size)
+        assert_foretold(replayed(recording), seed)
+
+
+def test_a_program_whose_garbage_was_collected_is_foretold() -> None:
+    settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.8)
+    for seed in SEEDS:
+        recording = Recording(settings, capacity=1024 * MIB)
+        run_at_random(recording, seed, sizes=any_size)
+        assert_foretold(replayed(recording), seed)
+
+
+@pytest.mark.parametrize("kind", ["default", "expandable"])
+def test_memory_of_private_pools_is_foretold_though_no_event_names_them(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind])
+        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1), (3, 0)])
+        assert_foretold(replayed(recording), seed)
+
+
+# Recordings that begin in the middle, as those of a ring buffer do.
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_program_is_foretold_from_any_event_on(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind])
+        chance = run_at_random(recording, seed, sizes=even_size)
+        assert_foretold(replayed(recording, chance.randrange(len(recording.entries) * 3 // 4)), seed)
+
+
+def test_what_lies_unused_behind_blocks_is_nearly_always_told_by_what_comes_later() -> None:
+    total = equal = 0
+    for seed in SEEDS:
+        recording = Recording(DEFAULT)
+        chance = run_at_random(recording, seed, sizes=any_size)
+        result = replayed(recording, chance.randrange(len(recording.entries) // 4))
+        total, equal = total + result.allocations, equal + result.addresses_equal
+    assert equal >= 0.999 * total
+
+
+def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it() -> None:
+    recording = Recording(DEFAULT)
+    block = recording.malloc(11 * MIB)
+    first_entry = len(recording.entries)
+    recording.free(block)
+    recording.malloc(12 * MIB)
+    history = history_of(recording.snapshot(first_entry=first_entry), 0)
+    assert [live.size for live in history.live] == [12 * MIB]
+
+
+def test_a_wider_gap_is_free() -> None:
+    recording = Recording(DEFAULT)
+    block = recording.malloc(5 * MIB)
+    first_entry = len(recording.entries)
+    recording.free(block)
+    recording.malloc(12 * MIB)
+    history = history_of(recording.snapshot(first_entry=first_entry), 0)
+    assert [live.size for live in history.live] == [5 * MIB]
+
+
+def with_slack_before_a_free_block() -> tuple[Recording, int]:
+    """A block of 5 MiB of which half a MiB is unused, and behind it 5 MiB that are free."""
+    recording = Recording(DEFAULT)
+    wide, next_to_it, last = recording.malloc(5 * MIB), recording.malloc(5 * MIB), recording.malloc(10 * MIB)
+    recording.free(wide)
+    tight = recording.malloc(5 * MIB - MIB // 2)
+    assert tight.size == 5 * MIB
+    recording.free(next_to_it)
+    first_entry = len(recording.entries)
+    recording.malloc(4 * MIB)
+    recording.free(tight)
+    recording.free(last)
+    recording.malloc(10 * MIB)
+    return recording, first_entry
+
+
+def test_what_is_placed_behind_a_block_while_it_lives_tells_where_it_ends() -> None:
+    recording, first_entry = with_slack_before_a_free_block()
+    history = history_of(recording.snapshot(first_entry=first_entry), 0)
+    assert [live.size for live in history.live] == [5 * MIB, 10 * MIB]
+    assert_foretold(replay(history))
+
+
+def test_a_block_beyond_the_limit_to_splitting_has_all_of_its_segment() -> None:
+    recording = Recording(LIMITED)
+    recording.free(recording.malloc(60 * MIB))
+    held = recording.malloc(45 * MIB)
+    first_entry = len(recording.entries)
+    recording.malloc(12 * MIB)
+    recording.free(held)
+    assert_foretold(replayed(recording, first_entry))
+
+
+def test_addresses_below_what_was_mapped_at_the_beginning_are_mapped_again() -> None:
+    recording = Recording(EXPANDABLE)
+    low, _ = recording.malloc(20 * MIB), recording.malloc(20 * MIB)
+    recording.free(low)
+    recording.empty_cache()
+    first_entry = len(recording.entries)
+    recording.malloc(20 * MIB)
+    assert_foretold(replayed(recording, first_entry))
+
+
+def test_a_start_state_holds_what_was_given_back_since() -> None:
+    recording = Recording(DEFAULT)
+    block = recording.malloc(30 * MIB)
+    first_entry = len(recording.entries)
+    recording.free(block)
+    recording.empty_cache()
+    recording.malloc(2 * MIB)
+    history = history_of(recording.snapshot(first_entry=first_entry), 0)
+    assert [(extent.address, extent.num_bytes) for extent in history.extents] == [(block.address, 30 * MIB)]
+    assert [(live.address, live.size) for live in history.live] == [(block.address, 30 * MIB)]
+
+
+def test_what_was_there_all_along_is_in_the_start_state_as_the_end_shows_it() -> None:
+    recording = Recording(DEFAULT)
+    kept = recording.malloc(5 * MIB + 1)
+    first_entry = len(recording.entries)
+    recording.malloc(2 * MIB)
+    history = history_of(recording.snapshot(first_entry=first_entry), 0)
+    assert [(live.address, live.requested, live.size) for live in history.live] == [
+        (kept.address, 5 * MIB + 1, 5 * MIB + 512)
+    ]
+
+
+# Requests that failed.
+
+
+def test_what_a_failed_request_had_mapped_is_foretold() -> None:
+    """It had mapped one page when there was no other; all that was free was then unmapped, in vain."""
+    recording = Recording(EXPANDABLE, capacity=80 * MIB)
+    first, second, third, _ = (recording.malloc(20 * MIB) for _ in range(4))
+    recording.free(first)
+    recording.free(third)
+    recording.empty_cache()
+    recording.free(second)
+    recording.malloc(512)
+    assert recording.attempt(60 * MIB) is None
+    assert [entry.action for entry in recording.entries[-3:]] == ["segment_map", "segment_unmap", "oom"]
+    recording.malloc(20 * MIB)
+    assert_foretold(replayed(recording))
+
+
+def test_after_a_release_the_free_blocks_are_not_searched_again() -> None:
+    """pytorch/pytorch#189504: the first stretch that could grow serves, though another free block fits better."""
+    recording = Recording(AllocatorSettings(expandable_segments=True, max_split_bytes=40 * MIB), capacity=140 * MIB)
+    first, low, _, high, _, _ = (recording.malloc(size * MIB) for size in (5, 50, 10, 60, 5, 10))
+    recording.free(low)
+    recording.free(high)
+    block = recording.malloc(11 * MIB)
+    assert [entry.action for entry in recording.entries[-3:]] == ["segment_unmap", "segment_unmap", "alloc"]
+    assert block.address == first.address + 5 * MIB
+    assert_foretold(replayed(recording))
+
+
+# Files that tell less, or wrong.
+
+
+def history_of_entries(entries: list[Entry], segments: list[Segment]) -> History:
+    return history_of(Snapshot(segments=segments, device_traces=[entries]), 0)
+
+
+@pytest.mark.parametrize("device", [-1, 1, 7])
+def test_a_device_that_is_not_in_the_file_has_no_history(device: int) -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(512)
+    with pytest.raises(NotRecorded):
+        history_of(recording.snapshot(), device)
+
+
+def test_devices_are_those_with_memory_or_with_a_history() -> None:
+    block = SnapshotBlock(size=512, state="inactive", address=0)
+    segments = [Segment(total_size=512, blocks=[block], device=3)]
+    traces = [[], [Entry(action="alloc", size=1)], []]
+    assert devices_of(Snapshot(segments=segments, device_traces=traces)) == [1, 3]
+
+
+def test_a_request_for_nothing_is_placed_nowhere() -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(MIB)
+    recording.entries.append(Entry(action="alloc", size=0, addr=0))
+    result = replayed(recording)
+    assert result.allocations == 1
+    assert_foretold(result)
+
+
+def test_allocations_that_are_nowhere_at_the_end_and_never_freed_are_no_history() -> None:
+    entries = [Entry(action="alloc", size=512, addr=4096 * number) for number in range(100)]
+    with pytest.raises(NotRecorded, match="100 of 100"):
+        history_of_entries(entries, [])
+
+
+def test_an_event_or_two_of_another_thread_do_not_matter() -> None:
+    recording = Recording(DEFAULT)
+    run_at_random(recording, 0, sizes=even_size)
+    recording.entries.append(Entry(action="alloc", size=512, addr=1 << 50))
+    assert replayed(recording).is_trusted
+
+
+def test_events_in_an_order_that_cannot_be_are_not_trusted() -> None:
+    recording = Recording(DEFAULT)
+    run_at_random(recording, 0, sizes=any_size)
+    snapshot = recording.snapshot()
+    allocations = [entry for entry in recording.entries if entry.action == "alloc"]
+    for entry, other in zip(allocations, reversed(allocations), strict=True):
+        entry.size = other.size
+    assert not replay(history_of(snapshot, 0)).is_trusted
+
+
+@pytest.mark.parametrize("kind", ["default", "expandable", "max_split"])
+def test_an_event_that_is_missing_or_comes_twice_breaks_nothing(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind])
+        chance = run_at_random(recording, seed, sizes=any_size)
+        index = chance.randrange(len(recording.entries))
+        recording.entries[index : index + 1] = recording.entries[index : index + 1] * chance.choice([0, 2])
+        try:
+            result = replayed(recording)
+        except NotRecorded:
+            continue
+        assert result.allocations > 0
+
+
+def test_a_segment_that_is_given_back_twice_breaks_nothing() -> None:
+    recording = Recording(DEFAULT)
+    recording.free(recording.malloc(30 * MIB))
+    recording.empty_cache()
+    recording.entries.append(recording.entries[-1])
+    recording.malloc(20 * MIB)
+    try:
+        replayed(recording)
+    except NotRecorded:
+        return

@@ -1,0 +1,271 @@
+"""What a recorded program would reserve under other settings, or on another device."""
+
+import pytest
+
+from efprof.artifacts.snapshot import Snapshot, read_snapshot
+from efprof.facts.allocator.history import devices_of, history_of
+from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
+from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
+from efprof.facts.allocator.what_if import Outcome, WhatIf
+from tests.facts.allocator.recording import FIRST_ADDRESS, Recording, any_size, run_at_random
+from tests.facts.allocator.test_replay import REPLAYABLE, SNAPSHOTS
+
+DEFAULT = AllocatorSettings()
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+OTHERS = ["expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "large_segment_size_mb:64"]
+
+
+def real(name: str) -> Snapshot:
+    path = SNAPSHOTS / name
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    return read_snapshot(path)
+
+
+def what_if(recording: Recording, *, first_entry: int = 0, capacity: int | None = None) -> WhatIf:
+    return WhatIf(history_of(recording.snapshot(first_entry=first_entry), 0), capacity=capacity)
+
+
+def assert_ordered(outcome: Outcome) -> None:
+    assert outcome.peak_reserved_low_bytes <= outcome.peak_reserved_bytes <= outcome.peak_reserved_high_bytes
+    assert 0 <= outcome.stranded_bytes <= outcome.peak_reserved_high_bytes
+
+
+# What real programs recorded.
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_under_the_recorded_settings_the_peak_of_a_real_program_is_the_recorded_one(name: str) -> None:
+    snapshot = real(name)
+    for device in devices_of(snapshot):
+        recorded = WhatIf(history_of(snapshot, device))
+        assert recorded.recorded.peak_reserved_bytes == recorded.script.peak_reserved_bytes
+        assert_ordered(recorded.recorded)
+
+
+@pytest.mark.parametrize("name", [REPLAYABLE[0], REPLAYABLE[1], REPLAYABLE[-1]])
+def test_the_likely_peak_of_a_real_program_lies_between_the_lowest_and_the_highest(name: str) -> None:
+    snapshot = real(name)
+    for device in devices_of(snapshot):
+        program = WhatIf(history_of(snapshot, device))
+        for text in OTHERS:
+            assert_ordered(program.run(parse_configuration(text)))
+
+
+def test_a_limit_to_splitting_makes_expandable_segments_reserve_more() -> None:
+    program = WhatIf(history_of(real(REPLAYABLE[0]), 2))
+    alone = program.run(parse_configuration("expandable_segments:True"))
+    together = program.run(parse_configuration("expandable_segments:True,max_split_size_mb:128"))
+    assert together.peak_reserved_low_bytes > alone.peak_reserved_high_bytes
+
+
+# Recordings of known programs.
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE, AllocatorSettings(max_split_bytes=40 * MIB)])
+def test_the_recorded_peak_lies_between_the_lowest_and_the_highest(settings: AllocatorSettings) -> None:
+    for seed in range(10):
+        recording = Recording(settings)
+        run_at_random(recording, seed, sizes=any_size)
+        outcome = what_if(recording).recorded
+        peak = recording.allocator.peak_reserved
+        assert outcome.peak_reserved_low_bytes <= peak <= outcome.peak_reserved_high_bytes, f"of seed {seed}"
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, AllocatorSettings(max_split_bytes=40 * MIB)])
+def test_a_device_that_was_full_is_as_full_again(settings: AllocatorSettings) -> None:
+    for seed in range(10):
+        recording = Recording(settings, capacity=600 * MIB)
+        run_at_random(recording, seed, sizes=any_size)
+        outcome = what_if(recording).recorded
+        assert outcome.peak_reserved_low_bytes <= recording.allocator.peak_reserved <= 600 * MIB, f"of seed {seed}"
+
+
+@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.parametrize("first_entry", [0, 100])
+def test_the_likely_peak_lies_between_the_lowest_and_the_highest(text: str, first_entry: int) -> None:
+    for seed in range(5):
+        recording = Recording(DEFAULT)
+        run_at_random(recording, seed, sizes=any_size)
+        assert_ordered(what_if(recording, first_entry=first_entry).run(parse_configuration(text)))
+
+
+def test_a_setting_that_wastes_less_reserves_less() -> None:
+    """Twice 30 MiB that lie apart serve no request for 60, unless they are in one range."""
+    recording = Recording(DEFAULT)
+    for block in [recording.malloc(30 * MIB), recording.malloc(30 * MIB)]:
+        recording.free(block)
+    recording.malloc(60 * MIB)
+    program = what_if(recording)
+    assert program.recorded.peak_reserved_bytes == 120 * MIB
+    assert program.recorded.stranded_bytes == 60 * MIB
+    expandable = program.run(EXPANDABLE)
+    assert (expandable.peak_reserved_bytes, expandable.stranded_bytes) == (60 * MIB, 0)
+
+
+def test_calls_are_those_of_the_setting_that_is_asked_about() -> None:
+    recording = Recording(DEFAULT)
+    recording.free(recording.malloc(30 * MIB))
+    recording.malloc(60 * MIB)
+    program = what_if(recording)
+    assert (program.recorded.calls.num_allocs, program.recorded.calls.num_maps) == (2, 0)
+    assert (program.run(EXPANDABLE).calls.num_allocs, program.run(EXPANDABLE).calls.num_maps) == (0, 2)
+
+
+def test_a_setting_is_run_on_what_was_there_before_the_first_event() -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(100 * MIB)
+    first_entry = len(recording.entries)
+    recording.malloc(30 * MIB)
+    program = what_if(recording, first_entry=first_entry)
+    assert program.script.num_live == 1
+    assert program.recorded.peak_reserved_bytes == 130 * MIB
+    assert program.run(EXPANDABLE).peak_reserved_bytes == 140 * MIB
+
+
+def test_what_a_cold_start_misses_widens_the_upper_end_of_other_settings_only() -> None:
+    recording = Recording(DEFAULT)
+    recording.free(recording.malloc(100 * MIB))
+    first_entry = len(recording.entries)
+    recording.malloc(5 * MIB)
+    program = what_if(recording, first_entry=first_entry)
+    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
+    other = program.run(parse_configuration("max_split_size_mb:200"))
+    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
+
+
+@pytest.mark.parametrize("first_address", [0x302000000, 1 << 36, FIRST_ADDRESS])
+def test_where_the_recorded_memory_lies_makes_no_difference(first_address: int) -> None:
+    recording = Recording(DEFAULT, first_address=first_address)
+    before = [recording.malloc(30 * MIB), recording.malloc(30 * MIB)]
+    first_entry = len(recording.entries)
+    during = [recording.malloc(30 * MIB), recording.malloc(30 * MIB)]
+    for block in [*before, *during]:
+        recording.free(block)
+    for _ in range(4):
+        recording.malloc(30 * MIB)
+    outcome = what_if(recording, first_entry=first_entry).recorded
+    assert outcome.peak_reserved_low_bytes == outcome.peak_reserved_high_bytes == 120 * MIB
+
+
+def test_the_same_question_is_answered_the_same_way() -> None:
+    recording = Recording(DEFAULT)
+    run_at_random(recording, 1, sizes=any_size)
+    assert what_if(recording).run(EXPANDABLE) == what_if(recording).run(EXPANDABLE)
+
+
+# Memory that was given back.
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
+def test_an_emptied_cache_is_emptied_again(settings: AllocatorSettings) -> None:
+    recording = Recording(settings)
+    held = [recording.malloc(60 * MIB), recording.malloc(20 * MIB)]
+    recording.free(held[0])
+    recording.empty_cache()
+    recording.malloc(80 * MIB)
+    program = what_if(recording)
+    assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ALLOCATE, FREE, EMPTY_CACHE, ALLOCATE]
+    for asked in (DEFAULT, EXPANDABLE):
+        assert program.run(asked).peak_reserved_bytes == 100 * MIB
+
+
+def test_several_segments_that_were_given_back_at_once_are_one_emptying() -> None:
+    recording = Recording(DEFAULT)
+    for block in [recording.malloc(size * MIB) for size in (12, 14, 16)]:
+        recording.free(block)
+    recording.empty_cache()
+    recording.malloc(512)
+    kinds = [kind for kind, *_ in what_if(recording).script.operations]
+    assert kinds.count(EMPTY_CACHE) == 1
+
+
+def test_what_was_released_for_a_request_is_not_released_where_there_is_room() -> None:
+    recording = Recording(DEFAULT, capacity=100 * MIB)
+    recording.free(recording.malloc(60 * MIB))
+    recording.malloc(80 * MIB)
+    assert [entry.action for entry in recording.entries][-3:] == ["segment_free", "segment_alloc", "alloc"]
+    assert [kind for kind, *_ in what_if(recording).script.operations] == [ALLOCATE, FREE, ALLOCATE]
+    larger = what_if(recording, capacity=1024 * MIB).recorded
+    assert (larger.peak_reserved_bytes, larger.calls.num_frees) == (140 * MIB, 0)
+
+
+def test_what_was_released_for_a_request_tells_how_much_the_device_has_at_least() -> None:
+    recording = Recording(DEFAULT, capacity=100 * MIB)
+    recording.free(recording.malloc(60 * MIB))
+    recording.malloc(80 * MIB)
+    program = what_if(recording)
+    assert program.capacity == 80 * MIB
+    assert program.recorded.peak_reserved_bytes == 80 * MIB
+    assert program.recorded.calls.num_retries == 1
+
+
+def test_nothing_tells_what_a_device_has_that_was_never_full() -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(60 * MIB)
+    assert what_if(recording).capacity is None
+
+
+@pytest.mark.parametrize("needs_memory_next", [False, True])
+def test_without_stacks_what_follows_tells_whether_a_release_was_asked_for(needs_memory_next: bool) -> None:
+    recording = Recording(DEFAULT, has_stacks=False)
+    held, freed = recording.malloc(5 * MIB), recording.malloc(60 * MIB)
+    recording.free(freed)
+    recording.empty_cache()
+    recording.malloc((60 if needs_memory_next else 5) * MIB)
+    assert held in recording.live
+    kinds = [kind for kind, *_ in what_if(recording).script.operations]
+    assert (EMPTY_CACHE in kinds) == (not needs_memory_next)
+
+
+# Requests that failed.
+
+
+def out_of_memory() -> Recording:
+    recording = Recording(DEFAULT, capacity=100 * MIB)
+    held = recording.malloc(80 * MIB)
+    assert recording.attempt(40 * MIB) is None
+    recording.free(held)
+    return recording
+
+
+def test_a_request_that_failed_fails_again() -> None:
+    program = what_if(out_of_memory())
+    assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ATTEMPT, FREE]
+    assert program.recorded.is_out_of_memory
+    assert program.recorded.peak_reserved_bytes == 80 * MIB
+
+
+def test_a_failure_tells_how_much_the_device_has() -> None:
+    assert what_if(out_of_memory()).capacity == 100 * MIB
+
+
+@pytest.mark.parametrize(("capacity_mib", "is_out_of_memory"), [(119, True), (120, False), (1024, False)])
+def test_a_request_that_failed_is_survived_where_the_device_has_enough(
+    capacity_mib: int, is_out_of_memory: bool
+) -> None:
+    outcome = what_if(out_of_memory(), capacity=capacity_mib * MIB).recorded
+    assert outcome.is_out_of_memory == is_out_of_memory
+    assert outcome.peak_reserved_bytes == (80 if is_out_of_memory else 120) * MIB
+
+
+def test_a_setting_that_wastes_less_survives() -> None:
+    """Of each of two segments a quarter is held; 30 MiB are free, but no 25 in one piece."""
+    recording = Recording(DEFAULT, capacity=100 * MIB)
+    blocks = [recording.malloc(5 * MIB) for _ in range(8)]
+    for block in blocks[:3] + blocks[5:]:
+        recording.free(block)
+    recording.malloc(50 * MIB)
+    assert recording.attempt(25 * MIB) is None
+    program = what_if(recording)
+    assert program.recorded.is_out_of_memory
+    assert not program.run(EXPANDABLE).is_out_of_memory
+
+
+def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
+    recording = out_of_memory()
+    for size in (40, 40, 20):
+        recording.malloc(size * MIB)
+    outcome = what_if(recording, capacity=1024 * MIB).recorded
+    assert outcome.peak_reserved_bytes == 120 * MIB
+    assert outcome.calls.num_allocs == 2
