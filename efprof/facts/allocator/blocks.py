@@ -125,3 +125,38 @@ class Pool:
             if self._unmapped[index][0] != stream:
                 return
             yield self._unmapped_by_address[self._unmapped[index][1]]
+
+
+def split(block: Block, size: int) -> Block:
+    """Hand out the lower part; the upper one goes back."""
+    lower = part_of(block, block.address, size)
+    lower.place_before(block)
+    block.address += size
+    block.size -= size
+    block.pool.add(block)
+    return lower
+
+
+def merge(block: Block) -> None:
+    """With free neighbours that are as mapped as it is."""
+    for other in (block.previous, block.following):
+        if other is None or other.is_allocated or other.is_mapped != block.is_mapped:
+            continue
+        if other.is_mapped:
+            other.pool.remove(other)
+        else:
+            other.pool.remove_unmapped(other)
+        block.size += other.size
+        if other is block.previous:
+            block.address, block.previous = other.address, other.previous
+            if block.previous is not None:
+                block.previous.following = block
+        else:
+            block.following = other.following
+            if block.following is not None:
+                block.following.previous = block
+
+
+def part_of(block: Block, address: int, size: int) -> Block:
+    """A new block of the same range, not yet beside any other."""
+    return Block(address, size, block.stream, block.pool, block.range)

@@ -4,12 +4,12 @@ The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.
 memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
-from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range
+from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
+from efprof.facts.allocator.reclaiming import collect_garbage, release_oversize
 from efprof.facts.allocator.rules import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
@@ -44,16 +44,6 @@ class Calls:
     def total(self) -> int:
         """All that wait for the driver."""
         return self.num_allocs + self.num_frees + self.num_maps + self.num_unmaps
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A block of a range as it was found."""
-
-    address: int
-    num_bytes: int
-    state: Literal["allocated", "free", "unmapped"]
-    requested: int = 0
 
 
 class CachingAllocator:
@@ -104,8 +94,8 @@ class CachingAllocator:
         block = block or self._new_block(pool, size, stream)
         if block is None:
             return None
-        if self._should_split(block, pool, size):
-            block = self._split(block, size)
+        if self.should_split(block, pool, size):
+            block = split(block, size)
         block.is_allocated, block.requested = True, requested
         self.allocated += block.size
         return block
@@ -114,47 +104,8 @@ class CachingAllocator:
         """No stream needs it any more."""
         block.is_allocated = False
         self.allocated -= block.size
-        self._merge(block)
+        merge(block)
         block.pool.add(block)
-
-    def place(
-        self, address: int, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL
-    ) -> Block | None:
-        """Serve a request at this address, if that is free; None where it is not."""
-        size = rounded_bytes(requested, self.settings)
-        pool = self.pool(private_id, is_small_pool=is_small(size))
-        block = next(
-            (
-                block for block in pool.free_blocks()
-                if block.stream == stream and block.address <= address <= block.address + block.size - size
-            ), None,
-        )  # fmt: skip
-        if block is None:
-            return None
-        pool.remove(block)
-        if block.address < address:
-            front = _part_of(block, block.address, address - block.address)
-            front.place_before(block)
-            pool.add(front)
-            block.address, block.size = address, block.size - front.size
-        if self._should_split(block, pool, size):
-            block = self._split(block, size)
-        block.is_allocated, block.requested = True, requested
-        self.allocated += block.size
-        return block
-
-    def widen(self, block: Block, num_bytes: int) -> None:
-        """Move the end of a block into the free one behind it."""
-        gap = block.following
-        assert gap is not None
-        assert not gap.is_allocated
-        assert gap.size > num_bytes
-        gap.pool.remove(gap)
-        gap.address += num_bytes
-        gap.size -= num_bytes
-        gap.pool.add(gap)
-        block.size += num_bytes
-        self.allocated += num_bytes
 
     def release_cached(self) -> None:
         """What `torch.cuda.empty_cache()` does, and what is tried before a request fails."""
@@ -185,38 +136,19 @@ class CachingAllocator:
             return
         pool.remove(block)
         if begin > block.address:
-            before = _part_of(block, block.address, begin - block.address)
+            before = part_of(block, block.address, begin - block.address)
             before.place_before(block)
             pool.add(before)
         if end < block.address + block.size:
-            after = _part_of(block, end, block.address + block.size - end)
+            after = part_of(block, end, block.address + block.size - end)
             after.place_after(block)
             pool.add(after)
         block.address, block.size, block.is_mapped = begin, end - begin, False
         self.reserved -= block.size
         self.calls.num_unmaps += 1
-        self._merge(block)
+        merge(block)
         if not block.is_whole_range:  # else torch gives the addresses back as well
             pool.add_unmapped(block)
-
-    def restore(self, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]) -> Iterator[Block]:
-        """Take over a range as it was found, piece by piece; gives the blocks that somebody has."""
-        previous: Block | None = None
-        for piece in pieces:
-            block = Block(piece.address, piece.num_bytes, stream, pool, range_)
-            block.place_after(previous)
-            previous = block
-            block.is_mapped = piece.state != "unmapped"
-            if not block.is_mapped:
-                pool.add_unmapped(block)
-                continue
-            self._reserve(block.size)
-            if piece.state == "free":
-                pool.add(block)
-                continue
-            block.is_allocated, block.requested = True, piece.requested
-            self.allocated += block.size
-            yield block
 
     def map(self, block: Block, num_bytes: int) -> Block | None:
         """Put memory behind the beginning of an unmapped block, and merge it; None where there is no more."""
@@ -227,15 +159,15 @@ class CachingAllocator:
         pool.remove_unmapped(block)
         block.is_mapped = True
         if mapped < block.size:
-            rest = _part_of(block, block.address + mapped, block.size - mapped)
+            rest = part_of(block, block.address + mapped, block.size - mapped)
             rest.is_mapped = False
             rest.place_after(block)
             pool.add_unmapped(rest)
             block.size = mapped
         address = block.address
-        self._merge(block)
+        merge(block)
         pool.add(block)
-        self._reserve(mapped)
+        self.reserve(mapped)
         self.calls.num_maps += 1
         if self.on_map is not None:
             self.on_map(address, mapped)
@@ -282,9 +214,10 @@ class CachingAllocator:
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Ask the driver; where it has no more, release what nobody uses and ask again."""
         if self._collects_garbage:
-            self._collect_garbage()
+            assert self._allowed is not None
+            collect_garbage(self, self._allowed)
         block = self._ask_driver(pool, size, stream)
-        if block is None and self._release_oversize(pool, size, stream):
+        if block is None and release_oversize(self, pool, size, stream):
             block = self._ask_driver(pool, size, stream)
         if block is None:
             self.release_cached()
@@ -304,7 +237,7 @@ class CachingAllocator:
         self.calls.num_allocs += 1
         if self.on_segment is not None:
             self.on_segment(address, num_bytes)
-        self._reserve(num_bytes)
+        self.reserve(num_bytes)
         return Block(address, num_bytes, stream, pool, Range(address))
 
     def _grow(self, pool: Pool, size: int, stream: int) -> Block | None:
@@ -347,96 +280,24 @@ class CachingAllocator:
         """For how much an expandable segment has addresses: for an eighth more than the device has memory."""
         return int((self._capacity or UNKNOWN_DEVICE_BYTES) * EXPANDABLE_SHARE) // page * page + page
 
-    # Splitting and merging.
-
     def _grows(self, pool: Pool) -> bool:
         return self.is_expandable and pool.private_id not in self.fixed_pools
 
-    def _should_split(self, block: Block, pool: Pool, size: int) -> bool:
+    def should_split(self, block: Block, pool: Pool, size: int) -> bool:
+        """Whether what a request leaves of a block goes back to the pool."""
         remaining = block.size - size
         if pool.is_small or self._grows(pool):
             return remaining >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and remaining > SMALL_BYTES
 
-    def _split(self, block: Block, size: int) -> Block:
-        """Hand out the lower part; the upper one goes back."""
-        lower = _part_of(block, block.address, size)
-        lower.place_before(block)
-        block.address += size
-        block.size -= size
-        block.pool.add(block)
-        return lower
-
-    def _merge(self, block: Block) -> None:
-        """With free neighbours that are as mapped as it is."""
-        for other in (block.previous, block.following):
-            if other is None or other.is_allocated or other.is_mapped != block.is_mapped:
-                continue
-            if other.is_mapped:
-                other.pool.remove(other)
-            else:
-                other.pool.remove_unmapped(other)
-            block.size += other.size
-            if other is block.previous:
-                block.address, block.previous = other.address, other.previous
-                if block.previous is not None:
-                    block.previous.following = block
-            else:
-                block.following = other.following
-                if block.following is not None:
-                    block.following.previous = block
-
-    # Giving back.
-
-    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """With a limit to splitting: release one block that is large enough, or several from the largest down."""
-        limit = self.settings.max_split_bytes
-        if limit is None:
-            return False
-        wanted = max(size, limit)
-        index = pool.first_of(stream, wanted)
-        block = pool.at(index, stream)
-        if block is not None and not block.range.is_expandable:
-            if not block.is_whole_range:
-                return False
-            self.release(block)
-            return True
-        released = 0
-        while released < wanted:
-            index -= 1
-            block = pool.at(index, stream)
-            if block is None or block.size < limit:
-                break
-            if not block.range.is_expandable and block.is_whole_range:
-                released += block.size
-                self.release(block)
-        return released >= wanted
-
-    def _collect_garbage(self) -> None:
-        """Release whole large segments that were free for longest, until reserved memory is below its threshold."""
-        assert self._allowed is not None
-        threshold = int(self.settings.garbage_collection_threshold * self._allowed)
-        to_reclaim = self.reserved - threshold
-        pool = self.pool(DEFAULT_POOL, is_small_pool=False)
-        ages = {
-            block: pool.num_lookups - block.free_since
-            for block in pool.free_blocks()
-            if block.is_whole_range and not block.range.is_expandable
-        }
-        while to_reclaim > 0 and ages:
-            mean = sum(ages.values()) / len(ages)
-            for block in [block for block, age in ages.items() if age >= mean]:
-                to_reclaim -= block.size
-                del ages[block]
-                self.release(block)
-
     # The device.
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._capacity is None or self.reserved + num_bytes <= self._capacity
 
-    def _reserve(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
+        """So much is the driver's no more."""
         self.reserved += num_bytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
@@ -445,7 +306,3 @@ def _room(block: Block) -> int:
     """How large it can grow in place."""
     following = block.following
     return block.size + (following.size if following is not None and not following.is_mapped else 0)
-
-
-def _part_of(block: Block, address: int, size: int) -> Block:
-    return Block(address, size, block.stream, block.pool, block.range)

@@ -3,17 +3,18 @@
 A snapshot tells of the end, and its trace of what led there: walked backwards, it gives the state at the first event.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 import msgspec
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
+from efprof.facts.allocator.extents import Extent, Extents, Kind
+from efprof.facts.allocator.released import Known, released_extent
 from efprof.facts.allocator.rules import (
     MIN_LARGE_REQUEST_BYTES,
     SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
     is_small,
     rounded_bytes,
 )
@@ -30,32 +31,6 @@ MAX_LOST_EVENTS = 2
 MAX_LOST_SHARE = 0.01
 """Of the events, those that do not fit what the snapshot says of the end: an event or two of another thread may have
 come while the snapshot was taken."""
-
-
-Kind = tuple[tuple[int, int], bool, int]
-"""Private pool, whether its blocks are small, stream."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Extent:
-    """Memory from the driver: a segment, or a mapped stretch of an expandable one."""
-
-    address: int
-    num_bytes: int
-    stream: int
-    is_small: bool
-    private_id: tuple[int, int] = DEFAULT_POOL
-    is_expandable: bool = False
-
-    @property
-    def end(self) -> int:
-        """The first address behind it."""
-        return self.address + self.num_bytes
-
-    @property
-    def kind(self) -> Kind:
-        """What expandable segments that share a range of addresses have in common."""
-        return self.private_id, self.is_small, self.stream
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,7 +90,7 @@ def history_of(snapshot: Snapshot, device: int) -> History:
     settings = _settings(snapshot.settings, segments, entries)
     configuration = snapshot.settings.configuration if snapshot.settings else ""
     history = History(device=device, entries=entries, settings=settings, configuration=configuration)
-    extents = _Extents(segments)
+    extents = Extents(segments)
     num_lost = _walk_back(history, extents, segments)
     if settings.expandable_segments:
         history.fixed_pools = frozenset(
@@ -166,95 +141,7 @@ def _seen_large_segment(entries: list[Entry], settings: AllocatorSettings) -> in
     return None
 
 
-class _Extents:
-    """Memory from the driver while the events are undone."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self._by_address: dict[int, Extent] = {}
-        self._addresses: list[int] = []
-        self._mapped: dict[Kind, int] = {}
-        self.heads: dict[Kind, int] = {}
-        """By kind, where the range of what is mapped begins, as far as is known: it lasts while any of it is mapped."""
-        for segment in segments:
-            self.add(_extent_of(segment))
-
-    def by_address(self) -> list[Extent]:
-        return [self._by_address[address] for address in self._addresses]
-
-    def holding(self, address: int) -> Extent | None:
-        """The one that has this address."""
-        index = bisect_right(self._addresses, address) - 1
-        extent = self._by_address[self._addresses[index]] if index >= 0 else None
-        return extent if extent is not None and address < extent.end else None
-
-    def add(self, extent: Extent) -> bool:
-        """It was there before the event; one that is mapped joins its neighbours. False where something is there."""
-        index = bisect_right(self._addresses, extent.end - 1) - 1
-        if index >= 0 and self._by_address[self._addresses[index]].end > extent.address:
-            return False
-        if extent.is_expandable:
-            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) + extent.num_bytes
-            self.heads[extent.kind] = min(extent.address, self.heads.get(extent.kind, extent.address))
-            extent = self._joined(extent)
-        self._insert(extent)
-        return True
-
-    def remove(self, address: int, num_bytes: int) -> bool:
-        """It was not there before the event; False where it is not there after it either."""
-        extent = self.holding(address)
-        if extent is None or address + num_bytes > extent.end:
-            return False
-        self._delete(extent)
-        if extent.is_expandable:
-            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) - num_bytes
-            if not self._mapped[extent.kind]:  # there was another range before, or none
-                self.heads.pop(extent.kind, None)
-        if extent.address < address:
-            self._insert(_cut(extent, extent.address, address))
-        if address + num_bytes < extent.end:
-            self._insert(_cut(extent, address + num_bytes, extent.end))
-        return True
-
-    def _joined(self, extent: Extent) -> Extent:
-        before, after = self.holding(extent.address - 1), self._by_address.get(extent.end)
-        start, end = extent.address, extent.end
-        if before is not None and _are_alike(before, extent):
-            self._delete(before)
-            start = before.address
-        if after is not None and _are_alike(after, extent):
-            self._delete(after)
-            end = after.end
-        return _cut(extent, start, end)
-
-    def _insert(self, extent: Extent) -> None:
-        self._addresses.insert(bisect_right(self._addresses, extent.address), extent.address)
-        self._by_address[extent.address] = extent
-
-    def _delete(self, extent: Extent) -> None:
-        del self._addresses[bisect_right(self._addresses, extent.address) - 1]
-        del self._by_address[extent.address]
-
-
-def _extent_of(segment: Segment) -> Extent:
-    return Extent(
-        address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
-        is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
-        is_expandable=segment.is_expandable,
-    )  # fmt: skip
-
-
-def _are_alike(one: Extent, other: Extent) -> bool:
-    return one.is_expandable and one.kind == other.kind
-
-
-def _cut(extent: Extent, start: int, end: int) -> Extent:
-    return Extent(
-        address=start, num_bytes=end - start, stream=extent.stream, is_small=extent.is_small,
-        private_id=extent.private_id, is_expandable=extent.is_expandable,
-    )  # fmt: skip
-
-
-def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> int:
+def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> int:
     """Undo every event; returns how many there was nothing to undo of."""
     live = {
         block.address: LiveBlock(
@@ -265,7 +152,7 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
         if block.is_active and block.address is not None
     }  # fmt: skip
     num_lost = 0
-    known = _Known(history, segments)
+    known = Known(history.entries, segments, history.settings)
     for index in range(len(history.entries) - 1, -1, -1):
         entry = history.entries[index]
         if entry.action == "alloc":
@@ -287,7 +174,7 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
                 entry.pool_id = extent.private_id
             num_lost += not extents.remove(entry.addr, entry.size)
         elif entry.action in {"segment_free", "segment_unmap"}:
-            num_lost += not extents.add(_released(entry, history.settings, known))
+            num_lost += not extents.add(released_extent(entry, history.settings, known))
     history.live = [live[address] for address in sorted(live)]
     for block in history.live:
         extent = extents.holding(block.address)
@@ -297,52 +184,7 @@ def _walk_back(history: History, extents: _Extents, segments: list[Segment]) -> 
     return num_lost
 
 
-MAX_RANGE_BYTES = 1 << 39
-"""More than the addresses of any expandable segment: an eighth above the memory of the largest device."""
-
-
-class _Known:
-    """Addresses in expandable segments of which the file tells the pool: what is nearest is of the same range."""
-
-    def __init__(self, history: History, segments: list[Segment]) -> None:
-        by_stream: dict[int, dict[int, tuple[bool, tuple[int, int] | None]]] = {}
-        for entry in history.entries:
-            if entry.action in {"alloc", "free_completed"}:
-                is_one_small = is_small(rounded_bytes(entry.size, history.settings))
-                by_stream.setdefault(entry.stream, {})[entry.addr] = is_one_small, entry.pool_id
-        for segment in segments:
-            if segment.is_expandable:
-                for address in (segment.address, segment.address + segment.total_size - 1):
-                    by_stream.setdefault(segment.stream, {})[address] = (
-                        segment.segment_type == "small", segment.segment_pool_id,
-                    )  # fmt: skip
-        self._by_stream = {stream: (sorted(pools), pools) for stream, pools in by_stream.items()}
-
-    def pool_of(self, entry: Entry) -> tuple[bool, tuple[int, int]]:
-        """Whether it is one of small blocks, and its private id."""
-        addresses, pools = self._by_stream.get(entry.stream, ([], {}))
-        index = bisect_left(addresses, entry.addr)
-        near = [one for one in addresses[max(0, index - 1) : index + 1] if abs(one - entry.addr) < MAX_RANGE_BYTES]
-        if not near:
-            return False, entry.pool_id or DEFAULT_POOL
-        is_one_small, private_id = pools[min(near, key=lambda address: abs(address - entry.addr))]
-        return is_one_small, entry.pool_id or private_id or DEFAULT_POOL
-
-
-def _released(entry: Entry, settings: AllocatorSettings, known: _Known) -> Extent:
-    """What an event says was given back, as it was before."""
-    is_expandable = entry.action == "segment_unmap"
-    is_one_small, private_id = entry.size == SMALL_SEGMENT_BYTES, entry.pool_id or DEFAULT_POOL
-    if is_expandable:
-        is_one_small, private_id = known.pool_of(entry)
-        is_one_small = is_one_small or entry.size % settings.large_segment_bytes != 0
-    return Extent(
-        address=entry.addr, num_bytes=entry.size, stream=entry.stream, is_small=is_one_small,
-        private_id=private_id, is_expandable=is_expandable,
-    )  # fmt: skip
-
-
-def _size_live(history: History, extents: _Extents) -> None:
+def _size_live(history: History, extents: Extents) -> None:
     """Blocks of a large pool may have up to a MiB behind what was asked for, which no event tells.
 
     It belongs to the block where there is no more than that before the next one; a longer gap is free, unless

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import CachingAllocator
+from efprof.facts.allocator.corrections import place, widen
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, rounded_bytes
 from efprof.facts.allocator.start_state import restore
@@ -169,7 +170,7 @@ class Replayer:
             if block.address == entry.addr:
                 return block
             self.allocator.free(block)
-        moved = self.allocator.place(entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
+        moved = place(self.allocator, entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
         if moved is None:
             return self._malloc(entry)
         whole = block.pool.free_at(block.range.address)
@@ -193,7 +194,7 @@ class Replayer:
         if more > live.spare:
             return False
         self.allocator.free(block)
-        self.allocator.widen(before, more)
+        widen(self.allocator, before, more)
         live.size += more
         live.spare -= more
         return True

@@ -1,13 +1,26 @@
 """Puts a model of the allocator into the state that a recording began with."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
-from efprof.facts.allocator.blocks import Block, Range
-from efprof.facts.allocator.caching_allocator import CachingAllocator, Piece
-from efprof.facts.allocator.history import Extent, History, Kind, LiveBlock
+from efprof.facts.allocator.blocks import Block, Pool, Range
+from efprof.facts.allocator.caching_allocator import CachingAllocator
+from efprof.facts.allocator.extents import Extent, Kind
+from efprof.facts.allocator.history import History, LiveBlock
 from efprof.facts.allocator.rules import page_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A block of a range as it was found."""
+
+    address: int
+    num_bytes: int
+    state: Literal["allocated", "free", "unmapped"]
+    requested: int = 0
 
 
 def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
@@ -25,8 +38,30 @@ def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
         if first.is_expandable:
             pieces = _with_addresses_to_grow_in(pieces, start + allocator.expandable_bytes(page))
         range_ = Range(start, page_bytes=page)
-        blocks |= {block.address: block for block in allocator.restore(range_, pool, first.stream, pieces)}
+        blocks |= {block.address: block for block in _take_over(allocator, range_, pool, first.stream, pieces)}
     return blocks
+
+
+def _take_over(
+    allocator: CachingAllocator, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]
+) -> Iterator[Block]:
+    """Take over a range as it was found, piece by piece; gives the blocks that somebody has."""
+    previous: Block | None = None
+    for piece in pieces:
+        block = Block(piece.address, piece.num_bytes, stream, pool, range_)
+        block.place_after(previous)
+        previous = block
+        block.is_mapped = piece.state != "unmapped"
+        if not block.is_mapped:
+            pool.add_unmapped(block)
+            continue
+        allocator.reserve(block.size)
+        if piece.state == "free":
+            pool.add(block)
+            continue
+        block.is_allocated, block.requested = True, piece.requested
+        allocator.allocated += block.size
+        yield block
 
 
 def _kind_of(extent: Extent) -> Kind:

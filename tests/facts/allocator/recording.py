@@ -27,18 +27,20 @@ class Recording:
         capacity: int | None = None,
         first_address: int = FIRST_ADDRESS,
         has_stacks: bool = True,
+        names_pools: bool = False,
     ) -> None:
+        """Without stacks where the program asked for none; pools are named as torch does since 2.12."""
         self.allocator = _TracedAllocator(settings, self._new_range, capacity=capacity)
         self.allocator.on_segment = lambda address, size: self._note("segment_alloc", address, size)
         self.allocator.on_map = lambda address, size: self._note("segment_map", address, size)
-        self.allocator.on_release = lambda address, size, stream: self._note("segment_free", address, size, stream)
-        self.allocator.on_unmap = lambda address, size, stream: self._note("segment_unmap", address, size, stream)
+        self.allocator.on_release = lambda block: self._note("segment_free", block.address, block.size, block)
+        self.allocator.on_unmap = lambda address, size, block: self._note("segment_unmap", address, size, block)
         self.entries: list[Entry] = []
         self.live: list[Block] = []
         self._capacity = capacity
         self._next_address = first_address
-        self._stream = 0
-        self._has_stacks = has_stacks
+        self._stream, self._private_id = 0, DEFAULT_POOL
+        self._has_stacks, self._names_pools = has_stacks, names_pools
         self._frames = STEP
 
     def malloc(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block:
@@ -49,7 +51,7 @@ class Recording:
 
     def attempt(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
         """A request that may fail."""
-        self._stream = stream
+        self._stream, self._private_id = stream, private_id
         block = self.allocator.malloc(num_bytes, stream, private_id)
         if block is None:
             assert self._capacity is not None
@@ -62,8 +64,8 @@ class Recording:
 
     def free(self, block: Block) -> None:
         self.live.remove(block)
-        self._note("free_requested", block.address, block.requested, block.stream)
-        self._note("free_completed", block.address, block.requested, block.stream)
+        self._note("free_requested", block.address, block.requested, block)
+        self._note("free_completed", block.address, block.requested, block)
         self.allocator.free(block)
 
     def empty_cache(self) -> None:
@@ -86,10 +88,13 @@ class Recording:
         self._next_address += num_bytes
         return self._next_address - num_bytes
 
-    def _note(self, action: str, address: int, size: int, stream: int | None = None) -> None:
-        of_stream = self._stream if stream is None else stream
-        frames = self._frames if self._has_stacks else None
-        self.entries.append(Entry(action=action, addr=address, size=size, stream=of_stream, frames=frames))
+    def _note(self, action: str, address: int, size: int, block: Block | None = None) -> None:
+        """Of this block, or of the request that is being served."""
+        stream, private_id = (block.stream, block.pool.private_id) if block else (self._stream, self._private_id)
+        entry = Entry(action=action, addr=address, size=size, stream=stream)
+        entry.frames = self._frames if self._has_stacks else None
+        entry.pool_id = private_id if self._names_pools else None
+        self.entries.append(entry)
 
     def _segments(self) -> list[Segment]:
         """One for each range, of expandable ones one for each stretch that is mapped."""
@@ -116,11 +121,11 @@ class Recording:
 class _TracedAllocator(CachingAllocator):
     """Tells also what it gives back; its device is so large that addresses never run out, whatever its capacity."""
 
-    on_release: Callable[[int, int, int], None]
-    on_unmap: Callable[[int, int, int], None]
+    on_release: Callable[[Block], None]
+    on_unmap: Callable[[int, int, Block], None]
 
     def release(self, block: Block) -> None:
-        self.on_release(block.address, block.size, block.stream)
+        self.on_release(block)
         super().release(block)
 
     def unmap(self, block: Block, address: int, num_bytes: int) -> None:
@@ -129,7 +134,7 @@ class _TracedAllocator(CachingAllocator):
         end = start + (address + num_bytes - start) // page * page
         super().unmap(block, address, num_bytes)
         if self.calls.num_unmaps > num_unmaps:
-            self.on_unmap(begin, end - begin, block.stream)
+            self.on_unmap(begin, end - begin, block)
 
     def expandable_bytes(self, page: int) -> int:
         return UNKNOWN_DEVICE_BYTES * 9 // 8 // page * page + page

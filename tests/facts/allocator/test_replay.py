@@ -132,6 +132,14 @@ def test_memory_of_private_pools_is_foretold_though_no_event_names_them(kind: st
         assert_foretold(replayed(recording), seed)
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_memory_of_private_pools_that_events_name_is_foretold_on_a_full_device(kind: str) -> None:
+    for seed in SEEDS:
+        recording = Recording(EVERY_KIND[kind], capacity=600 * MIB, names_pools=True)
+        run_at_random(recording, seed, sizes=any_size, private_ids=[DEFAULT_POOL, (0, 1)])
+        assert_foretold(replayed(recording), seed)
+
+
 # Recordings that begin in the middle, as those of a ring buffer do.
 
 

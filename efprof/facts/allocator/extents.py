@@ -1,0 +1,119 @@
+"""Memory from the driver, as it was between the events of a history."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from efprof.artifacts.snapshot import DEFAULT_POOL, Segment
+
+Kind = tuple[tuple[int, int], bool, int]
+"""Private pool, whether its blocks are small, stream."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Extent:
+    """Memory from the driver: a segment, or a mapped stretch of an expandable one."""
+
+    address: int
+    num_bytes: int
+    stream: int
+    is_small: bool
+    private_id: tuple[int, int] = DEFAULT_POOL
+    is_expandable: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.num_bytes
+
+    @property
+    def kind(self) -> Kind:
+        """What expandable segments that share a range of addresses have in common."""
+        return self.private_id, self.is_small, self.stream
+
+
+class Extents:
+    """Memory from the driver while the events are undone."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._by_address: dict[int, Extent] = {}
+        self._addresses: list[int] = []
+        self._mapped: dict[Kind, int] = {}
+        self.heads: dict[Kind, int] = {}
+        """By kind, where the range of what is mapped begins, as far as is known: it lasts while any of it is mapped."""
+        for segment in segments:
+            self.add(_extent_of(segment))
+
+    def by_address(self) -> list[Extent]:
+        return [self._by_address[address] for address in self._addresses]
+
+    def holding(self, address: int) -> Extent | None:
+        """The one that has this address."""
+        index = bisect_right(self._addresses, address) - 1
+        extent = self._by_address[self._addresses[index]] if index >= 0 else None
+        return extent if extent is not None and address < extent.end else None
+
+    def add(self, extent: Extent) -> bool:
+        """It was there before the event; one that is mapped joins its neighbours. False where something is there."""
+        index = bisect_right(self._addresses, extent.end - 1) - 1
+        if index >= 0 and self._by_address[self._addresses[index]].end > extent.address:
+            return False
+        if extent.is_expandable:
+            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) + extent.num_bytes
+            self.heads[extent.kind] = min(extent.address, self.heads.get(extent.kind, extent.address))
+            extent = self._joined(extent)
+        self._insert(extent)
+        return True
+
+    def remove(self, address: int, num_bytes: int) -> bool:
+        """It was not there before the event; False where it is not there after it either."""
+        extent = self.holding(address)
+        if extent is None or address + num_bytes > extent.end:
+            return False
+        self._delete(extent)
+        if extent.is_expandable:
+            self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) - num_bytes
+            if not self._mapped[extent.kind]:  # there was another range before, or none
+                self.heads.pop(extent.kind, None)
+        if extent.address < address:
+            self._insert(_cut(extent, extent.address, address))
+        if address + num_bytes < extent.end:
+            self._insert(_cut(extent, address + num_bytes, extent.end))
+        return True
+
+    def _joined(self, extent: Extent) -> Extent:
+        before, after = self.holding(extent.address - 1), self._by_address.get(extent.end)
+        start, end = extent.address, extent.end
+        if before is not None and _are_alike(before, extent):
+            self._delete(before)
+            start = before.address
+        if after is not None and _are_alike(after, extent):
+            self._delete(after)
+            end = after.end
+        return _cut(extent, start, end)
+
+    def _insert(self, extent: Extent) -> None:
+        self._addresses.insert(bisect_right(self._addresses, extent.address), extent.address)
+        self._by_address[extent.address] = extent
+
+    def _delete(self, extent: Extent) -> None:
+        del self._addresses[bisect_right(self._addresses, extent.address) - 1]
+        del self._by_address[extent.address]
+
+
+def _extent_of(segment: Segment) -> Extent:
+    return Extent(
+        address=segment.address, num_bytes=segment.total_size, stream=segment.stream,
+        is_small=segment.segment_type == "small", private_id=segment.segment_pool_id,
+        is_expandable=segment.is_expandable,
+    )  # fmt: skip
+
+
+def _are_alike(one: Extent, other: Extent) -> bool:
+    return one.is_expandable and one.kind == other.kind
+
+
+def _cut(extent: Extent, start: int, end: int) -> Extent:
+    return Extent(
+        address=start, num_bytes=end - start, stream=extent.stream, is_small=extent.is_small,
+        private_id=extent.private_id, is_expandable=extent.is_expandable,
+    )  # fmt: skip
