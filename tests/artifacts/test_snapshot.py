@@ -425,7 +425,7 @@ def nodes_of(content: Any) -> list[tuple[Any, Any]]:
     return [node for key in keys for node in ((content, key), *nodes_of(content[key]))]
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(data=st.data(), value=values, key=letters)
 def test_a_snapshot_that_holds_something_else_anywhere_is_read_or_refused(
     folder: Path, data: st.DataObject, value: Any, key: str

@@ -82,6 +82,10 @@ def parse_configuration(text: str) -> AllocatorSettings:
     Raises BadConfiguration where torch would refuse it.
     """
     values = dict(_items(text))
+    if values.get("backend", "native") != "native":
+        raise BadConfiguration(
+            "backend:cudaMallocAsync is an allocator of CUDA's own, which keeps none of these rules."
+        )
     large = _megabytes(values, "large_segment_size_mb", above=10) or 20 * MIB
     fraction = values.get("per_process_memory_fraction")
     threshold = values.get("garbage_collection_threshold")

@@ -215,3 +215,9 @@ def test_intervals_of_any_name_are_read(recorded: dict[str, int]) -> None:
 def test_an_interval_that_is_named_by_no_decimal_number_is_passed_over() -> None:
     recorded = Settings(roundup_power2_divisions={"²": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((16, 0))
+
+
+def test_the_driver_s_own_allocator_is_not_foretold() -> None:
+    with pytest.raises(BadConfiguration, match="keeps none of these rules"):
+        parse_configuration("backend:cudaMallocAsync")
+    assert parse_configuration("backend:native") == AllocatorSettings()
