@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
-from efprof.artifacts.snapshot import read_snapshot
+from efprof.artifacts.snapshot import Entry, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.composition import Instant, instant_of
+from efprof.facts.allocator.composition import Instant, fullest_index, play_to
 from efprof.facts.allocator.history import History, devices_of, history_of
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.stacks import UserLines
@@ -56,38 +56,25 @@ class DeviceHistory:
         self.file = file
         self.history = history
         self.lines = lines
+        entries = history.entries
+        self.peak_index = fullest_index(history)
+        failed = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
         replayer = Replayer(history)
-        replayer.play(len(history.entries))
+        instants = {
+            index: play_to(replayer, history, index, lines.site)
+            for index in sorted({self.peak_index, *([] if failed is None else [failed])})
+        }
+        replayer.play(len(entries))
         self.replay: Replay = replayer.result
-        self.peak_index = replayer.peak_index
+        self.peak = instants[self.peak_index]
+        """When most was reserved, all that the instant's request got included."""
+        self.failure = None if failed is None else _failure(entries[failed], instants[failed], lines)
+        """The last request that the device could not serve; None where it served all."""
 
     @cached_property
     def what_if(self) -> WhatIf:
         """The same program under other settings."""
         return WhatIf(self.history)
-
-    @cached_property
-    def peak(self) -> Instant:
-        """When most was reserved, all that the instant's request got included."""
-        entries = self.history.entries
-        index = self.peak_index
-        while 0 <= index < len(entries) - 1 and entries[index].action != "alloc":
-            index += 1
-        return instant_of(self.history, index, self.lines.site)
-
-    @cached_property
-    def failure(self) -> Failure | None:
-        """The last request that the device could not serve; None where it served all."""
-        entries = self.history.entries
-        index = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
-        if index is None:
-            return None
-        return Failure(
-            requested_bytes=entries[index].size,
-            device_free_bytes=entries[index].device_free,
-            site=self.lines.site(entries[index].frames),
-            instant=instant_of(self.history, index, self.lines.site),
-        )
 
     @cached_property
     def trials(self) -> list[Trial]:
@@ -101,6 +88,15 @@ class DeviceHistory:
     def best(self) -> Trial | None:
         """The one to take, where one is clearly better than what was set."""
         return best_of(self.what_if, self.trials)
+
+
+def _failure(entry: Entry, instant: Instant, lines: UserLines) -> Failure:
+    return Failure(
+        requested_bytes=entry.size,
+        device_free_bytes=entry.device_free,
+        site=lines.site(entry.frames),
+        instant=instant,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

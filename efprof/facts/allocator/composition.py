@@ -50,9 +50,8 @@ class Instant:
     owners: tuple[Owner, ...]
 
 
-def instant_of(history: History, index: int, site_of: Callable[[Frames], str | None]) -> Instant:
-    """Replay up to and with the entry of this index; -1 is before the first."""
-    replayer = Replayer(history)
+def play_to(replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]) -> Instant:
+    """Go on up to and with the entry of this index; -1 is before the first."""
     replayer.play(index + 1)
     blocks = list(replayer.blocks.items())
     pending = _pending(history, index)
@@ -71,6 +70,22 @@ def instant_of(history: History, index: int, site_of: Callable[[Frames], str | N
             for site, sums in sorted(owners.items(), key=lambda item: -item[1][0])
         ),
     )
+
+
+def fullest_index(history: History) -> int:
+    """Of the request that was served when most was reserved, by the recording; -1 where that was at the beginning."""
+    reserved = most = sum(extent.num_bytes for extent in history.extents)
+    found, is_higher = -1, False
+    for index, entry in enumerate(history.entries):
+        if entry.action in {"segment_alloc", "segment_map"}:
+            reserved += entry.size
+            if reserved > most:
+                most, is_higher = reserved, True
+        elif entry.action in {"segment_free", "segment_unmap"}:
+            reserved -= entry.size
+        elif is_higher and entry.action in {"alloc", "oom"}:
+            found, is_higher = index, False
+    return found
 
 
 def _pending(history: History, index: int) -> set[int]:

@@ -71,8 +71,6 @@ class Replayer:
         self._has_released = False
         self._recorded = self._peak_recorded = self.allocator.reserved
         self._peak_allocated = self.allocator.allocated
-        self.peak_index = -1
-        """Of the entry after which most was reserved, by the recording."""
 
     @property
     def result(self) -> Replay:
@@ -105,8 +103,7 @@ class Replayer:
                 self._given.append(entry)
                 self._num_segments += 1
                 self._recorded += entry.size
-                if self._recorded > self._peak_recorded:
-                    self._peak_recorded, self.peak_index = self._recorded, index
+                self._peak_recorded = max(self._peak_recorded, self._recorded)
             elif action in {"segment_free", "segment_unmap"}:
                 self._map_given()
                 self._has_released = True
