@@ -48,7 +48,7 @@ def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
 
 
 def test_a_command_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
-    assert "There are allocator, compare, doctor, record, report." in run("xyzzy", folder=tmp_path).stderr
+    assert "There are allocator, compare, doctor, fit, record, report." in run("xyzzy", folder=tmp_path).stderr
 
 
 def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:
