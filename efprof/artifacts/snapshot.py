@@ -1,7 +1,6 @@
 """memory-<n>.pickle and the same file from anywhere: a snapshot of CUDA's caching allocator."""
 
 import copyreg
-import gc
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import IO, Any, Final, Literal, NoReturn
 
 import msgspec
 
+from efprof.artifacts.garbage import no_garbage_collection
 from efprof.model import UnreadableInput
 
 Action = Literal[
@@ -109,7 +109,11 @@ def read_snapshot(path: Path) -> Snapshot:
     """
     try:
         num_bytes = path.stat().st_size
-        with path.open("rb") as file, _bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes), _no_collection():
+        with (
+            path.open("rb") as file,
+            _bounded_memory(FIXED_BYTES + BYTES_PER_BYTE * num_bytes),
+            no_garbage_collection(),
+        ):
             content = _unpickle(file)
             _refuse_copies(content, num_bytes)
             snapshot = msgspec.convert(content, Snapshot, strict=True)
@@ -167,18 +171,6 @@ def _bounded_memory(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Millions of containers are made and none is garbage: looking for some takes half the time (measured)."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _printable(text: str) -> str:

@@ -1,17 +1,15 @@
 """trace-<n>.json.gz: a torch.profiler window, read into columns with integer nanoseconds."""
 
-import gc
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 
+from efprof.artifacts.garbage import no_garbage_collection
 from efprof.model import NotRecorded, UnreadableInput
 
 
@@ -85,7 +83,7 @@ def read_trace(path: Path) -> Trace:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-        with _no_garbage_collection():
+        with no_garbage_collection():
             raw = _decode(content)
             events = [_typed(event, raw.base_ns) for event in raw.events if event.ph in "Xi"]
     except OSError as error:
@@ -120,15 +118,3 @@ def _typed(raw: _RawEvent, base_ns: int) -> TraceEvent:
         duration_ns=nanoseconds(raw.dur),
         arguments=raw.args or _NO_ARGUMENTS,
     )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Decoding makes a million live objects and no garbage: collecting meanwhile doubles its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

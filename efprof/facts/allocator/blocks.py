@@ -45,6 +45,13 @@ class Block:
         """Whether it was never split, or all of it is merged again."""
         return self.previous is None and self.following is None
 
+    def leave_pool(self) -> None:
+        """It is free or unmapped, and becomes part of its neighbour."""
+        if self.is_mapped:
+            self.pool.remove(self)
+        else:
+            self.pool.remove_unmapped(self)
+
     def place_after(self, previous: "Block | None") -> None:
         """Become the neighbour of `previous`, before whatever followed it."""
         self.previous = previous
@@ -86,6 +93,10 @@ class Pool:
         """It is handed out, merged or released."""
         del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
         del self._by_address[block.address]
+
+    def take(self, index: int) -> None:
+        """The block there is handed out."""
+        del self._by_address[self._free.pop(index)[2]]
 
     def add_unmapped(self, block: Block) -> None:
         """A stretch of addresses has no memory behind it."""
@@ -139,22 +150,19 @@ def split(block: Block, size: int) -> Block:
 
 def merge(block: Block) -> None:
     """With free neighbours that are as mapped as it is."""
-    for other in (block.previous, block.following):
-        if other is None or other.is_allocated or other.is_mapped != block.is_mapped:
-            continue
-        if other.is_mapped:
-            other.pool.remove(other)
-        else:
-            other.pool.remove_unmapped(other)
-        block.size += other.size
-        if other is block.previous:
-            block.address, block.previous = other.address, other.previous
-            if block.previous is not None:
-                block.previous.following = block
-        else:
-            block.following = other.following
-            if block.following is not None:
-                block.following.previous = block
+    before, after, is_mapped = block.previous, block.following, block.is_mapped
+    if before is not None and not before.is_allocated and before.is_mapped == is_mapped:
+        before.leave_pool()
+        block.size += before.size
+        block.address, block.previous = before.address, before.previous
+        if block.previous is not None:
+            block.previous.following = block
+    if after is not None and not after.is_allocated and after.is_mapped == is_mapped:
+        after.leave_pool()
+        block.size += after.size
+        block.following = after.following
+        if block.following is not None:
+            block.following.previous = block
 
 
 def part_of(block: Block, address: int, size: int) -> Block:

@@ -64,6 +64,8 @@ class CachingAllocator:
         self._new_range = new_range
         self._capacity = capacity
         self._pools: dict[PoolKey, Pool] = {}
+        self._rounded: dict[int, int] = {}
+        """Sizes that were asked for, as rounded: a program asks for few, and for each many times."""
         fraction = settings.memory_fraction
         self._allowed = int(fraction * capacity) if fraction and fraction < 1 and capacity else None
         self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
@@ -88,7 +90,9 @@ class CachingAllocator:
 
         `has_searched` tells that the free blocks were looked through before the latest ones became free.
         """
-        size = rounded_bytes(requested, self.settings)
+        size = self._rounded.get(requested)
+        if size is None:
+            size = self._rounded[requested] = rounded_bytes(requested, self.settings)
         pool = self.pool(private_id, is_small_pool=is_small(size))
         block = None if has_searched else self._free_block(pool, size, stream)
         block = block or self._new_block(pool, size, stream)
@@ -179,7 +183,7 @@ class CachingAllocator:
         """The best fit, if it is not too large to be handed out."""
         pool.num_lookups += self._collects_garbage
         index = pool.first_of(stream, size)
-        block = pool.at(index, stream)
+        best = block = pool.at(index, stream)
         if block is None:
             return None
         if block.range.is_expandable:
@@ -192,7 +196,10 @@ class CachingAllocator:
                 return None
             if size >= limit and block.size >= size + self.settings.oversize_slack_bytes:
                 return None
-        pool.remove(block)
+        if block is best:
+            pool.take(index)
+        else:
+            pool.remove(block)
         return block
 
     def _best_expandable(self, pool: Pool, index: int, stream: int) -> Block | None:

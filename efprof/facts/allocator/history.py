@@ -85,7 +85,7 @@ def history_of(snapshot: Snapshot, device: int) -> History:
             for entry in entries
         ]
     segments = [segment for segment in snapshot.segments if segment.device == device]
-    if sum(entry.action == "alloc" for entry in entries) == 0:
+    if not any(entry.action == "alloc" for entry in entries):
         raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
     settings = _settings(snapshot.settings, segments, entries)
     configuration = snapshot.settings.configuration if snapshot.settings else ""
@@ -107,8 +107,8 @@ def history_of(snapshot: Snapshot, device: int) -> History:
 
 
 def _settings(recorded: Settings | None, segments: list[Segment], entries: list[Entry]) -> AllocatorSettings:
-    is_expandable = any(segment.is_expandable for segment in segments) or any(
-        entry.action == "segment_map" for entry in entries
+    is_expandable = recorded is None and (
+        any(segment.is_expandable for segment in segments) or any(entry.action == "segment_map" for entry in entries)
     )
     settings = recorded_settings(recorded, is_expandable=is_expandable)
     if recorded is None:
@@ -143,7 +143,7 @@ def _seen_large_segment(entries: list[Entry], settings: AllocatorSettings) -> in
 
 def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> int:
     """Undo every event; returns how many there was nothing to undo of."""
-    live = {
+    live: dict[int, LiveBlock | Entry] = {
         block.address: LiveBlock(
             address=block.address, requested=block.requested_size or block.size, size=block.size,
             stream=segment.stream, private_id=segment.segment_pool_id, frames=block.frames,
@@ -152,7 +152,8 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
         if block.is_active and block.address is not None
     }  # fmt: skip
     num_lost = 0
-    known = Known(history.entries, segments, history.settings)
+    is_known_needed = any(entry.action == "segment_unmap" for entry in history.entries)
+    known = Known(history.entries if is_known_needed else (), segments, history.settings)
     for index in range(len(history.entries) - 1, -1, -1):
         entry = history.entries[index]
         if entry.action == "alloc":
@@ -164,10 +165,7 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
             elif entry.pool_id is None:
                 entry.pool_id = extent.private_id
         elif entry.action == "free_completed":
-            live[entry.addr] = LiveBlock(
-                address=entry.addr, requested=entry.size, size=None, stream=entry.stream,
-                private_id=entry.pool_id or DEFAULT_POOL,
-            )  # fmt: skip
+            live[entry.addr] = entry
         elif entry.action in {"segment_alloc", "segment_map"}:
             extent = extents.holding(entry.addr)
             if extent is not None and entry.pool_id is None:
@@ -175,13 +173,23 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
             num_lost += not extents.remove(entry.addr, entry.size)
         elif entry.action in {"segment_free", "segment_unmap"}:
             num_lost += not extents.add(released_extent(entry, history.settings, known))
-    history.live = [live[address] for address in sorted(live)]
+    history.live = [_live_block(live[address]) for address in sorted(live)]
     for block in history.live:
         extent = extents.holding(block.address)
         if extent is not None:
             block.private_id = extent.private_id
     _size_live(history, extents)
     return num_lost
+
+
+def _live_block(found: LiveBlock | Entry) -> LiveBlock:
+    """Of all that was freed little was there before the first event, and only that is made a block."""
+    if isinstance(found, LiveBlock):
+        return found
+    return LiveBlock(
+        address=found.addr, requested=found.size, size=None, stream=found.stream,
+        private_id=found.pool_id or DEFAULT_POOL,
+    )  # fmt: skip
 
 
 def _size_live(history: History, extents: Extents) -> None:

@@ -93,7 +93,8 @@ class Replayer:
             action = entry.action
             if action == "alloc":
                 self._allocate(entry, index)
-                self._peak_allocated = max(self._peak_allocated, self.allocator.allocated)
+                if self.allocator.allocated > self._peak_allocated:
+                    self._peak_allocated = self.allocator.allocated
             elif action == "free_completed":
                 self._open_ended.pop(entry.addr, None)
                 block = self.blocks.pop(entry.addr, None)

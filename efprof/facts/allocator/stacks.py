@@ -18,19 +18,19 @@ PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
 class UserLines:
     """`file:line:function` of the innermost frame that is the user's, looked up once per stack.
 
-    Snapshots share one list among all events of a stack, so its identity stands for it.
+    Snapshots share the frames among all events of a stack, if not the list of them, so their identity stands for it.
     """
 
     def __init__(self, working_folder: str = "") -> None:
         """Files below `working_folder` are named as they are called from there."""
         self._folder = working_folder.rstrip("/") + "/" if working_folder else ""
-        self._known: dict[int, str | None] = {}
+        self._known: dict[tuple[int, ...], str | None] = {}
 
     def site(self, frames: Frames) -> str | None:
         """None where no frame is the user's: a backward pass on CUDA runs in a thread without Python."""
         if not isinstance(frames, list) or not frames:
             return None
-        key = id(frames)
+        key = tuple(map(id, frames))
         if key not in self._known:
             self._known[key] = next(filter(None, map(self._user_site, frames)), None)
         return self._known[key]
