@@ -32,6 +32,17 @@ def train_long() -> None:
         optimizer.step()
 
 
+def train_until_interrupted(trained: list[int]) -> None:
+    """Notes the number of each step that the program saw the end of."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        for inputs, targets in make_loader(LONG):
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+            trained.append(len(trained))
+
+
 def test_another_thread_that_reads_a_loader_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append = writing.LineWriter._append
 
@@ -74,20 +85,9 @@ def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(PendingSteps, "rows", interrupted)
     monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
-    num_trained = 0
-
-    def train_until_interrupted() -> None:
-        nonlocal num_trained
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            for inputs, targets in make_loader(LONG):
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
-                num_trained += 1
-
-    recorded = record_here(tmp_path, train_until_interrupted)
-    assert [step.step for step in recorded.steps] == list(range(num_trained))
+    trained: list[int] = []
+    recorded = record_here(tmp_path, lambda: train_until_interrupted(trained))
+    assert [step.step for step in recorded.steps] == trained
     assert not (recorded.rank / PENDING_FILE).exists()
 
 
@@ -107,21 +107,10 @@ def test_an_interrupt_between_two_steps_that_are_written_loses_none(
 
     monkeypatch.setattr(Steps, "complete", interrupted)
     monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
-    num_trained = 0
-
-    def train_until_interrupted() -> None:
-        nonlocal num_trained
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            for inputs, targets in make_loader(LONG):
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
-                num_trained += 1
-
-    recorded = record_here(tmp_path, train_until_interrupted)
+    trained: list[int] = []
+    recorded = record_here(tmp_path, lambda: train_until_interrupted(trained))
     assert num_calls > 2, "and the others are written after it"
-    assert [step.step for step in recorded.steps] == list(range(num_trained))
+    assert [step.step for step in recorded.steps] == trained
 
 
 def test_what_a_full_disk_refuses_stays_in_the_pending_steps(
