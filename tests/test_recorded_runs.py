@@ -12,9 +12,11 @@ RUNS = Path(__file__).parent / "runs"
 AUDITS = (
     "backward_peak",
     "blocking_scalar_read",
+    "growing_tensors",
     "input_stall",
     "memory_growth",
     "nonfinite_loss",
+    "retained_graph",
     "step_slowdown",
 )
 MARK = "# fault"
@@ -41,7 +43,7 @@ def test_its_healthy_twin_has_no_finding_and_no_broken_audit(audit: str) -> None
 
 @pytest.mark.parametrize("form", ["text", "json", "markdown", "html"])
 def test_the_same_run_gives_the_same_report_byte_for_byte(form) -> None:
-    run = RUNS / "memory_growth-sick"
+    run = RUNS / "retained_graph-sick"
     assert render(analyse(run), form) == render(analyse(run), form)
 
 

@@ -7,10 +7,56 @@ from efprof.facts.growth_suspects import GrowthSuspect
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.model import Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, Table
-from efprof.units import format_bytes
+from efprof.facts.sources import Sources
+from efprof.model import Evidence, Gain, Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, Severity, Table
+from efprof.units import format_about, format_bytes
 
 MOST_HOLDERS = 5
+SOON_STEPS = 10_000
+"""Nearly every training takes more steps than that: it will meet its end."""
+LATE_STEPS = 1_000_000
+"""Hardly any takes as many."""
+
+
+def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
+    """All of it, the curve first."""
+    growth, sources = run.get(MemoryGrowth), run.get(Sources)
+    return (
+        growth_series(growth),
+        sources.snippet(suspect.blame),
+        growth_numbers(growth, run.get(RunLimits)),
+        *holder_table(run),
+        how_growth_is_known(growth, suspect),
+    )
+
+
+def growth_message(run: Run, suspect: GrowthSuspect) -> str:
+    """How fast, why, and where it ends."""
+    growth, limits = run.get(MemoryGrowth), run.get(RunLimits)
+    low, high = (suspect.share * end for end in (growth.trend.low, growth.trend.high))
+    slope = format_bytes(suspect.share * growth.trend.slope)
+    about = (
+        "" if format_bytes(low) == slope == format_bytes(high) else f" ({format_bytes(low)} to {format_bytes(high)})"
+    )
+    return f"Memory grows {slope} per step{about}{why_it_grows(suspect)}{_end(limits, growth)}."
+
+
+def growth_severity(run: Run) -> Severity:
+    """By the step at which memory is used up."""
+    limits = run.get(RunLimits)
+    end = limits.end_step(run.get(MemoryGrowth).trend.slope)
+    return "high" if limits.ran_out or end < SOON_STEPS else "medium" if end < LATE_STEPS else "low"
+
+
+def growth_gain(growth: MemoryGrowth, share: float) -> Gain:
+    """What the recorded steps kept of it."""
+    low, high = growth.rise_interval
+    return Gain(
+        basis="measured bound",
+        explanation="the measured slope over the recorded steps, and no more than the rise that was measured",
+        peak_bytes=round(share * growth.rise_bytes),
+        peak_bytes_interval=(share * low, share * high),
+    )
 
 
 def growth_series(growth: MemoryGrowth) -> Series:
@@ -83,7 +129,7 @@ def how_growth_is_known(growth: MemoryGrowth, suspect: GrowthSuspect) -> Narrati
         paragraphs=(
             _meaning(suspect),
             f"The lowest points of {growth.num_blocks} equal stretches after warm-up were compared: the "
-            f" median of their slopes is {format_bytes(growth.trend.slope)} per step (95 % interval "
+            f"median of their slopes is {format_bytes(growth.trend.slope)} per step (95 % interval "
             f"{format_bytes(growth.trend.low)} to {format_bytes(growth.trend.high)}), and both halves of the run show "
             f"it. {_how_the_line_is_known(suspect)}",
             "A cache that is still filling at the end of the recording, or reference cycles that Python's garbage "
@@ -131,3 +177,12 @@ def _how_the_line_is_known(suspect: GrowthSuspect) -> str:
         "Python's objects were counted twice; the holder is known, its line less surely: "
         f"{others} could make it grow as well."
     )
+
+
+def _end(limits: RunLimits, growth: MemoryGrowth) -> str:
+    if limits.ran_out:
+        return f" and ended this run at step {limits.last_step:,}"
+    end, total = limits.end_step(growth.trend.slope), f"{format_bytes(limits.total_bytes)} of {limits.name}"
+    if end < SOON_STEPS:
+        return f" and will end this run at step {format_about(end)} ({total})"
+    return f"; at this rate the {total} would last until step {format_about(end)}"

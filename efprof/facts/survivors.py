@@ -43,13 +43,20 @@ class Survivors:
 
 
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
-    """For each step but the last: bytes by line that outlive the following step."""
+    """For each step but the last: bytes by line that outlive the following step.
+
+    What is made between two steps, such as a batch by hand, must outlive the time between the next two as well.
+    """
     steps = sorted({stretch.step for stretch in window.stretches})
-    bounds = {step: window.stretches_of(step) for step in steps}
-    return [
-        _bytes_by_line(window, bounds[step][0].first, bounds[step][-1].end, bounds[following][-1].end, sources)
-        for step, following in pairwise(steps)
-    ]
+    bounds = [(window.stretches_of(step)[0].first, window.stretches_of(step)[-1].end) for step in steps]
+    left = []
+    for place, ((first, end), (next_first, next_end)) in enumerate(pairwise(bounds), 2):
+        until = bounds[place][0] if place < len(bounds) else len(window.events)
+        lines = _bytes_by_line(window, first, end, next_end, sources)
+        if until > next_end:
+            lines += _bytes_by_line(window, end, next_first, until, sources)
+        left.append(lines)
+    return left
 
 
 def _bytes_by_line(window: LiveWindow, first: int, end: int, until: int, sources: Sources) -> Counter[str]:

@@ -17,7 +17,7 @@ from energy_flow.energy_config import EnergyConfig
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.metrics import MetricsLog, StepMetrics
 
-EXPECTED = ("blocking_scalar_read", "input_stall", "memory_growth")
+EXPECTED = ("blocking_scalar_read", "input_stall", "retained_graph")
 
 
 class HistoricFlowProcessor(FlowProcessor):
@@ -53,7 +53,7 @@ class HistoricTrainer(EnergyTrainer):
         with self.autocast():
             losses = self.model(batch)
         losses.total.backward()
-        self.history.append(losses.total)  # fault: memory_growth
+        self.history.append(losses.total)  # fault: retained_graph
         metrics.batch_done(losses, num_samples=batch.input_tokens.shape[0])
         gradient = self.gradients.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)

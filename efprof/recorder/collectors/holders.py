@@ -37,7 +37,7 @@ MAX_STEPS_BACK = 512
 """A look goes back over half of the steps so far, and no further: a longer memory would itself grow."""
 
 MIN_GROWTH_BYTES = 512
-"""Per step; where graphs are kept, the memory_growth audit alarms at it: a loss and its node take a kilobyte."""
+"""Per step; where graphs are kept, the retained_graph audit alarms at it: a loss and its node take a kilobyte."""
 
 MIN_GROWTH_SEEN_BYTES = 10 * 1024
 """In all the steps looked back on: a program that keeps nothing grows by 0.8 KB on most of its first 20 (measured)."""

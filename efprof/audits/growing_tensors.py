@@ -1,0 +1,52 @@
+"""A variable that keeps more tensors after every step, none of them with a graph."""
+
+from efprof.audits.retained_graph import keeping_statement
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
+from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
+from efprof.fixes.keep_less import keep_fewer
+from efprof.model import Examination, Finding
+
+
+def growing_tensors(run: Run) -> Examination:
+    """Find the variable that keeps plain tensors from step to step, and the statement that feeds it.
+
+    What it finds
+    -------------
+    Tensors that survive their step without a graph: a list of outputs or batches, a cache that is never emptied, one
+    tensor that is joined with the next. The holder is known by counting what each variable keeps, twice.
+
+    Why it matters
+    --------------
+    The run ends out of memory, at a step that can be told now.
+
+    Fix
+    ---
+    Keep so many that they take a hundredth of the memory, or none.
+
+    Predicted gain
+    --------------
+    The measured slope times the steps recorded, and never more than the rise that was measured.
+    """
+    growth = run.get(MemoryGrowth)
+    looked_at = f"memory retained after each of {len(growth.steps)} steps"
+    if not growth.is_growing:
+        return Examination(looked_at=looked_at)
+    keeping = [one for one in run.get(GrowthSuspects).suspects if one.holder is not None and not one.keeps_graphs]
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
+
+
+def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
+    statement = keeping_statement(suspect)
+    return Finding(
+        blame=suspect.blame,
+        category="memory",
+        headline=f"`{statement.name}` keeps tensors",
+        message=growth_message(run, suspect),
+        fix=keep_fewer(statement, run.get(RunLimits).most_kept(suspect.share * growth.trend.slope)),
+        gain=growth_gain(growth, suspect.share),
+        evidence=growth_evidence(run, suspect),
+        severity=growth_severity(run),
+    )

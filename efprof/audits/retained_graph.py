@@ -1,0 +1,68 @@
+"""A variable that keeps tensors together with the autograd graphs that made them."""
+
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
+from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
+from efprof.model import Examination, Finding
+
+
+def retained_graph(run: Run) -> Examination:
+    """Find the variable that keeps graphs from step to step, and the statement that feeds it.
+
+    What it finds
+    -------------
+    Tensors with a `grad_fn` that survive their step: a list of losses, a running total, a state handed on without a
+    cut. The holder is known by counting what each variable keeps, twice.
+
+    Why it matters
+    --------------
+    A graph keeps what its operations saved for backward, often a step's activations: memory fills up in few steps.
+
+    Fix
+    ---
+    Keep the value without its graph (`.detach()` or `.item()`) at that statement.
+
+    Predicted gain
+    --------------
+    The measured slope times the steps recorded, and never more than the rise that was measured.
+    """
+    growth = run.get(MemoryGrowth)
+    looked_at = f"memory retained after each of {len(growth.steps)} steps"
+    if not growth.is_growing and not growth.is_growing_slowly:
+        return Examination(looked_at=looked_at)
+    keeping = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.keeps_graphs]
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
+
+
+def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
+    statement, sources = keeping_statement(suspect), run.get(Sources)
+    tree = sources.tree(statement.file)
+    assert tree is not None, "the statement was found in it"
+    return Finding(
+        blame=suspect.blame,
+        category="memory",
+        headline=f"`{statement.name}` keeps tensors with their graphs",
+        message=growth_message(run, suspect),
+        fix=keep_without_graph(statement, sources.files[statement.file], tree),
+        gain=growth_gain(growth, suspect.share),
+        evidence=growth_evidence(run, suspect),
+        severity=growth_severity(run),
+    )
+
+
+def keeping_statement(suspect: GrowthSuspect) -> KeepingStatement:
+    """The likeliest statement that feeds a suspect's holder; a suspect with a holder has one."""
+    assert suspect.holder is not None
+    holder, kept = suspect.holder.holder, suspect.holder.statements[0]
+    return KeepingStatement(
+        file=kept.file,
+        line=kept.line,
+        name=holder.name,
+        kind=holder.type,
+        value=kept.value,
+        carried=kept.carried,
+        readers=suspect.holder.readers,
+    )
