@@ -7,6 +7,7 @@ import pytest
 
 from efprof.commands.report import analyse, render
 from efprof.model import Report
+from tests.casebook.__main__ import find_cases
 
 RUNS = Path(__file__).parent / "runs"
 AUDITS = (
@@ -16,10 +17,12 @@ AUDITS = (
     "input_stall",
     "memory_growth",
     "nonfinite_loss",
+    "oversized_peak",
     "retained_graph",
     "step_slowdown",
 )
 MARK = "# fault"
+BUDGETS = {case.name: case.budget_bytes for case in find_cases()}
 
 
 def findings_of(report: Report) -> list[tuple[str, str]]:
@@ -29,14 +32,14 @@ def findings_of(report: Report) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("audit", AUDITS)
 def test_a_sick_run_has_its_fault_found_on_the_marked_line_and_nothing_else(audit: str) -> None:
-    ((found, text),) = findings_of(analyse(RUNS / f"{audit}-sick"))
+    ((found, text),) = findings_of(analyse(RUNS / f"{audit}-sick", BUDGETS[audit]))
     assert found == audit
     assert text.endswith(MARK)
 
 
 @pytest.mark.parametrize("audit", AUDITS)
 def test_its_healthy_twin_has_no_finding_and_no_broken_audit(audit: str) -> None:
-    report = analyse(RUNS / f"{audit}-healthy")
+    report = analyse(RUNS / f"{audit}-healthy", BUDGETS[audit])
     assert findings_of(report) == []
     assert [result.audit_id for result in report.audits if result.status == "errored"] == []
 
@@ -49,7 +52,7 @@ def test_the_same_run_gives_the_same_report_byte_for_byte(form) -> None:
 
 @pytest.mark.parametrize("audit", AUDITS)
 def test_the_json_form_names_line_fix_and_gain(audit: str) -> None:
-    report = json.loads(render(analyse(RUNS / f"{audit}-sick"), "json"))
+    report = json.loads(render(analyse(RUNS / f"{audit}-sick", BUDGETS[audit]), "json"))
     (finding,) = [finding for result in report["audits"] for finding in result["findings"]]
     assert finding["blame"]["line"] > 0
     assert finding["fix"]["summary"]

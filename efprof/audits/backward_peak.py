@@ -14,21 +14,8 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.split_operation import split_operation
 from efprof.model import Examination, Finding, Gain
-from efprof.units import MIB, format_bytes, format_share
+from efprof.units import format_bytes, format_share
 
-LEAST_JUMP_SHARE = 0.25
-"""Of the window's peak. Measured: cell-by-cell RNN 4 %, CNN 9 %, ResNet 10 %, transformers with a vocabulary of 256 and
-1,000 5 and 24 %; with a vocabulary of 8,000 and 20,000 48 and 45 %."""
-LEAST_JUMP_BYTES = 16 * MIB
-"""Less is not what a run runs out of memory for."""
-LEAST_LINE_SHARE = 0.5
-"""Of what backward had allocated at the peak: below it no one line is to blame."""
-LEAST_INNER_SHARE = 0.1
-"""Of the peak: what only the operation itself needed. An ordinary layer's gradient is its neighbour's input, whatever
-its size (MLPs 0 %, CNN and ResNet 7 %); cross-entropy holds two at once (12 to 24 %)."""
-MOST_INCOMING_SHARE = 0.05
-"""Of the line's own bytes: a layer that gets a large gradient cannot be split without it (LSTM 13 %, U-Net 28 %); one
-that reduces to a number, such as a loss, gets almost none."""
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
 
@@ -56,18 +43,7 @@ def backward_peak(run: Run) -> Examination:
     jump = run.get(BackwardJump)
     num_steps = len({stretch.step for stretch in jump.window.stretches})
     looked_at = f"{len(jump.window.events):,} allocations and releases of {num_steps} steps"
-    suspects = [*jump.temporaries[:1], *([jump.joined] if jump.joined else [])] if jump.is_in_backward else []
-    guilty = next((made for made in suspects if _is_fault(jump, made)), None)
-    return Examination(looked_at=looked_at, findings=() if guilty is None else (_finding(run, jump, guilty),))
-
-
-def _is_fault(jump: BackwardJump, made: Temporaries) -> bool:
-    return (
-        jump.jump_bytes >= max(LEAST_JUMP_BYTES, LEAST_JUMP_SHARE * jump.peak_bytes)
-        and made.num_bytes >= LEAST_LINE_SHARE * jump.temporary_bytes
-        and made.inner_bytes >= LEAST_INNER_SHARE * jump.peak_bytes
-        and made.incoming_bytes <= MOST_INCOMING_SHARE * made.num_bytes
-    )
+    return Examination(looked_at=looked_at, findings=() if jump.guilty is None else (_finding(run, jump, jump.guilty),))
 
 
 def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:

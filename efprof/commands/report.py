@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
+from efprof.commands.allocator import parse_size
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ REPORTS_FOLDER: Final = Path("reports")
     help="What to make; default: an HTML page, or what the name after --out ends in.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--budget", callback=parse_size, metavar="SIZE", help="Say how the peak of memory comes to stay below, as 24GiB."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
-def report(run: str | None, form: Format | None, is_json: bool, out: Path | None) -> None:
+def report(run: str | None, form: Format | None, is_json: bool, budget: int | None, out: Path | None) -> None:
     """Say what is wrong with a recorded run, and what to change.
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
@@ -38,7 +42,7 @@ def report(run: str | None, form: Format | None, is_json: bool, out: Path | None
     if is_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
     chosen = "json" if is_json else form or _format_of(out)
-    result = _report_on(run)
+    result = _report_on(run, budget)
     if chosen == "html":
         _write_page(result, out)
     elif out is None:
@@ -48,17 +52,17 @@ def report(run: str | None, form: Format | None, is_json: bool, out: Path | None
         click.echo(out)
 
 
-def _report_on(run: str | None) -> "Report":
+def _report_on(run: str | None, budget: int | None) -> "Report":
     from efprof.artifacts.foreign import as_run, is_foreign
 
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
-            result = analyse(folder)
+            result = analyse(folder, budget)
         return replace(result, run=replace(result.run, path=run))
-    return analyse(_find(run))
+    return analyse(_find(run), budget)
 
 
-def analyse(path: Path) -> "Report":
+def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
     from efprof.facts.identity import identify
     from efprof.facts.measurements import Measured
@@ -66,7 +70,7 @@ def analyse(path: Path) -> "Report":
     from efprof.facts.run_warnings import warnings_of
     from efprof.runner import find_audits, make_report
 
-    run = open_run(path)
+    run = open_run(path, budget_bytes)
     measurements = run.get(Measured).measurements
     return make_report(
         run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings_of(run)

@@ -24,11 +24,13 @@ class Run:
     """One run folder. `rank_folder` is the first rank's: the audits so far look at one rank.
 
     Where a launcher restarted the training, the ranks are those of its last attempt that finished a step.
+    `budget_bytes` is what its memory is wished to stay below, where someone said so.
     """
 
-    def __init__(self, folder: Path, run_file: RunFile) -> None:
+    def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
         self.run_file = run_file
+        self.budget_bytes = budget_bytes
         self.attempts = list_attempts(folder)
         self.attempt = last_trained(self.attempts)
         self.rank_folders = self.attempt.rank_folders if self.attempt else ()
@@ -53,6 +55,6 @@ class Run:
         return result
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path, budget_bytes: int | None = None) -> Run:
     """Open a run folder for analysis; raises UnreadableInput."""
-    return Run(folder, read_run_file(folder))
+    return Run(folder, read_run_file(folder), budget_bytes)

@@ -21,20 +21,20 @@ class WindowPeaks:
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where no allocations were recorded."""
         records = [time.record for time in run.get(StepTimes).every if time.record.memory]
-        found = [_peak(window, records) for window in run.get(LiveMemory).windows]
-        return cls(peaks=tuple(peak for peak in found if peak is not None))
+        found = [(bytes_before(window, records), window.peak_bytes) for window in run.get(LiveMemory).windows]
+        return cls(peaks=tuple(before + peak for before, peak in found if before is not None))
 
 
-def _peak(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
+def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
     """A window counts from zero; the first boundary within it, at which both are known, tells what was there before."""
-    record = next((record for record in records if record.window == _step_window(window)), None)
+    record = next((one for one in records if one.memory and one.window == _step_window(window)), None)
     if record is None:
         return None
     boundary = record.memory[0]
     instant = record.started_ns + round(boundary.at_us * 1000)
     index = bisect_right([event.time_ns for event in window.events], instant) - 1
     before = boundary.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0)
-    return max(0, before) + window.peak_bytes
+    return max(0, before)
 
 
 def _step_window(window: LiveWindow) -> str:

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from efprof.commands.report import analyse
 from efprof.model import Finding, Report
-from efprof.units import format_bytes, format_ms
+from efprof.units import format_bytes, format_ms, parse_bytes
 
 FOLDER = Path(__file__).parent
 MARK = "# fault"
@@ -29,11 +30,12 @@ EFPROF = Path(sys.executable).with_name("efprof")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One program; `faults` are (audit id, marked line)."""
+    """One program; `faults` are (audit id, marked line); `budget_bytes` is the constant BUDGET, if it has one."""
 
     name: str
     path: Path
     faults: tuple[tuple[str, int], ...]
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +79,15 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None
 def find_cases() -> Iterator[Case]:
     """Every file of this folder that names what is expected of it."""
     for path in sorted(FOLDER.glob("[!_]*.py")):
-        expected = _expected(path)
+        expected, budget = _constant(path, "EXPECTED"), _constant(path, "BUDGET")
         if expected:
-            yield Case(name=path.stem, path=path, faults=tuple(_faults(path, expected)))
+            audits = (expected,) if isinstance(expected, str) else tuple(expected)
+            yield Case(
+                name=path.stem,
+                path=path,
+                faults=tuple(_faults(path, audits)),
+                budget_bytes=parse_bytes(budget) if budget else None,
+            )
 
 
 def record(case: Case, runs: Path, arguments: list[str]) -> Report:
@@ -91,7 +99,7 @@ def record(case: Case, runs: Path, arguments: list[str]) -> Report:
     if done.returncode not in (0, 1):
         raise click.ClickException(f"{case.name} could not be recorded:\n{done.stderr}")
     (folder,) = (home / "runs").iterdir()
-    return analyse(folder)
+    return analyse(folder, case.budget_bytes)
 
 
 def score(case: Case, sick: Report, healthy: Report) -> Score:
@@ -130,13 +138,12 @@ def table(scores: list[Score]) -> list[str]:
     return rows
 
 
-def _expected(path: Path) -> tuple[str, ...]:
-    """The constant EXPECTED, read without running the file."""
+def _constant(path: Path, name: str) -> Any:
+    """A constant of the module, read without running the file; None where it has none."""
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "EXPECTED":
-            value = ast.literal_eval(node.value)
-            return (value,) if isinstance(value, str) else tuple(value)
-    return ()
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
+            return ast.literal_eval(node.value)
+    return None
 
 
 def _faults(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[str, int]]:

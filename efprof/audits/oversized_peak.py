@@ -1,0 +1,111 @@
+"""A peak of memory above what there is for it."""
+
+from efprof.facts.peak_composition import PeakComposition, Way
+from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, memory_by_category, peak_bars, table_of_ways
+from efprof.facts.peak_lines import most_by_line
+from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.sources import Sources
+from efprof.fixes.checkpoint_call import checkpoint_call
+from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
+from efprof.units import format_bytes, format_share
+
+SPARE_SHARE = 0.2
+"""Of the peak: what a run that ran out of memory is to have left, since it had not come to its end."""
+
+
+def oversized_peak(run: Run) -> Examination:
+    """Find what fills a peak that is above the budget, and the cheapest way below it.
+
+    What it finds
+    -------------
+    The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows, or
+    where the run ended out of memory.
+
+    Why it matters
+    --------------
+    The run does not fit the device it is meant for, or the batch cannot grow.
+
+    Fix
+    ---
+    Checkpoint the call whose activations pay for it, accumulate gradients over micro-batches, or both.
+
+    Predicted gain
+    --------------
+    The recorded allocations replayed as if the call were checkpointed.
+    """
+    peak = run.get(PeakComposition)
+    budget = _budget(run, peak)
+    looked_at = f"a peak of {format_bytes(peak.peak_bytes)} against {format_bytes(budget)}"
+    is_above = peak.peak_bytes > budget
+    return Examination(looked_at=looked_at, findings=(_finding(run, peak, budget),) if is_above else ())
+
+
+def _budget(run: Run, peak: PeakComposition) -> int:
+    """What was asked for; of a run that ran out of memory, less than it had."""
+    if run.budget_bytes is not None:
+        return run.budget_bytes
+    if run.get(RunLimits).ran_out:
+        return round((1 - SPARE_SHARE) * peak.peak_bytes)
+    raise NotRecorded("no budget was given; 'efprof report --budget 24GiB' tells how the peak comes to stay below it.")
+
+
+def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
+    sources, (way, edit) = run.get(Sources), _best(run, peak, budget)
+    site = way.site if way and way.site else _largest_line(run, peak)
+    blame = sources.line(site)
+    left = peak.peak_bytes - budget
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="The peak of memory is above the budget",
+        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}; "
+        f"{_made_of(peak)}.",
+        fix=lower_peak(peak, budget, way, edit),
+        gain=Gain(
+            basis="replay",
+            explanation="the recorded allocations replayed as if this were done",
+            peak_bytes=peak.peak_bytes - way.peak_bytes if way else None,
+        ),
+        evidence=(
+            memory_by_category(peak),
+            sources.snippet(blame),
+            peak_bars(run, peak, way.site if way else None),
+            table_of_ways(peak, budget),
+            how_peak_is_known(peak),
+        ),
+        severity="high",
+    )
+
+
+def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[Way | None, CodeEdit | None]:
+    """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
+    fitting = [way for way in peak.within(budget) if way.kind != "bfloat16"]
+    others = sorted((way for way in peak.ways if way.kind == "checkpoint"), key=lambda way: way.peak_bytes)
+    ways = [*(way for way in fitting if way.kind == "checkpoint"), *fitting] or others
+    edits = [(way, _edit(run, way)) for way in ways]
+    return next((pair for pair in edits if pair[1] is not None), edits[0] if edits else (None, None))
+
+
+def _edit(run: Run, way: Way) -> CodeEdit | None:
+    if way.kind != "checkpoint" or way.site is None:
+        return None
+    sources = run.get(Sources)
+    blame = sources.line(way.site)
+    tree = sources.tree(blame.file)
+    return None if tree is None else checkpoint_call(blame.file, sources.files[blame.file], tree, blame.line)
+
+
+def _largest_line(run: Run, peak: PeakComposition) -> str:
+    for (site, _), _ in most_by_line(run, peak):
+        if site is not None:
+            return site
+    raise NotRecorded("no line of the program made any of what is alive at the peak; record a window of typical steps.")
+
+
+def _made_of(peak: PeakComposition) -> str:
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    return (
+        f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}, and "
+        f"{format_bytes(peak.before_bytes)} were there before the step"
+    )

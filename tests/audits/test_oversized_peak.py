@@ -1,0 +1,71 @@
+"""oversized_peak: says how a peak comes below a budget, is silent within it, and abstains where none is given."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from efprof.artifacts.sources import SOURCES_FILE, SourceText
+from efprof.audits.oversized_peak import oversized_peak
+from efprof.facts.run import Run, open_run
+from efprof.model import CodeEdit, NotRecorded
+from efprof.units import MIB
+from tests.builders import write_run
+from tests.facts.test_peak_composition import BEFORE, SOURCES, run_of, stacked_blocks
+
+
+def blocks_run(folder: Path, budget_mib: int | None, *, samples: int = 1) -> Run:
+    """Four blocks in a loop: 147 MiB at the peak, 115 with each block checkpointed."""
+    run = run_of(folder, stacked_blocks(), samples=samples)
+    texts = SOURCES | {"model.py": SOURCES["model.py"] + "\n\nimport torch\n"}
+    lines = [msgspec.json.encode(SourceText(file=file, text=text)) for file, text in texts.items()]
+    (run.rank_folder / SOURCES_FILE).write_bytes(b"\n".join([*lines, b""]))
+    return open_run(folder, None if budget_mib is None else BEFORE + budget_mib * MIB)
+
+
+def test_it_blames_the_call_whose_activations_pay_and_checkpoints_it(tmp_path: Path) -> None:
+    (finding,) = oversized_peak(blocks_run(tmp_path, 20)).findings
+    assert str(finding.blame) == "model.py:4"
+    assert finding.fix.changes == (
+        CodeEdit(
+            file="model.py",
+            line=4,
+            old="            hidden = block(hidden)",
+            new="            hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+        ),
+    )
+    assert finding.gain.peak_bytes == (47 - 15) * MIB
+    assert finding.gain.basis == "replay"
+
+
+def test_it_says_where_micro_batches_would_do_as_well(tmp_path: Path) -> None:
+    (finding,) = oversized_peak(blocks_run(tmp_path, 25, samples=16)).findings
+    assert "Instead, accumulate gradients over 2 micro-batches." in finding.fix.summary
+
+
+def test_where_nothing_suffices_it_says_so_and_offers_the_most(tmp_path: Path) -> None:
+    (finding,) = oversized_peak(blocks_run(tmp_path, 5)).findings
+    assert "that alone is not enough" in finding.fix.summary
+    assert str(finding.blame) == "model.py:4"
+
+
+def test_a_run_that_ran_out_of_memory_needs_no_budget(tmp_path: Path) -> None:
+    blocks_run(tmp_path, None)
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace('"finished"', '"out_of_memory"'))
+    (finding,) = oversized_peak(open_run(tmp_path)).findings
+    assert str(finding.blame) == "model.py:4"
+
+
+def test_a_peak_within_the_budget_is_silent(tmp_path: Path) -> None:
+    assert oversized_peak(blocks_run(tmp_path, 47)).findings == ()
+
+
+def test_without_a_budget_it_says_how_to_give_one(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match="--budget"):
+        oversized_peak(blocks_run(tmp_path, None))
+
+
+def test_without_an_allocation_window_it_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet"):
+        oversized_peak(write_run(tmp_path))
