@@ -1,4 +1,7 @@
-"""`efprof allocator replay|what-if FILE`: does the model know this allocator, and what would other settings reserve."""
+"""`efprof allocator replay|what-if FILE`: does the model know this allocator, and what would other settings reserve.
+
+Of a run that was recorded on a CPU: what would it reserve on a GPU, an estimate.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, Prediction
+    from efprof.facts.gpu_estimate_accounts import DeviceEstimate, EstimatedPrediction
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
@@ -29,7 +33,8 @@ def parse_size(context: click.Context, option: click.Parameter, text: str | None
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
 
-    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder.
+    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder; or a run that was
+    recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve on a GPU.
     """
 
 
@@ -40,7 +45,13 @@ def replay(file: Path, is_json: bool) -> None:
     """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
     from efprof.facts.allocator.accounts import replay_file
 
-    result = replay_file(file)
+    folder = _run_folder(file)
+    if folder is None:
+        result = replay_file(file)
+    else:
+        from efprof.facts.gpu_estimate_accounts import replay_run
+
+        result = replay_run(folder)
     if is_json:
         _print_json(result)
         return
@@ -61,6 +72,10 @@ def replay(file: Path, is_json: bool) -> None:
 @JSON
 def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | None, is_json: bool) -> None:
     """Predict the most that the program would reserve under other settings."""
+    folder = _run_folder(file)
+    if folder is not None:
+        _estimate(folder, configurations, device_memory, is_json=is_json)
+        return
     from efprof.facts.allocator.accounts import predict_file
 
     result = predict_file(file, configurations, capacity=device_memory)
@@ -69,6 +84,27 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         return
     for device in result.devices:
         click.echo(render_predictions(device))
+
+
+def _run_folder(file: Path) -> Path | None:
+    """The run that is meant; None where it is a snapshot, there or not."""
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
+    from efprof.artifacts.runs import find_run
+
+    if file.is_file() or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
+        return None
+    return find_run(str(file))
+
+
+def _estimate(folder: Path, configurations: tuple[str, ...], device_memory: int | None, *, is_json: bool) -> None:
+    from efprof.facts.gpu_estimate_accounts import estimate_run
+
+    result = estimate_run(folder, configurations, capacity=device_memory)
+    if is_json:
+        _print_json(result)
+        return
+    for device in result.devices:
+        click.echo(render_estimate(device))
 
 
 def render_replay(device: "DeviceReplay") -> str:
@@ -107,7 +143,45 @@ def render_predictions(device: "DevicePredictions") -> str:
     return "\n".join(lines)
 
 
-def _figures(prediction: "Prediction") -> str:
+def render_estimate(device: "DeviceEstimate") -> str:
+    """What would be reserved on a GPU, what that holds, and why it may be wrong."""
+    from efprof.units import format_bytes
+
+    rows = [(prediction.conf or "torch's default", prediction) for prediction in device.predictions]
+    if all(prediction.conf for prediction in device.predictions):
+        rows.insert(0, ("torch's default", device.default))
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"An estimate of what this run would reserve on a GPU, from {' and '.join(device.windows)} of a CPU:",
+        f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries",
+    ]
+    for name, prediction in rows:
+        lines.append(f"  {name:{width}}  {_figures(prediction)}{_verdict(prediction)}")
+        lines += [f"  {'':{width}}  {warning}" for warning in prediction.warnings]
+    in_use, parameters, states = map(
+        format_bytes, (device.peak_allocated_bytes, device.parameter_bytes, device.optimizer_state_bytes)
+    )
+    lines.append(f"  At most {in_use} are in use at once, of them {parameters} parameters, {states} optimizer state.")
+    if device.rest_bytes is None:
+        lines.append("  What the process had in use besides is not known, so the band has no true upper end.")
+    else:
+        rest = format_bytes(device.rest_bytes)
+        lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
+    if device.larger_step_bytes:
+        more = format_bytes(device.larger_step_bytes)
+        lines.append(f"  And it has {more} more: by so much memory rose higher in a step that no window shows.")
+    if device.growth_bytes_per_step:
+        lines.append(f"  Not in it: memory grows by {format_bytes(device.growth_bytes_per_step)} with every step.")
+    if device.best is not None:
+        lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={device.best}")
+    return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])
+
+
+def _verdict(prediction: "EstimatedPrediction") -> str:
+    return "" if prediction.fits is None else f"  fits: {prediction.fits}"
+
+
+def _figures(prediction: "Prediction | EstimatedPrediction") -> str:
     from efprof.units import format_bytes
 
     low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))

@@ -1,0 +1,200 @@
+"""What a run that was recorded on a CPU would reserve on a GPU: an estimate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal, Self
+
+from efprof.artifacts.snapshot import Entry
+from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_a_try
+from efprof.facts.allocator.from_cpu import Passage, history_from, passage_of, peak_allocated_bytes, play
+from efprof.facts.allocator.from_cpu_older import (
+    Assumption,
+    OlderMemory,
+    assumptions_about,
+    larger_bytes,
+    older_memory,
+)
+from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
+from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTimes
+from efprof.model import NotRecorded, ThinEvidence
+
+LEAST_ROUNDS: Final = 3
+MOST_ROUNDS: Final = 8
+"""In 18 recordings and 6 larger programs the default's peak was reached by the fourth round. Three times as many added
+nothing, under three settings and all assumptions but the last, but for 2 MiB with expandable segments in two."""
+
+MOST_EVENTS: Final = 50_000
+"""All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
+in each round, layout, assumption and setting, and a quarter of a kilobyte in each round and assumption."""
+
+CAVEATS: Final = (
+    "An estimate: nothing of this ran on a GPU. The workspaces of cuBLAS, cuDNN and NCCL are missing, and so is the "
+    "CUDA context, some hundred MiB beside what is reserved.",
+    "In it is what only a CPU's kernels need: scratch memory, tensors cast to float32; a fused GPU kernel, such as "
+    "flash attention, needs less. What is allocated below torch, as by MKL, is not in it.",
+    "The likely figure holds what the steps are evidence of. Frozen weights, buffers, copies of the model and loaded "
+    "optimizer state are in the upper end only, as is all that would stay on the host: data, Python, torch itself.",
+)
+
+Fit = Literal["yes", "no", "unclear"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Of one configuration. `outcome` is the likely one, low and high are over all assumptions and layouts."""
+
+    configuration: str
+    outcome: Outcome
+    low_bytes: int
+    high_bytes: int
+    num_out_of_memory: int
+    """Of the assumptions, those under which the device has not enough."""
+    warnings: tuple[str, ...] = ()
+
+
+class GpuEstimate:
+    """The run's windows on a GPU that nobody has: `capacity` is what it has for the program, None without limit."""
+
+    def __init__(
+        self, passages: Sequence[Passage], older: OlderMemory, *, names: Sequence[str] = (), capacity: int | None = None
+    ) -> None:
+        self.window_names = tuple(names)
+        self.older = older
+        self.capacity = capacity
+        self.growth_bytes_per_step = 0.0
+        """What every step leaves behind for good, where memory grows: no estimate of a settled run has it."""
+        self.larger_bytes = 0
+        """By how much more memory rose within some other step than within those of the windows."""
+        self.assumptions = assumptions_about(older)
+        """The first is the likely one, the last the one with all that the process held."""
+        self._passages = tuple(passages)
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device."""
+        if run.run_file.memory_source.startswith("CUDA"):
+            raise NotRecorded(
+                "this run was recorded on a CUDA device, where nothing need be estimated; "
+                "give one of its snapshots, memory-<n>.pickle in the folder of a rank."
+            )
+        windows = _enough(run.get(LiveMemory).windows)
+        passages = [passage_of(window) for window in windows]
+        records = [time.record for time in run.get(StepTimes).every]
+        estimate = cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
+        estimate.growth_bytes_per_step = _growth(run)
+        estimate.larger_bytes = larger_bytes(records)
+        return estimate
+
+    def on_device(self, capacity: int) -> "GpuEstimate":
+        """The same on a device that has so many bytes for it."""
+        estimate = GpuEstimate(self._passages, self.older, names=self.window_names, capacity=capacity)
+        estimate.growth_bytes_per_step, estimate.larger_bytes = self.growth_bytes_per_step, self.larger_bytes
+        return estimate
+
+    @cached_property
+    def num_rounds(self) -> int:
+        """How often the windows are played: until the last time adds nothing to what is reserved."""
+        before = self._played(self.assumptions[0], LEAST_ROUNDS - 1).recorded.peak_reserved_bytes
+        for num_rounds in range(LEAST_ROUNDS, MOST_ROUNDS):
+            now = self._played(self.assumptions[0], num_rounds).recorded.peak_reserved_bytes
+            if now == before:
+                return num_rounds
+            before = now
+        return MOST_ROUNDS
+
+    @cached_property
+    def what_if(self) -> WhatIf:
+        """The likely program, for any settings."""
+        return self._what_ifs[0]
+
+    @cached_property
+    def peak_allocated_bytes(self) -> int:
+        """The most in use at once, rounded as by the device's default settings: no setting reserves less."""
+        return peak_allocated_bytes(self._entries(self.assumptions[0], self.num_rounds), AllocatorSettings())
+
+    @cached_property
+    def assumed_peaks(self) -> tuple[tuple[str, int], ...]:
+        """What the answer hangs on: each assumption, and the peak that follows of it under torch's default settings."""
+        return tuple(
+            (assumption.name, what_if.recorded.peak_reserved_bytes)
+            for assumption, what_if in zip(self.assumptions, self._what_ifs, strict=True)
+        )
+
+    @cached_property
+    def default(self) -> Estimate:
+        """Under torch's default settings."""
+        return self.under("")
+
+    @cached_property
+    def trials(self) -> tuple[Estimate, ...]:
+        """Under the others that are worth a try."""
+        return tuple(self.under(text) for text in worth_a_try(self.what_if))
+
+    @cached_property
+    def best(self) -> Estimate | None:
+        """Of these, one that is clearly better than the default."""
+        return self.best_of(self.trials)
+
+    def under(self, configuration: str) -> Estimate:
+        """Raises BadConfiguration where torch would refuse it."""
+        settings = parse_configuration(configuration)
+        outcomes = [what_if.run(settings) for what_if in self._what_ifs]
+        is_default = settings == AllocatorSettings()
+        return Estimate(
+            configuration=configuration,
+            outcome=outcomes[0],
+            low_bytes=min(outcome.peak_reserved_low_bytes for outcome in outcomes),
+            high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes) + self.larger_bytes,
+            num_out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
+            warnings=() if is_default else warnings_about(settings, self.what_if),
+        )
+
+    def best_of(self, estimates: Sequence[Estimate]) -> Estimate | None:
+        """The one with the lowest likely peak, where that is clearly below the default's."""
+        trials = [Trial(configuration=one.configuration, outcome=one.outcome, warnings=()) for one in estimates]
+        best = best_of(self.what_if, trials)
+        return next((one for one, trial in zip(estimates, trials, strict=True) if trial is best), None)
+
+    def fits(self, estimate: Estimate) -> Fit:
+        """Whether the device has enough: under each assumption, under none, or under some."""
+        if estimate.num_out_of_memory == 0:
+            has_room = self.capacity is None or estimate.high_bytes <= self.capacity or not self.larger_bytes
+            return "yes" if has_room else "unclear"
+        return "no" if estimate.num_out_of_memory == len(self.assumptions) else "unclear"
+
+    @cached_property
+    def _what_ifs(self) -> tuple[WhatIf, ...]:
+        return tuple(self._played(assumption, self.num_rounds) for assumption in self.assumptions)
+
+    def _played(self, assumption: Assumption, num_rounds: int) -> WhatIf:
+        return WhatIf(history_from(self._entries(assumption, num_rounds)), capacity=self.capacity)
+
+    def _entries(self, assumption: Assumption, num_rounds: int) -> list[Entry]:
+        return play(
+            self._passages,
+            first=assumption.first,
+            at_optimizer=assumption.at_optimizer,
+            in_optimizer=assumption.in_optimizer,
+            num_rounds=num_rounds,
+            returns_early=assumption.returns_early,
+        )
+
+
+def _enough(windows: Sequence[LiveWindow]) -> tuple[LiveWindow, ...]:
+    """All of them, or the fullest where they are long."""
+    if sum(len(window.events) for window in windows) <= MOST_EVENTS:
+        return tuple(windows)
+    return (max(windows, key=lambda window: window.peak_bytes),)
+
+
+def _growth(run: Run) -> float:
+    try:
+        growth = run.get(MemoryGrowth)
+    except (NotRecorded, ThinEvidence):
+        return 0.0
+    return growth.trend.slope if growth.is_growing else 0.0

@@ -1,0 +1,128 @@
+"""A run that was recorded on a CPU, given to `efprof allocator`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from efprof.commands.allocator import allocator
+from efprof.model import EfprofError, NotRecorded, UnreadableInput
+from tests.builders import GPU, make_steps, write_allocations, write_run
+from tests.facts.allocator.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
+
+MIB = 1024**2
+RUN = RUNS / "backward_peak-sick"
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(allocator, [str(word) for word in words], catch_exceptions=False)
+
+
+def device_of(*words: str | Path) -> dict[str, object]:
+    result = json.loads(run("what-if", *words, "--json").output)
+    assert result["estimate"] is True
+    (device,) = result["devices"]
+    assert isinstance(device, dict)
+    return device
+
+
+def test_the_table_says_that_it_is_an_estimate_and_why_it_may_be_wrong(tmp_path: Path) -> None:
+    folder = one_step_run(tmp_path).folder
+    text = run("what-if", folder).output
+    assert text.startswith("An estimate of what this run would reserve on a GPU")
+    assert "torch's default" in text
+    assert "92.0 MiB" in text
+    assert "At most 82.0 MiB are in use at once, of them 12.0 MiB parameters, 24.0 MiB optimizer state." in text
+    assert "cuDNN" in text
+    assert "recorded:" not in text
+
+
+def test_the_json_has_the_contracts_fields(tmp_path: Path) -> None:
+    device = device_of(one_step_run(tmp_path).folder, "--conf", "expandable_segments:True", "--conf", "")
+    expected = {
+        "conf", "peak_reserved_bytes", "peak_reserved_low_bytes", "peak_reserved_high_bytes", "device_allocs",
+        "device_frees", "out_of_memory", "estimate",
+    }  # fmt: skip
+    predictions = device["predictions"]
+    assert isinstance(predictions, list)
+    assert [one["conf"] for one in predictions] == ["expandable_segments:True", ""]
+    assert all(expected <= one.keys() and one["estimate"] is True for one in predictions)
+    assert predictions[1] == device["default"]
+    assert (device["replayable"], device["estimate"]) == (False, True)
+    assert predictions[1]["peak_reserved_bytes"] == 92 * MIB
+    assert predictions[1]["fits"] is None
+
+
+def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:
+    folder = one_step_run(tmp_path).folder
+    for size, fits in (("50MiB", "no"), ("100MiB", "unclear"), ("24GiB", "yes")):
+        assert f"fits: {fits}" in run("what-if", folder, "--conf", "", "--device-memory", size).output
+    default = device_of(folder, "--device-memory", "50MiB")["default"]
+    assert isinstance(default, dict)
+    assert (default["out_of_memory"], default["fits"]) == (True, "no")
+    assert default["peak_reserved_bytes"] == 92 * MIB, "what it needs, not what there is"
+
+
+def test_a_limit_of_the_settings_own_holds(tmp_path: Path) -> None:
+    folder = one_step_run(tmp_path).folder
+    device = device_of(folder, "--device-memory", "1GiB", "--conf", "per_process_memory_fraction:0.08")
+    assert isinstance(device["predictions"], list)
+    assert device["predictions"][0]["peak_reserved_bytes"] <= 0.08 * 1024 * MIB
+    assert device["predictions"][0]["fits"] == "no"
+
+
+def test_a_real_recording_is_estimated_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "20260101-120000-train-abc123").symlink_to(RUN)
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path))
+    assert run("what-if", "latest", "--conf", "").output == run("what-if", RUN, "--conf", "").output
+
+
+def test_memory_that_grows_is_said_not_to_be_in_it() -> None:
+    assert "Not in it: memory grows by" in run("what-if", RUNS / "memory_growth-sick", "--conf", "").output
+    assert "grows" not in run("what-if", RUNS / "memory_growth-healthy", "--conf", "").output
+
+
+def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_path: Path) -> None:
+    records = steps()
+    records[5].memory = []
+    recorded = write_run(tmp_path / "run", steps=records)
+    write_allocations(recorded.rank_folder, 1, events_at(records[5].started_ns, ONE_STEP))
+    assert "no true upper end" in run("what-if", recorded.folder).output
+    device = device_of(recorded.folder)
+    assert device["rest_bytes"] is None
+
+
+def test_a_cpu_has_no_allocator_to_replay() -> None:
+    assert run("replay", RUN).output.startswith("device 0: not replayable. It was recorded on a CPU")
+    (device,) = json.loads(run("replay", RUN, "--json").output)["devices"]
+    assert device["replayable"] is False
+
+
+@pytest.mark.parametrize("command", ["replay", "what-if"])
+def test_a_run_without_a_window_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+    folder = write_run(tmp_path / "run", steps=make_steps(3)).folder
+    with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet is missing"):
+        run(command, folder)
+
+
+@pytest.mark.parametrize("command", ["replay", "what-if"])
+def test_a_run_on_a_gpu_is_referred_to_its_snapshots(tmp_path: Path, command: str) -> None:
+    folder = write_run(tmp_path / "run", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
+    with pytest.raises(NotRecorded, match=r"give one of its snapshots, memory-<n>\.pickle"):
+        run(command, folder)
+
+
+def test_a_folder_that_is_no_run_and_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("none")
+    with pytest.raises(UnreadableInput, match=r"holds no run\.json"):
+        run("what-if", tmp_path / "other")
+    with pytest.raises(UnreadableInput, match="cannot be read"):
+        run("what-if", tmp_path / "dump.pickle")
+
+
+def test_a_setting_that_torch_would_refuse_is_refused() -> None:
+    with pytest.raises(EfprofError, match="did you mean 'expandable_segments'"):
+        run("what-if", RUN, "--conf", "expandable_segment:True")

@@ -1,0 +1,102 @@
+"""What a CPU run would reserve on a GPU: worked out by hand, whether it fits, and what real recordings give."""
+
+from pathlib import Path
+
+import pytest
+
+from efprof.facts.allocator.from_cpu_older import larger_bytes
+from efprof.facts.allocator.settings import MIB
+from efprof.facts.gpu_estimate import LEAST_ROUNDS, MOST_ROUNDS, GpuEstimate
+from efprof.facts.run import open_run
+from efprof.model import NotRecorded
+from tests.builders import GPU, make_steps, write_allocations, write_run
+from tests.facts.allocator.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
+
+
+def test_the_peak_of_one_step_is_the_one_worked_out_by_hand(tmp_path: Path) -> None:
+    """12 MiB hold the parameters, 20 the batch and the gradient, 30 the activation; in these the optimizer puts its
+    24 MiB, so that the next activation gets 30 of its own. Most is in use in the second forward pass: 12 and 24, the
+    batch's 4, the last step's gradient of 12, and 30.
+    """
+    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    outcome = estimate.default.outcome
+    assert outcome.peak_reserved_bytes == (12 + 20 + 30 + 30) * MIB
+    assert outcome.calls.num_allocs == 4
+    assert estimate.peak_allocated_bytes == (12 + 24 + 4 + 12 + 30) * MIB
+
+
+def test_each_assumption_moves_it_as_worked_out_by_hand(tmp_path: Path) -> None:
+    """At once the optimizer needs 12 MiB more; a piece of 11 MiB gets 12 for itself, and what is over 2 MiB."""
+    peaks = [num_bytes // MIB for _, num_bytes in one_step_run(tmp_path).get(GpuEstimate).assumed_peaks]
+    assert peaks[:5] == [92, 92, 104, 92, 94]
+    assert peaks[5] > 92 + (300 - 12 - 24 - 16)
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "fits"), [(80, "no"), (91, "unclear"), (103, "unclear"), (200, "unclear"), (1000, "yes")]
+)
+def test_whether_it_fits_is_said_only_where_all_assumptions_agree(tmp_path: Path, capacity_mib: int, fits: str) -> None:
+    estimate = one_step_run(tmp_path).get(GpuEstimate).on_device(capacity_mib * MIB)
+    assert estimate.fits(estimate.default) == fits
+
+
+def test_the_band_holds_the_likely_figure_under_each_setting(tmp_path: Path) -> None:
+    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    for one in (estimate.default, *estimate.trials):
+        assert one.low_bytes <= one.outcome.peak_reserved_bytes <= one.high_bytes, one.configuration
+        assert one.outcome.peak_reserved_bytes >= estimate.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("most_events", "names"), [(50_000, [1, 2]), (3, [2])])
+def test_of_long_windows_only_the_fullest_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_events: int, names: list[int]
+) -> None:
+    monkeypatch.setattr("efprof.facts.gpu_estimate.MOST_EVENTS", most_events)
+    run = write_run(tmp_path / "run", steps=steps())
+    for number, size in enumerate((MIB, 2 * MIB), start=1):
+        write_allocations(run.rank_folder, number, events_at(0, ((1.0, 1, size), (2.0, 1, -size))))
+    found = run.get(GpuEstimate).window_names
+    assert found == tuple(f"allocations-{number}.parquet" for number in names)
+
+
+def test_a_run_without_windows_says_how_to_get_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=make_steps(3))
+    with pytest.raises(NotRecorded, match=r"^allocations-<n>.parquet is missing; record the run without"):
+        run.get(GpuEstimate)
+
+
+def test_a_run_on_a_gpu_is_not_estimated(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator")
+    with pytest.raises(NotRecorded, match="recorded on a CUDA device"):
+        run.get(GpuEstimate)
+
+
+def test_a_step_outside_the_windows_that_rose_higher_lifts_the_upper_end(tmp_path: Path) -> None:
+    records = steps()
+    records[4].memory[1].allocated_bytes = records[4].memory[0].allocated_bytes + 700 * MIB
+    more = larger_bytes(records)
+    shown = [here.allocated_bytes for here in records[5].memory]
+    assert more == 700 * MIB - (max(shown) - min(shown))
+    run = write_run(tmp_path / "run", steps=records)
+    write_allocations(run.rank_folder, 1, events_at(records[5].started_ns, ONE_STEP))
+    equal = one_step_run(tmp_path / "equal").get(GpuEstimate).default
+    assert run.get(GpuEstimate).default.high_bytes == equal.high_bytes + more
+
+
+# What real programs recorded.
+
+
+@pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
+def test_every_recording_is_estimated_and_settles(folder: Path) -> None:
+    estimate = open_run(folder).get(GpuEstimate)
+    default = estimate.default
+    assert LEAST_ROUNDS <= estimate.num_rounds < MOST_ROUNDS
+    assert estimate.peak_allocated_bytes <= default.outcome.peak_reserved_bytes
+    assert default.low_bytes <= default.outcome.peak_reserved_bytes <= default.high_bytes
+    assert default.high_bytes >= (estimate.older.boundary_bytes or 0)
+
+
+def test_the_large_logits_are_what_a_gpu_would_have_to_reserve_for() -> None:
+    """Three times 512 x 20,000 numbers of 4 bytes, of 39 MiB each, and one segment of 20 for the rest."""
+    default = open_run(RUNS / "backward_peak-sick").get(GpuEstimate).default
+    assert 3 * 39 * MIB < default.outcome.peak_reserved_bytes < 4 * 39 * MIB
