@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from efprof.model import EfprofError
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="What to call the run; default: the script's name.")
@@ -48,7 +50,11 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
     from efprof.recorder.machine import kept_configuration, refuse_missing_memray
     from efprof.recorder.options import parse_options
 
-    settings = read_settings(Path.cwd())
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise EfprofError("The folder you are in is gone: change to one that exists.") from None
+    settings = read_settings(here)
     wanted = merge(settings.record, flags)
     name = wanted.pop("name", None)
     options = parse_options(**wanted)
@@ -66,7 +72,7 @@ def _say_where(folder: Path) -> None:
         click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
     else:
         click.echo(
-            f"efprof: {folder.name} holds no training step: the command ended before an optimizer stepped, "
-            "or trained without PyTorch.",
+            f"efprof: {folder.name} holds no training step: the command ended before an optimizer stepped, trained "
+            "without PyTorch, or in a process that is not seen: a forked worker of a pool, Python with -I, -E or -S.",
             err=True,
         )

@@ -75,6 +75,12 @@ class Held:
         tensors = value if isinstance(value, list | tuple) else ()
         return sum(self._bytes_of(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
 
+    def _bytes_of_leaf(self, leaf: Any) -> int:
+        """An input that needs a gradient, and that gradient, live as long as the graph; parameters live anyway."""
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
+            return 0
+        return self._bytes_of(leaf) + (0 if leaf.grad is None else self._bytes_of(leaf.grad))
+
     def _add_graph(self, root: Any, clock: Clock) -> None:
         nodes, todo = self._nodes, [root]
         while todo and len(nodes) < MAX_GRAPH_NODES:
@@ -84,6 +90,7 @@ class Held:
             clock.check()
             nodes.add(node)
             self.graph_nodes = len(nodes)
+            self.graph_bytes += self._bytes_of_leaf(getattr(node, "variable", None))
             for name in _saved_names(node):
                 self.graph_bytes += self._bytes_saved(node, name)
             todo.extend(following for following, _ in node.next_functions if following is not None)

@@ -59,6 +59,9 @@ def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Record
 
 def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Recording:
     """Record this process until the result is ended, or the program ends; raises as `record` does."""
+    unknown = sorted(wanted.keys() - Wanted.__annotations__.keys())
+    if unknown:
+        raise EfprofError(f"efprof.record knows no {unknown[0]!r}; it takes {', '.join(Wanted.__annotations__)}.")
     settings = read_settings(Path.cwd())
     merged = merge(settings.record, {**wanted, "name": name})
     name = merged.pop("name", None)

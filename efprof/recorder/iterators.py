@@ -11,6 +11,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from efprof.recorder.variables import locals_of, may_read_locals
+
 PASSING_ON = ("enumerate", "tqdm", "zip", "iter", "islice", "chain", "cycle")
 """Calls that yield what their arguments yield."""
 
@@ -64,7 +66,8 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def _classes_of(expression: ast.expr, frame: FrameType) -> Iterator[type]:
-    names = {**frame.f_globals, **frame.f_locals}
+    # Not `f_locals`: before Python 3.13 it leaves a copy in the frame, which would keep a step's tensors alive.
+    names = {**frame.f_globals, **(locals_of(frame) if may_read_locals(frame.f_code) else {})}
     if not isinstance(expression, ast.Call):
         yield from _class_of(type(_resolved(expression, names)))
         return

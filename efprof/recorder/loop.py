@@ -43,6 +43,8 @@ class Loop(Stages):
             steps.drop_what_was_looked_at(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
+        if step.had_loader is None:
+            step.had_loader = steps.has_loader
         steps.has_loader = True
         if not is_start:
             step.loaders.append(loader)

@@ -36,6 +36,8 @@ class OpenStep:
     """Of `torch.autograd.grad`, outside of every stage."""
     num_fetches: int = 0
     samples: int = 0
+    had_loader: bool | None = None
+    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
     has_forward: bool = False
     has_evaluation: bool = False
     loaders: list[int | None] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -95,12 +96,16 @@ def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple
     if text in ("default", "none"):
         return default if text == "default" else ()
     try:
-        ranges = sorted(tuple(int(end) for end in part.split(":")) for part in text.split(","))
-        return tuple((start, end) for start, end in ranges if _is_range(start, end))
+        parts = sorted(tuple(int(end) for end in part.split(":")) for part in text.split(","))
+        ranges = tuple((start, end) for start, end in parts if _is_range(start, end))
     except ValueError:
         raise EfprofError(
             f"{option} {text!r} is not 'default', 'none' or ranges of steps such as 20:25,500:503."
         ) from None
+    for one, other in pairwise(ranges):
+        if _overlap(one, other):
+            raise EfprofError(f"{option} {text!r} names step {other[0]} twice; write one range for both.")
+    return ranges
 
 
 def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:

@@ -41,7 +41,8 @@ class ParameterProbe:
     def watch_inputs(self, inputs: Any) -> None:
         """Gradients are computed for these."""
         if self._is_to_choose():
-            self._watch(next(_leaves(inputs if isinstance(inputs, Iterable) else [inputs]), None))
+            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
+            self._watch(next(_leaves([inputs] if is_one else inputs), None))
 
     def note_backward(self) -> None:
         """The backward pass is over: remember how the parameter stands."""
@@ -92,11 +93,17 @@ class ParameterProbe:
         return None if self._parameter is None else self._parameter()
 
     def _watch(self, parameter: torch.Tensor | None) -> None:
-        self._parameter = None if parameter is None else weakref.ref(parameter)
+        self._parameter = None if parameter is None or not _has_values(parameter) else weakref.ref(parameter)
 
 
 def _leaves(tensors: Iterable[Any]) -> Any:
     return (tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_leaf)
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Whether there is memory behind it: not so for what torch.func wraps, and for what stands for a shape alone."""
+    is_fake = any(kind.__name__ == "FakeTensor" for kind in type(parameter).__mro__)
+    return not (is_fake or parameter.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(parameter))
 
 
 def _first_leaf(node: Any) -> torch.Tensor | None:

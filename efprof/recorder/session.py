@@ -61,7 +61,7 @@ class Session:
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
         self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
-        """Why a window is wanted as soon as one may open; whoever asks appends, `windows` takes."""
+        """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
         self._steps = LineWriter(folder, STEPS_FILE)
@@ -133,6 +133,11 @@ class Session:
         finally:  # a second Ctrl-C must leave none of our hooks in torch
             for undo in reversed(self._undo):
                 self.shell.guarded("hooks", undo)()
+
+    def ask_for_window(self, why: str) -> None:
+        """Have one opened at the next step that it may open at; from a signal's handler, too."""
+        self.window_requests.append(why)
+        self.sprint.end_soon()
 
     def _make_sprint(self) -> Sprint:
         options = self.options

@@ -153,7 +153,8 @@ class Sprint:
             return
         self._pattern.see(tuple(self._log[:-1]), tuple(step.loaders))
         del self._log[:-1]
-        self._may_start = self._may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
+        may_sprint = self._may_sprint and self._may_go_on()
+        self._may_start = may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
             self._pattern.optimizer = step.stepped[0]
             self._site = step.backward_site
@@ -170,6 +171,10 @@ class Sprint:
         step = self._filled(pending, touched, done)
         self._steps.open = step
         self._resume(interrupted_in(pending, done, self.watch.nested))
+
+    def end_soon(self) -> None:
+        """Where one is on, with the step that is open: somebody waits for one that is walked. From any thread."""
+        self.watch.limit = 1
 
     def close(self) -> None:
         """The recording ends."""

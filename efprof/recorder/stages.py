@@ -192,6 +192,7 @@ class Stages:
         # Seen from the `finally` of a hook: the error that ends the stage. Its id, since holding it would hold frames.
         error = sys.exception()
         is_new = error is not None and id(error) != self._handled  # some programs train while they handle another one
+        is_new = is_new and not isinstance(error, StopIteration)  # soon forgotten, and its id is given to another one
         self._failed = (self.stage or "other", id(error)) if is_new else None
         self.stage = self.opener = None
 

@@ -68,6 +68,7 @@ class Steps:
         if step.stepped and not self.has_marks:
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
+            self.has_loader = bool(step.had_loader)
             self.drop()
             return self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
         return step
@@ -76,6 +77,10 @@ class Steps:
         """The step that a forward or backward pass starting now belongs to."""
         step = self.open
         if step is None:
+            return self.begin(at)
+        if step.number and step.had_loader is False and step.has_evaluation and not step.has_gradients:
+            self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
+            self.drop()
             return self.begin(at)
         if self.has_loader or self.has_marks:
             return step
@@ -127,8 +132,9 @@ class Steps:
         if step.has_gradients or self.has_marks or is_fed_by_another:
             return
         self.open, self.closed = None, step
-        if step.num_fetches and not step.has_evaluation:
-            self.has_loader = False  # read to its end without training: `batches = list(loader)`
+        # One that was read to its end without training, `batches = list(loader)`, feeds nothing.
+        is_read_ahead = step.num_fetches > 0 and not step.has_evaluation
+        self.has_loader = bool(step.had_loader) and not is_read_ahead
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
         """This optimizer, by its `id`, has stepped, or was held back."""

@@ -468,6 +468,7 @@ static PyMemberDef members[] = {
     {"number", T_LONGLONG, offsetof(Stopwatch, number), READONLY, NULL},
     {"thread", T_ULONG, offsetof(Stopwatch, thread), 0, NULL},
     {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},
+    {"limit", T_INT, offsetof(Stopwatch, limit), 0, NULL},
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
     {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},

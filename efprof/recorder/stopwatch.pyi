@@ -22,6 +22,8 @@ class Stopwatch:
     thread: int
     optimizer: int
     """The one whose steps it takes, by its `id`."""
+    limit: int
+    """Steps after which `full` is asked."""
     read_due: int
     """From this step on, all gradients are to be read, in Python."""
     takes_numbers: bool

@@ -23,7 +23,7 @@ class NoStopwatch:
     """Never takes note: Python sees to everything."""
 
     is_on = takes_numbers = takes_clips = False
-    at = nested = number = thread = optimizer = read_due = 0
+    at = nested = number = thread = optimizer = read_due = limit = 0
     sequence = -1
     canary: Any = None
     loss: Any = None

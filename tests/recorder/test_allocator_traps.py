@@ -105,3 +105,8 @@ def test_every_trap_says_what_to_do() -> None:
     found = list(find_traps({"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": ""}, (2, 9)))
     assert len(found) >= 6
     assert all(why.endswith(".") and advice.endswith(".") for why, advice in found)
+
+
+def test_an_equals_sign_for_a_colon_is_answered_with_the_colon() -> None:
+    ((_, advice),) = of_variables((2, 13), CUDA_ALLOC_CONF="expandable_segments=True")
+    assert advice == "Write 'expandable_segments:True'."

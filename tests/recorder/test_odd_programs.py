@@ -274,3 +274,61 @@ def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Pat
     assert sum(not step.memory for step in recorded.steps) > LONG / 3, "they are sprinted"
     (error,) = recorded.events(TrainingRaised)
     assert error.stage in (None, "other")
+
+
+@pytest.mark.parametrize("ends", ["at its end", "early"])
+def test_a_loader_that_evaluates_divides_no_loop_that_trains_without_one(tmp_path: Path, ends: str) -> None:
+    def train_by_hand() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        held_out = make_loader(4)
+        batches = list(make_loader(1))
+        for number in range(60):
+            optimizer.zero_grad()
+            error_of(model, *batches[0]).backward()
+            optimizer.step()
+            if number % 10 == 9:
+                with torch.no_grad():
+                    for place, batch in enumerate(held_out):
+                        error_of(model, *batch)
+                        if ends == "early" and place == 1:
+                            break
+
+    steps = record_here(tmp_path, train_by_hand).steps
+    assert len(steps) == 60
+    assert {tuple(stages(step)) for step in steps} == {("forward", "backward", "optimizer")}
+    assert {step.micro_batches for step in steps} == {1}
+    assert {step.samples for step in steps} == {0}
+
+
+def test_gradients_of_transformed_functions_and_of_one_tensor_are_understood(tmp_path: Path) -> None:
+    def train_twice() -> None:
+        weight = torch.ones(4, requires_grad=True)
+        torch.func.grad(lambda x: (x**2).sum())(torch.ones(3))
+        torch.func.vmap(torch.func.grad(lambda x: (x**2).sum()))(torch.ones(3, 2))
+        for _ in range(8):
+            (gradient,) = torch.autograd.grad((weight**2).sum(), weight)
+            with torch.no_grad():
+                weight -= 0.1 * gradient
+
+    recorded = record_here(tmp_path, train_twice)
+    assert recorded.events(CollectorStopped) == []
+    assert len(recorded.steps) >= 7
+
+
+def test_an_error_after_the_loop_is_in_no_stage_of_the_loaders_end(tmp_path: Path) -> None:
+    text = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for (batch,) in DataLoader(TensorDataset(torch.randn(40, 3)), batch_size=4):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+{}["missing"]
+"""
+    (raised,) = record_script(tmp_path / "home", text).events(TrainingRaised)
+    assert raised.error == "KeyError"
+    assert raised.stage != "data"

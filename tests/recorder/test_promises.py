@@ -160,6 +160,8 @@ def test_without_options_the_default_windows_are_recorded_and_no_other(tmp_path:
 
 def test_windows_are_named_as_ranges_of_steps() -> None:
     assert parse_options(trace_steps="20:25,500:503").trace_steps == ((20, 25), (500, 503))
+    with pytest.raises(EfprofError, match="names step 12 twice"):
+        parse_options(trace_steps="10:14,12:20")
 
 
 @contextmanager

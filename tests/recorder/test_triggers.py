@@ -252,3 +252,22 @@ def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) ->
     recorded = record_triggered(tmp_path, train, ("signal",))
     assert recorded.events(CollectorStopped) == []
     assert windowed(recorded) == [5, 6]
+
+
+@pytest.mark.parametrize("why", ["non-finite", "signal"])
+def test_a_sprint_ends_for_a_window_that_is_asked_for(tmp_path: Path, why: Trigger) -> None:
+    def train(_: Session) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, batch in enumerate(make_loader(200)):
+            optimizer.zero_grad()
+            is_it = number == 120
+            error = error_of(model, *batch) * (math.nan if is_it and why == "non-finite" else 1.0)
+            error.backward()
+            if is_it and why == "signal":
+                signal.raise_signal(signal.SIGUSR1)
+            optimizer.step()
+
+    recorded = record_triggered(tmp_path, train, (why,))
+    assert [event.step for event in recorded.events(WindowOpened)] == [121]
+    assert windowed(recorded) == [121, 122]

@@ -224,7 +224,7 @@ class Numbers:
             self._note(record.step, what, value, record.backward_site, [])
 
     def _note(self, number: int, what: str, value: float, site: str | None, suspects: list[SuspectOperation]) -> None:
-        self._session.window_requests.append("non-finite")
+        self._session.ask_for_window("non-finite")
         self._session.note(
             NonFiniteSeen(at_ns=time.time_ns(), step=number, what=what, value=str(value), site=site, suspects=suspects)
         )

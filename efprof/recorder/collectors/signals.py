@@ -74,7 +74,7 @@ class Signals:
             self._reset()
 
     def _ask_for_window(self, *_: Any) -> None:
-        self._session.window_requests.append("signal")
+        self._session.ask_for_window("signal")
 
     def _close(self, number: int, _: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""

@@ -102,6 +102,9 @@ def _of_key(key: str, version: Version) -> Iterator[Trap]:
     if key not in KNOWN:
         near = difflib.get_close_matches(key, KNOWN, n=1)
         advice = f"Write '{near[0]}'." if near else "Take it out."
+        named, equals, value = key.partition("=")
+        if equals and named in KNOWN:
+            advice = f"Write '{named}:{value}'."
         yield f"torch {release} knows no setting '{key}': a CUDA build refuses it, a CPU build passes it over.", advice
     elif version < since:
         newer = ".".join(map(str, since))
