@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -129,6 +130,24 @@ class Census(_Event, tag="census"):
     seconds: float
 
 
+class GradientClearing(_Event, tag="gradient_clearing"):
+    """What became of an optimizer's gradients between its steps.
+
+    `cleared`: they were gone; `changed`: in place or for others, by whom nobody knows; `kept`: neither, before
+    `num_steps` of its steps, each after backward passes that added to them. The last four fields tell of the last of
+    these steps: the lines of the `num_backwards` passes before it, in order; `num_earlier_backwards` more came before
+    another optimizer's step.
+    """
+
+    optimizer: str
+    outcome: Literal["cleared", "changed", "kept"]
+    num_steps: int
+    backward_sites: list[str] = []
+    num_backwards: int = 0
+    num_earlier_backwards: int = 0
+    step_site: str | None = None
+
+
 Event = (
     LoaderBuilt
     | StepsWithoutOptimizer
@@ -141,6 +160,7 @@ Event = (
     | CollectorStopped
     | RecordingEnded
     | Census
+    | GradientClearing
 )
 
 

@@ -1,0 +1,113 @@
+"""Gradients that nothing clears between the steps of their optimizer."""
+
+from collections.abc import Sequence
+
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.uncleared_gradients import UnclearedGradients, UnclearedOptimizer
+from efprof.fixes.clear_gradients import Code, UnclearedStep, clear_gradients, clearing_lines
+from efprof.model import Examination, Finding, Gain, Narrative, Number, Numbers, Series, SeriesLine
+
+LEAST_NORMS = 3
+"""Fewer points are no curve."""
+
+
+def uncleared_gradients(run: Run) -> Examination:
+    """Find optimizers that step with the gradients of all steps so far.
+
+    What it finds
+    -------------
+    A backward pass that adds its gradients to those of the steps before, since nothing clears them in between: no
+    `zero_grad`, one outside of the loop, or that of another object.
+
+    Why it matters
+    --------------
+    Every update follows the sum of all gradients since the start, the oldest included: it grows from step to step,
+    and the training overshoots, swings or diverges.
+
+    Fix
+    ---
+    `zero_grad(set_to_none=True)` above the backward pass, or below the step where several passes make up its gradients.
+
+    Predicted gain
+    --------------
+    No time and no memory: updates that follow the step's own batch.
+    """
+    found = run.get(UnclearedGradients)
+    looked_at = f"the gradients of {found.num_optimizers} optimizer{'s' * (found.num_optimizers != 1)}"
+    by_line: dict[str, list[UnclearedOptimizer]] = {}
+    for optimizer in found.optimizers:
+        by_line.setdefault(optimizer.backwards[0].key, []).append(optimizer)
+    findings = tuple(_finding(run, found, optimizers) for optimizers in by_line.values())
+    return Examination(looked_at=looked_at, findings=findings)
+
+
+def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
+    sources, blame = run.get(Sources), optimizers[0].backwards[0]
+    names = " and ".join(dict.fromkeys(one.name for one in optimizers))
+    num_steps = min(one.num_steps for one in optimizers)
+    places = dict.fromkeys(line for one in optimizers for line in (*one.backwards, one.step) if line is not None)
+    return Finding(
+        blame=blame,
+        category="numbers",
+        headline="Gradients are never cleared",
+        message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
+        "this backward pass added to what the steps before had left.",
+        fix=clear_gradients(list(map(_step, optimizers)), Code(lines=sources.files, tree=sources.tree)),
+        gain=Gain(
+            basis="measured bound",
+            explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
+            "start",
+        ),
+        evidence=(
+            *(sources.snippet(place) for place in places),
+            *_norm_series(found),
+            Numbers(title="What was watched", numbers=_numbers(found, optimizers[0])),
+            Narrative(
+                title="What it means, how we know, when it is wrong", paragraphs=_paragraphs(sources, optimizers)
+            ),
+        ),
+        severity="high",
+    )
+
+
+def _step(optimizer: UnclearedOptimizer) -> UnclearedStep:
+    return UnclearedStep(
+        backward=optimizer.backwards[0],
+        step=optimizer.step,
+        is_once=optimizer.num_backwards == len(optimizer.backwards),
+        is_alone=not optimizer.num_earlier,
+    )
+
+
+def _norm_series(found: UnclearedGradients) -> tuple[Series, ...]:
+    if len(found.norms) < LEAST_NORMS:
+        return ()
+    steps, norms = zip(*found.norms, strict=True)
+    line = SeriesLine(label="gradient norm", x=tuple(map(float, steps)), y=norms, is_highlighted=True)
+    title = "The norm of the summed gradients at each step"
+    return (Series(title=title, x_label="step", x_unit="count", y_label="norm", y_unit="", lines=(line,)),)
+
+
+def _numbers(found: UnclearedGradients, optimizer: UnclearedOptimizer) -> tuple[Number, ...]:
+    numbers = [
+        Number(label="steps watched, none with cleared gradients", value=optimizer.num_steps, unit="count"),
+        Number(label="backward passes for a step", value=optimizer.num_backwards, unit="count"),
+    ]
+    if found.norms:
+        numbers.append(Number(label="gradient norm of the first step", value=found.norms[0][1], unit=""))
+        numbers.append(Number(label="largest gradient norm", value=max(norm for _, norm in found.norms), unit=""))
+    return tuple(numbers)
+
+
+def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:
+    files = dict.fromkeys(line.file for one in optimizers for line in (one.backwards[0], one.step) if line is not None)
+    cleared_at = [place for file in files for place in clearing_lines(file, sources.tree(file))]
+    there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
+    return (
+        "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "
+        "backward pass began: each was the same tensor, not zero, and changed by backward passes alone, whose graphs "
+        "were walked down to its parameter." + (there if cleared_at else ""),
+        "It is meant where a program sums gradients over all its training, or clears them more than "
+        f"{optimizers[0].num_steps} steps apart; then ignore it.",
+    )

@@ -1,0 +1,132 @@
+"""uncleared_gradients: fires where nothing clears an optimizer's gradients, on the pass that adds to them."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.events import GradientClearing, WindowOpened
+from efprof.audits.uncleared_gradients import uncleared_gradients
+from efprof.facts.run import Run
+from efprof.model import CodeEdit, Finding, NotRecorded, Series, Snippet, ThinEvidence
+from tests.builders import START_NS, make_steps, write_run
+
+TRAIN = """\
+def train(model, optimizer, other):
+    optimizer.zero_grad()
+    for batch in loader:
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        other.step()
+"""
+BACKWARD = "train.py:5:train"
+STEP = "train.py:6:train"
+
+
+def clearing(outcome: str = "kept", **fields: object) -> GradientClearing:
+    kept = {"num_steps": 10, "backward_sites": [BACKWARD], "num_backwards": 1, "step_site": STEP}
+    fields = {**(kept if outcome == "kept" else {"num_steps": 0}), **fields}
+    defaults = {"at_ns": START_NS, "step": 10, "optimizer": "Adam", "outcome": outcome}
+    return GradientClearing(**{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def run_of(folder: Path, *events: GradientClearing, text: str = TRAIN, **fields: object) -> Run:
+    steps = make_steps(20, **{"gradient_norm": lambda step: 1.0 + step, **fields})
+    return write_run(folder / "run", steps=steps, events=events, sources={"train.py": text})
+
+
+def finding_of(run: Run) -> Finding:
+    (finding,) = uncleared_gradients(run).findings
+    return finding
+
+
+def test_it_blames_the_backward_pass_and_clears_above_it(tmp_path: Path) -> None:
+    finding = finding_of(run_of(tmp_path, clearing()))
+    assert (str(finding.blame), finding.blame.text) == ("train.py:5", "loss.backward()")
+    new = "        optimizer.zero_grad(set_to_none=True)\n        loss.backward()"
+    assert finding.fix.changes == (CodeEdit(file="train.py", line=5, old="        loss.backward()", new=new),)
+    assert (finding.category, finding.severity) == ("numbers", "high")
+    assert "of Adam: before each of the 10 steps" in finding.message
+
+
+def test_it_claims_neither_time_nor_memory(tmp_path: Path) -> None:
+    gain = finding_of(run_of(tmp_path, clearing())).gain
+    assert (gain.step_ms, gain.peak_bytes) == (None, None)
+
+
+def test_it_shows_backward_and_step_and_the_norm_of_each_step(tmp_path: Path) -> None:
+    evidence = finding_of(run_of(tmp_path, clearing())).evidence
+    assert [one.highlighted for one in evidence if isinstance(one, Snippet)] == [5, 6]
+    (series,) = (one for one in evidence if isinstance(one, Series))
+    assert series.lines[0].y == tuple(1.0 + step for step in range(20))
+
+
+def test_norms_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
+    run = run_of(tmp_path, clearing(), gradient_norm=lambda step: "nan" if step == 3 else 1.0)
+    (series,) = (one for one in finding_of(run).evidence if isinstance(one, Series))
+    assert len(series.lines[0].x) == 19
+    assert all(map(math.isfinite, series.lines[0].y))
+
+
+def test_without_norms_there_is_no_curve(tmp_path: Path) -> None:
+    evidence = finding_of(run_of(tmp_path, clearing(), gradient_norm=None)).evidence
+    assert [one for one in evidence if isinstance(one, Series)] == []
+
+
+def test_a_clearing_in_the_wrong_place_is_pointed_out(tmp_path: Path) -> None:
+    (narrative,) = (
+        one for one in finding_of(run_of(tmp_path, clearing())).evidence if one.title.startswith("What it means")
+    )
+    assert "`zero_grad` at train.py:2" in narrative.paragraphs[0]  # type: ignore[union-attr]
+
+
+def test_two_optimizers_of_one_pass_are_one_finding(tmp_path: Path) -> None:
+    second = clearing(optimizer="SGD", step_site="train.py:7:train")
+    finding = finding_of(run_of(tmp_path, clearing(), second))
+    assert "of Adam and SGD" in finding.message
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert "optimizer.zero_grad(set_to_none=True)\n        other.zero_grad(set_to_none=True)" in change.new
+
+
+def test_each_optimizer_of_its_own_pass_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    other = clearing(backward_sites=["train.py:4:train"], step_site="train.py:7:train")
+    blames = [finding.blame.line for finding in uncleared_gradients(run_of(tmp_path, clearing(), other)).findings]
+    assert blames == [5, 4]
+
+
+def test_several_passes_of_one_step_are_cleared_below_it(tmp_path: Path) -> None:
+    (change,) = finding_of(run_of(tmp_path, clearing(num_backwards=4))).fix.changes
+    assert isinstance(change, CodeEdit)
+    assert (change.line, change.new.splitlines()[0]) == (6, "        optimizer.step()")
+
+
+def test_a_step_by_a_library_is_left_to_a_person(tmp_path: Path) -> None:
+    finding = finding_of(run_of(tmp_path, clearing(step_site=None)))
+    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+
+
+@pytest.mark.parametrize("others", [("cleared",), ("cleared", "cleared"), ("cleared", "changed")])
+def test_it_is_silent_where_gradients_are_cleared_or_changed(tmp_path: Path, others: tuple[str, ...]) -> None:
+    examination = uncleared_gradients(run_of(tmp_path, *map(clearing, others)))
+    assert examination.findings == ()
+    count = others.count("cleared")
+    assert examination.looked_at == f"the gradients of {count} optimizer{'s' * (count > 1)}"
+
+
+def test_a_cleared_optimizer_beside_an_uncleared_one_is_not_blamed(tmp_path: Path) -> None:
+    finding = finding_of(run_of(tmp_path, clearing("cleared", optimizer="SGD"), clearing()))
+    assert "SGD" not in finding.message
+
+
+def test_gradients_that_somebody_changes_are_no_evidence(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="cannot be told"):
+        uncleared_gradients(run_of(tmp_path, clearing("changed")))
+
+
+def test_a_run_that_does_not_tell_of_gradients_names_what_it_needs(tmp_path: Path) -> None:
+    opened = WindowOpened(at_ns=START_NS, step=5, window="trace-1", why="schedule")
+    run = write_run(tmp_path / "run", steps=make_steps(20), events=[opened])
+    with pytest.raises(NotRecorded, match=r"events\.jsonl"):
+        uncleared_gradients(run)

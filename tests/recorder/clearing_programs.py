@@ -1,0 +1,305 @@
+"""Training loops that clear their gradients in every way there is, and some that do not."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import nn
+
+Program = Callable[[], object]
+LENGTH = 16
+
+
+def model_of(*, width: int = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    return model(torch.randn(4, 3)).square().mean()
+
+
+def clear(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None
+
+
+def in_place(model: nn.Module) -> None:
+    model.zero_grad(set_to_none=False)
+
+
+def train(*, before: str = "", after: str = "", **settings: object) -> None:
+    """A plain loop, which clears before backward or after the step, in the way named."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, **settings)  # type: ignore[arg-type]
+    ways: dict[str, Callable[[], object]] = {
+        "": lambda: None,
+        "optimizer": optimizer.zero_grad,
+        "model": model.zero_grad,
+        "in place": partial(in_place, model),
+        "by hand": lambda: clear(model.parameters()),
+        "data": lambda: [one.grad.data.zero_() for one in model.parameters() if one.grad is not None],
+        "zero_": lambda: [one.grad.zero_() for one in model.parameters() if one.grad is not None],
+        "decay": lambda: [one.grad.mul_(0.9) for one in model.parameters() if one.grad is not None],
+        "one of them": lambda: clear([model[2].bias]),
+    }
+    for _ in range(LENGTH):
+        loss = loss_of(model)
+        ways[before]()
+        loss.backward()
+        optimizer.step()
+        ways[after]()
+
+
+def accumulate(*, clears: bool, num_batches: int = 3) -> None:
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(1, LENGTH * num_batches + 1):
+        (loss_of(model) / num_batches).backward()
+        if number % num_batches == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if clears:
+                optimizer.zero_grad()
+
+
+def scaled(*, clears: bool, num_overflows: int = 0) -> None:
+    model, scaler = model_of(), torch.amp.GradScaler("cpu", init_scale=16.0)
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(LENGTH):
+        factor = float("inf") if number < num_overflows else 1.0
+        scaler.scale(loss_of(model) * factor).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if clears:
+            optimizer.zero_grad()
+
+
+def adversaries(
+    *, clears_critic: bool, set_to_none: bool = True, freezes: bool = False, clears_data: bool = False
+) -> None:
+    """The generator's pass adds to the critic's gradients too, unless the critic is frozen meanwhile."""
+    generator, critic = nn.Linear(2, 3), model_of()
+    of_generator = torch.optim.Adam(generator.parameters())
+    of_critic = torch.optim.Adam(critic.parameters())
+    for _ in range(LENGTH):
+        made = generator(torch.randn(4, 2))
+        if clears_critic:
+            of_critic.zero_grad(set_to_none=set_to_none)
+        for one in critic.parameters():
+            if clears_data and one.grad is not None:
+                one.grad.data.zero_()
+        (critic(made.detach()).mean() - critic(torch.randn(4, 3)).mean()).backward()
+        of_critic.step()
+        critic.requires_grad_(not freezes)
+        of_generator.zero_grad(set_to_none=set_to_none)
+        (-critic(made).mean()).backward()
+        of_generator.step()
+        critic.requires_grad_(True)
+
+
+def with_closure(*, clears: bool, **settings: object) -> None:
+    model = model_of()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, **settings)  # type: ignore[arg-type]
+
+    def closure() -> torch.Tensor:
+        if clears:
+            optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    for _ in range(LENGTH):
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def master_weights(*, copies: str) -> None:
+    """The optimizer has copies of the parameters, into whose gradients the model's are written."""
+    model = model_of()
+    masters = [one.detach().clone().requires_grad_() for one in model.parameters()]
+    for master in masters:
+        master.grad = torch.zeros_like(master)
+    optimizer = torch.optim.SGD(masters, lr=0.01)
+    for _ in range(LENGTH):
+        model.zero_grad()
+        loss_of(model).backward()
+        for master, one in zip(masters, model.parameters(), strict=True):
+            assert master.grad is not None
+            assert one.grad is not None
+            (master.grad.data if copies == "data" else master.grad).copy_(one.grad)
+        optimizer.step()
+
+
+def overwrite_in_place() -> None:
+    """What backward adds up is not what the optimizer gets."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(LENGTH):
+        loss_of(model).backward()
+        for one in model.parameters():
+            assert one.grad is not None
+            one.grad.copy_(torch.sign(one.grad)).mul_(0.1)
+        optimizer.step()
+
+
+def attack_first(*, freezes: bool, clears_data: bool = False) -> None:
+    """A first pass is for the gradient of the inputs only; what it left is cleared before the second."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(LENGTH):
+        inputs = torch.randn(4, 3, requires_grad=True)
+        model.requires_grad_(not freezes)
+        model(inputs).square().mean().backward()
+        model.requires_grad_(True)
+        assert inputs.grad is not None
+        if clears_data:
+            for one in model.parameters():
+                one.grad.data = torch.zeros_like(one)  # type: ignore[union-attr]
+        else:
+            in_place(model)
+        model(inputs.detach() + inputs.grad).square().mean().backward()
+        optimizer.step()
+
+
+def take_turns(*, set_to_none: bool) -> None:
+    """Two models that have nothing to do with each other; the second one's gradients are cleared late."""
+    first, second = model_of(), model_of()
+    of_first, of_second = (torch.optim.Adam(one.parameters()) for one in (first, second))
+    for _ in range(LENGTH):
+        of_first.zero_grad(set_to_none=set_to_none)
+        loss_of(first).backward()
+        of_second.zero_grad(set_to_none=set_to_none)
+        of_first.step()
+        loss_of(second).backward()
+        of_second.step()
+
+
+def two_backwards_then_two_steps(*, set_to_none: bool) -> None:
+    first, second = model_of(), model_of()
+    of_first, of_second = (torch.optim.Adam(one.parameters()) for one in (first, second))
+    for _ in range(LENGTH):
+        of_first.zero_grad(set_to_none=set_to_none)
+        loss_of(first).backward()
+        of_second.zero_grad(set_to_none=set_to_none)
+        loss_of(second).backward()
+        of_first.step()
+        of_second.step()
+
+
+def of_ranks(*, clears: bool) -> None:
+    """A world of one process, in which the mean over the ranks is written back into each gradient."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(model_of())
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(LENGTH):
+            if clears:
+                optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def step_in_hooks() -> None:
+    model = model_of()
+    optimizers = {one: torch.optim.SGD([one], lr=0.01) for one in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(update)
+    for _ in range(LENGTH):
+        loss_of(model).backward()
+
+
+def new_tensors_each_time() -> None:
+    """Gradients computed by `grad` and assigned."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(LENGTH):
+        gradients = torch.autograd.grad(loss_of(model), list(model.parameters()))
+        for one, gradient in zip(model.parameters(), gradients, strict=True):
+            one.grad = gradient
+        optimizer.step()
+
+
+def sparse_rows() -> None:
+    table = nn.Embedding(10, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    for _ in range(LENGTH):
+        optimizer.zero_grad()
+        table(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+
+
+def step_twice() -> None:
+    """Without a pass in between there is nothing to clear."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss_of(model).backward()
+    for _ in range(LENGTH):
+        optimizer.step()
+
+
+def clear_every(*, num_steps: int) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(LENGTH):
+        if number % num_steps == 0:
+            optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+HEALTHY: dict[str, Program] = {
+    **{f"before backward: {way}": partial(train, before=way) for way in ("optimizer", "model", "by hand", "in place")},
+    **{f"after the step: {way}": partial(train, after=way) for way in ("optimizer", "model", "by hand", "zero_")},
+    "after the step: decay": partial(train, after="decay"),
+    "after the step: one of them": partial(train, after="one of them"),
+    "nesterov": partial(train, before="optimizer", momentum=0.9, nesterov=True, foreach=True),
+    "fused": partial(train, before="in place", momentum=0.9, fused=True),
+    "before backward: data": partial(train, before="data"),
+    "after the step: data": partial(train, after="data"),
+    "adversaries, data": partial(adversaries, clears_critic=False, clears_data=True),
+    "attack, data": partial(attack_first, freezes=False, clears_data=True),
+    "accumulation": partial(accumulate, clears=True),
+    "scaler": partial(scaled, clears=True),
+    "scaler that skips": partial(scaled, clears=True, num_overflows=4),
+    "adversaries": partial(adversaries, clears_critic=True),
+    "adversaries, in place": partial(adversaries, clears_critic=True, set_to_none=False),
+    "adversaries, frozen": partial(adversaries, clears_critic=True, set_to_none=False, freezes=True),
+    "closure": partial(with_closure, clears=True),
+    "line search": partial(with_closure, clears=True, line_search_fn="strong_wolfe"),
+    "master weights": partial(master_weights, copies="plain"),
+    "master weights' data": partial(master_weights, copies="data"),
+    "overwritten in place": overwrite_in_place,
+    "attack": partial(attack_first, freezes=False),
+    "attack on a frozen model": partial(attack_first, freezes=True),
+    "two models": partial(take_turns, set_to_none=True),
+    "two models, in place": partial(take_turns, set_to_none=False),
+    "two backwards, two steps": partial(two_backwards_then_two_steps, set_to_none=True),
+    "two backwards, two steps, in place": partial(two_backwards_then_two_steps, set_to_none=False),
+    "ranks": partial(of_ranks, clears=True),
+    "hooks": step_in_hooks,
+    "assigned": new_tensors_each_time,
+    "sparse": sparse_rows,
+    "no backward": step_twice,
+    "every other step": partial(clear_every, num_steps=2),
+    "every ninth step": partial(clear_every, num_steps=9),
+}
+
+FAULTY: dict[str, tuple[Program, str]] = {
+    "plain": (train, "SGD"),
+    "momentum": (partial(train, momentum=0.9, weight_decay=0.1, foreach=True), "SGD"),
+    "fused": (partial(train, momentum=0.9, nesterov=True, fused=True), "SGD"),
+    "accumulation, clipped": (partial(accumulate, clears=False), "Adam"),
+    "scaler, clipped": (partial(scaled, clears=False), "Adam"),
+    "adversaries": (partial(adversaries, clears_critic=False), "Adam"),
+    "adversaries, frozen": (partial(adversaries, clears_critic=False, freezes=True), "Adam"),
+    "closure": (partial(with_closure, clears=False), "LBFGS"),
+    "ranks": (partial(of_ranks, clears=False), "Adam"),
+}
