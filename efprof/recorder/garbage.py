@@ -1,0 +1,173 @@
+"""Looks at what only the garbage collector frees: which of the user's reference cycles hold tensors."""
+
+import gc
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from efprof.artifacts.cycles import Cycle
+from efprof.artifacts.garbage import no_garbage_collection
+from efprof.recorder.garbage_links import Names
+from efprof.recorder.held import Clock, Held, TimeIsUp
+from efprof.recorder.sites import Sites
+
+MAX_SECONDS = 0.1
+"""A look stops here; what it has found by then is told."""
+
+MAX_OBJECTS = 20_000
+"""The youngest of the garbage: several steps' worth, of which one would do."""
+
+MAX_KINDS = 20
+"""Classes and functions of the user's among the garbage; of each the first, a middle and the last are followed."""
+
+MAX_CYCLES = 3
+"""A file tells of no more: whoever mends the largest records again."""
+
+
+def may_look() -> bool:
+    """Whether the program leaves the collector alone: else it might see what we do to it, and mind.
+
+    Others who are called at each collection could look at `gc.garbage` just then.
+    """
+    is_usual = gc.isenabled() and gc.get_debug() == 0 and not gc.garbage
+    return is_usual and gc.get_freeze_count() == 0 and len(gc.callbacks) == 1 and _has_gil()
+
+
+def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
+    """Collect these generations, look at what is freed before it is, and let it go; most bytes first.
+
+    The collector runs finalizers and weak references' callbacks as always: DEBUG_SAVEALL keeps objects only from being
+    taken apart. The second collection does that; it is one generation older, since that is where they are put.
+    """
+    with no_garbage_collection():
+        try:
+            _collect_and_keep(generation)
+            found = _find_cycles(sites)
+        finally:
+            gc.garbage.clear()
+        gc.collect(min(generation + 1, 2))
+    return found
+
+
+def _has_gil() -> bool:
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+def _collect_and_keep(generation: int) -> None:
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect(generation)
+    finally:
+        gc.set_debug(0)
+
+
+def _find_cycles(sites: Sites) -> list[Cycle]:
+    """Of the objects in `gc.garbage`; keeps none of them."""
+    search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
+    with suppress(TimeIsUp):
+        search.run()
+    found = sorted(search.found, key=lambda cycle: (-_num_bytes(cycle), _num_foreign(cycle), len(cycle.links)))
+    different = {frozenset((link.owner, link.name) for link in cycle.links): cycle for cycle in reversed(found)}
+    return list(reversed(different.values()))[:MAX_CYCLES]
+
+
+def _num_bytes(cycle: Cycle) -> int:
+    return cycle.tensor_bytes + cycle.graph_bytes
+
+
+def _num_foreign(cycle: Cycle) -> int:
+    return sum(link.file is None for link in cycle.links)
+
+
+class _Search:
+    """Follows references among the garbage from the user's objects back to themselves."""
+
+    def __init__(self, names: Names, objects: list[Any]) -> None:
+        self.found: list[Cycle] = []
+        self._names = names
+        self._objects = objects
+        self._members = {id(value) for value in objects}
+        self._clock = Clock(time.perf_counter() + MAX_SECONDS)
+
+    def run(self) -> None:
+        """Raises TimeIsUp."""
+        for values in self._starts():
+            for value in {id(one): one for one in (values[-1], values[len(values) // 2], values[0])}.values():
+                ring = self._ring(value)
+                if ring:
+                    self._note(ring, len(values))
+                    break
+
+    def _starts(self) -> list[list[Any]]:
+        """The user's objects by what they are; those of libraries where there are none."""
+        starts: dict[tuple[str, str | None], list[Any]] = {}
+        foreign: dict[tuple[str, str | None], list[Any]] = {}
+        for value in self._objects:
+            self._clock.check()
+            if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._names.is_between(value):
+                continue
+            file = self._names.file_of(value)
+            of_kind = foreign if file is None else starts
+            of_kind.setdefault((self._names.owner_of(value), file), []).append(value)
+        return sorted((starts or foreign).values(), key=lambda values: -len(values))[:MAX_KINDS]
+
+    def _ring(self, start: Any) -> list[Any]:
+        """The shortest way from an object back to itself; nothing where there is none."""
+        came_from: dict[int, tuple[Any, int]] = {}
+        todo = deque([start])
+        while todo:
+            value = todo.popleft()
+            self._clock.check()
+            for referent in self._referents(value):
+                if referent is start:
+                    return self._way(value, start, came_from)
+                if id(referent) not in came_from:
+                    came_from[id(referent)] = (referent, id(value))
+                    todo.append(referent)
+        return []
+
+    def _way(self, last: Any, start: Any, came_from: dict[int, tuple[Any, int]]) -> list[Any]:
+        way, here = [], id(last)
+        while here != id(start):
+            value, here = came_from[here]
+            way.append(value)
+        return [start, *reversed(way)]
+
+    def _referents(self, value: Any) -> list[Any]:
+        return [referent for referent in gc.get_referents(value) if id(referent) in self._members]
+
+    def _note(self, ring: list[Any], count: int) -> None:
+        held = self._held_by(ring)
+        if not held.tensors:
+            return
+        self.found.append(
+            Cycle(
+                links=self._names.links_along(ring),
+                count=count,
+                tensors=held.tensors,
+                tensor_bytes=held.tensor_bytes,
+                graph_nodes=held.graph_nodes,
+                graph_bytes=held.graph_bytes,
+            )
+        )
+
+    def _held_by(self, ring: list[Any]) -> Held:
+        """All that hangs on these objects and would be freed with them."""
+        held = Held(path="", scope="", owner="", name="", file=None, type="")
+        seen, todo = {id(value) for value in ring}, list(ring)
+        while todo:
+            value = todo.pop()
+            self._clock.check()
+            if issubclass(type(value), torch.Tensor):
+                held.add(value, self._clock)
+            for referent in self._referents(value):
+                if id(referent) not in seen:
+                    seen.add(id(referent))
+                    todo.append(referent)
+        held.forget()
+        return held

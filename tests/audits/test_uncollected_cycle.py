@@ -1,0 +1,246 @@
+"""uncollected_cycle: fires on the statement that closes the cycle, is silent where nothing piles up."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
+from efprof.audits.memory_growth import memory_growth
+from efprof.audits.uncollected_cycle import uncollected_cycle
+from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.run import Run
+from efprof.model import CodeEdit, Finding, NotRecorded
+from efprof.units import MIB
+from tests.audits.growing_runs import leaking_steps
+from tests.builders import START_NS, make_step, write_run
+
+TRAIN = """\
+import torch
+
+
+class Noise:
+    def __init__(self, step):
+        self.step = step
+
+
+class Step:
+    step = None
+
+    def __init__(self, images):
+        self.images = images
+        self.noise = Noise(self)
+
+
+def train(loader, model):
+    for images in loader:
+        step = Step(images)
+        model(step).backward()
+"""
+BACKWARD = "train.py:20:train"
+
+
+def link(owner: str, name: str, **fields: Any) -> CycleLink:
+    """One attribute of a class of the user's."""
+    defaults: dict[str, Any] = {"kind": "attribute", "file": "train.py", "can_be_weak": True}
+    return CycleLink(owner=owner, name=name, **{**defaults, **fields})
+
+
+CIRCLE = (link("Step", "noise"), link("Noise", "step"))
+
+
+def cycle_of(*links: CycleLink) -> Cycle:
+    return Cycle(links=list(links), count=12, tensors=3, tensor_bytes=4 * MIB, graph_nodes=0, graph_bytes=0)
+
+
+def sawtooth_run(
+    folder: Path,
+    *,
+    text: str = TRAIN,
+    links: Sequence[CycleLink] = CIRCLE,
+    per_step: int = 4 * MIB,
+    every: int = 10,
+    num_steps: int = 60,
+    generation: int = 0,
+    **fields: Any,
+) -> Run:
+    """Each step leaves so much garbage, and each so many steps all of it is freed; 100 MiB are kept."""
+    steps, collections = [], []
+    for number in range(num_steps):
+        left = 100 * MIB + (number % every + 1) * per_step
+        steps.append(make_step(number, allocated_bytes=[left] * 5, backward_site=BACKWARD))
+        if number % every == every - 1:
+            collections.append(
+                LargeCollection(
+                    at_ns=START_NS + number * 1_000_000_000 + 500_000_000,
+                    generation=generation,
+                    before_bytes=left,
+                    freed_bytes=left - 100 * MIB,
+                    seconds=0.002,
+                )
+            )
+    run = write_run(folder, steps=steps, sources={"train.py": text}, **fields)
+    found = CollectedGarbage(
+        num_read=2 * len(collections),
+        num_large=len(collections),
+        collections=collections,
+        cycles=[cycle_of(*links)] if links else [],
+    )
+    (folder / "rank0" / CYCLES_FILE).write_bytes(msgspec.json.encode(found))
+    return run
+
+
+def finding_of(run: Run) -> Finding:
+    (finding,) = uncollected_cycle(run).findings
+    return finding
+
+
+def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> None:
+    finding = finding_of(sawtooth_run(tmp_path / "run"))
+    assert str(finding.blame) == "train.py:6"
+    assert finding.fix.changes == (
+        CodeEdit(file="train.py", line=1, old="import torch", new="import weakref\nimport torch"),
+        CodeEdit(
+            file="train.py", line=6, old="        self.step = step", new="        self.step = weakref.proxy(step)"
+        ),
+    )
+    assert finding.fix.applicability == "review"
+    assert "`Step.noise -> Noise.step -> Step`" in finding.message
+    assert "40.0 MiB" in finding.message
+    assert "every 10 steps" in finding.message
+
+
+def test_predicts_what_piles_up_between_collections(tmp_path: Path) -> None:
+    gain = finding_of(sawtooth_run(tmp_path / "run")).gain
+    assert (gain.basis, gain.peak_bytes) == ("measured bound", 40 * MIB)
+    assert gain.peak_bytes_interval == (40.0 * MIB, 40.0 * MIB)
+
+
+def test_garbage_that_grows_older_is_part_of_what_piles_up(tmp_path: Path) -> None:
+    run = sawtooth_run(tmp_path / "run")
+    path = run.rank_folder / CYCLES_FILE
+    found = msgspec.json.decode(path.read_bytes(), type=CollectedGarbage)
+    for number, each in enumerate(found.collections):
+        each.before_bytes += number * 4 * MIB  # what is alive in the midst of a step grows old
+    path.write_bytes(msgspec.json.encode(found))
+    gain = finding_of(run).gain
+    assert gain.peak_bytes == (40 + 5 * 4 - 4) * MIB
+    assert gain.peak_bytes_interval == (40.0 * MIB, 60.0 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "applicability"),
+    [
+        ("self.noise = Noise(self)", "self.noise = Noise()\n        self.noise.step = self", 15, "review"),
+        ("def __init__(self, step):", "def __init__(self, step=None):", 6, "manual"),
+        ("def __init__(self, step):", 'def __init__(self, step: "Step | None"):', 6, "manual"),
+        ("        self.step = step", "        self.step = None\n        self.step = step", 7, "review"),
+        ("        self.step = step", "        self.step = find_step(step)", 6, "manual"),
+    ],
+)
+def test_the_fix_follows_the_statement(old: str, new: str, line: int, applicability: str, tmp_path: Path) -> None:
+    text = TRAIN.replace(old, new)
+    if "self.noise.step" in new:
+        text = text.replace("def __init__(self, step):\n        self.step = step", "def __init__(self):\n        pass")
+    if "find_step" in new:
+        text = text.replace("self.noise = Noise(self)", "self.noise = make_noise(self)")
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text))
+    assert str(finding.blame) in {f"train.py:{line}", "train.py:14"} if "find_step" in new else f"train.py:{line}"
+    assert finding.fix.applicability == applicability
+    assert bool(finding.fix.changes) == (applicability == "review")
+
+
+def test_an_object_of_which_there_is_no_weak_reference_is_left_to_a_person(tmp_path: Path) -> None:
+    links = (CIRCLE[0], link("Noise", "step", can_be_weak=False))
+    assert finding_of(sawtooth_run(tmp_path / "run", links=links)).fix.applicability == "manual"
+
+
+def test_the_import_is_not_made_twice(tmp_path: Path) -> None:
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=TRAIN.replace("import torch", "import torch, weakref")))
+    assert [type(change) for change in finding.fix.changes] == [CodeEdit]
+
+
+def test_a_bound_method_is_told_how_to_be_kept(tmp_path: Path) -> None:
+    text = "class Step:\n    def __init__(self):\n        self.callback = self.listen\n"
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", through="method")]))
+    assert str(finding.blame) == "train.py:3"
+    assert "WeakMethod" in finding.fix.summary
+
+
+def test_an_error_is_kept_without_its_traceback(tmp_path: Path) -> None:
+    text = """\
+def train_step(batch):
+    kept = None
+    try:
+        run(batch)
+    except RuntimeError as error:
+        kept = error
+    return batch
+"""
+    links = [
+        link("train_step", "kept", kind="variable"),
+        link("RuntimeError", "__traceback__", file=None, through="traceback", can_be_weak=False),
+    ]
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    assert str(finding.blame) == "train.py:6"
+    assert finding.fix.changes == (
+        CodeEdit(file="train.py", line=6, old="        kept = error", new="        kept = error.with_traceback(None)"),
+    )
+
+
+def test_a_closure_that_names_itself_is_blamed_where_it_is_defined(tmp_path: Path) -> None:
+    text = "def train(batch):\n    def visit(depth):\n        return visit(depth - 1)\n    return visit(3)\n"
+    links = [link("train.<locals>.visit", "visit", kind="closure", can_be_weak=False)]
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    assert str(finding.blame) == "train.py:2"
+    assert finding.fix.applicability == "manual"
+
+
+def test_a_field_of_a_dataclass_is_blamed_where_it_is_declared(tmp_path: Path) -> None:
+    text = TRAIN.replace("    def __init__(self, step):\n        self.step = step\n", "    step: object\n")
+    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:5"
+
+
+def test_without_a_statement_the_class_is_blamed(tmp_path: Path) -> None:
+    text = "class Step:\n    pass\n"
+    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:1"
+
+
+def test_a_cycle_of_a_library_is_told_of_where_backward_runs(tmp_path: Path) -> None:
+    finding = finding_of(sawtooth_run(tmp_path / "run", links=()))
+    assert str(finding.blame) == "train.py:20"
+    assert "cycle" not in finding.message
+
+
+def test_small_garbage_is_silent(tmp_path: Path) -> None:
+    assert uncollected_cycle(sawtooth_run(tmp_path / "few", per_step=MIB)).findings == ()  # 10 of 110 MiB
+    assert uncollected_cycle(sawtooth_run(tmp_path / "more", per_step=2 * MIB)).findings != ()
+
+
+def test_what_is_collected_every_few_steps_is_silent(tmp_path: Path) -> None:
+    run = sawtooth_run(tmp_path / "run", every=2, per_step=20 * MIB, generation=2)
+    assert run.get(CycleSawtooth).height_bytes == 40 * MIB
+    assert uncollected_cycle(run).findings == ()
+
+
+def test_two_collections_without_a_name_are_silent(tmp_path: Path) -> None:
+    assert uncollected_cycle(sawtooth_run(tmp_path / "run", links=(), num_steps=25)).findings == ()
+
+
+def test_growth_that_nothing_collects_is_another_audit_s(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=leaking_steps(), sources={"train.py": TRAIN})
+    empty = CollectedGarbage(num_read=12, num_large=0, collections=[], cycles=[])
+    (run.rank_folder / CYCLES_FILE).write_bytes(msgspec.json.encode(empty))
+    assert uncollected_cycle(run).findings == ()
+
+
+@pytest.mark.parametrize("num_steps", [60, 400])
+def test_a_sawtooth_is_no_growth(num_steps: int, tmp_path: Path) -> None:
+    assert memory_growth(sawtooth_run(tmp_path / "run", num_steps=num_steps)).findings == ()
+
+
+def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
+        uncollected_cycle(write_run(tmp_path / "run", steps=[make_step(0)]))
