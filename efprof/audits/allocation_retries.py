@@ -1,0 +1,109 @@
+"""Requests for device memory that succeed only after the allocator gave its cache back."""
+
+from collections import Counter
+
+from efprof.facts.allocation_retries import AllocationRetries, retried_sites
+from efprof.facts.headroom import smaller_micro_batch
+from efprof.facts.retry_advice import RetryAdvice
+from efprof.facts.retry_evidence import how_much_slower, retry_evidence
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.step_times import StepTimes
+from efprof.fixes.allocator_setting import set_allocator
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.units import format_share, format_value
+
+LEAST_STEPS = 3
+"""Steps with a retry after warm-up, and one in either half of them: what happens once or twice is a start, or the
+largest batch of all."""
+HIGH_SHARE, MEDIUM_SHARE = 0.1, 0.02
+"""Of the step, as in cache_flush_in_loop, whose fault costs the same way."""
+
+
+def allocation_retries(run: Run) -> Examination:
+    """Find a training that keeps running into the end of its device's memory.
+
+    What it finds
+    -------------
+    Steps after warm-up in which the allocator ran out, waited for the device, gave its cache back and tried again;
+    the line whose request it was where a history was recorded, else the stage.
+
+    Why it matters
+    --------------
+    Each retry stops the device, and what was given back is asked for again by slow calls; the next may fail for good.
+
+    Fix
+    ---
+    The setting of the allocator that spares the retries when the recorded requests are replayed; else a micro-batch
+    that leaves a tenth of the device free.
+
+    Predicted gain
+    --------------
+    By how much the median step with a retry takes longer, times the share of such steps.
+    """
+    retries = run.get(AllocationRetries)
+    looked_at = f"{retries.num_steps} steps, {retries.num_retries} of the allocator's retries"
+    if len(retries.by_step) < LEAST_STEPS or not retries.goes_on:
+        return Examination(looked_at=looked_at)
+    return Examination(looked_at=looked_at, findings=(_finding(run, retries),))
+
+
+def _finding(run: Run, retries: AllocationRetries) -> Finding:
+    sources, advice, gain = run.get(Sources), run.get(RetryAdvice), _gain(retries)
+    sites = sum((retried_sites(device) for device in advice.devices), start=Counter[str | None]())
+    blame, whose = _blame(run, retries, sites)
+    stage, count = retries.by_stage[0]
+    often = f"{format_value(retries.num_retries / retries.num_steps, '')} times per step"
+    where = f"{format_share(count / retries.num_retries)} of them in the {stage} stage"
+    share = (gain.step_ms or 0.0) / run.get(StepTimes).median_ms()
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="The allocator runs out and tries again",
+        message=f"The device's memory ran out {often}, {where}, and more was found only by giving the cache back; "
+        f"{whose}{how_much_slower(retries)}.",
+        fix=_fix(run, advice),
+        gain=gain,
+        evidence=(*retry_evidence(retries, sites, advice), sources.snippet(blame)),
+        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
+    )
+
+
+def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> tuple[SourceLine, str]:
+    """The line of the requests that a history holds, else that of the stage; and which of the two it is."""
+    sources, stage = run.get(Sources), retries.by_stage[0][0]
+    known = [site for site, _ in sites.most_common() if site is not None]
+    if known:
+        return sources.line(known[0]), "most often it was this line that asked"
+    backwards = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
+    if not backwards:
+        raise ThinEvidence(f"the allocator retried {retries.num_retries} times, and no line of the loop was recorded.")
+    said = "this line runs that stage" if stage == "backward" else "of that stage no line is known: this runs backward"
+    return sources.line(backwards.most_common(1)[0][0]), said
+
+
+def _gain(retries: AllocationRetries) -> Gain:
+    interval = retries.slower_interval_ms
+    if retries.slower_ms is None or interval is None or interval[0] <= 0:
+        return Gain(
+            basis="measured bound", explanation="too few steps of either kind differ to tell what a retry costs"
+        )
+    share = retries.share_of_steps
+    return Gain(
+        basis="measured bound",
+        explanation="what the median step with a retry takes longer, times the share of such steps",
+        step_ms=share * retries.slower_ms,
+        step_ms_interval=(share * interval[0], share * interval[1]),
+    )
+
+
+def _fix(run: Run, advice: RetryAdvice) -> Fix:
+    if advice.tried is not None:
+        recorded, best = advice.tried.what_if, advice.tried.best
+        spared = f"Replayed under it, the recorded requests need {best.outcome.calls.num_retries} retries instead of "
+        spared += f"{recorded.recorded.calls.num_retries}."
+        caution = " ".join([spared, *best.warnings])
+        return set_allocator(recorded.recorded_configuration, best.configuration, caution=caution)
+    return Fix(
+        summary=f"{smaller_micro_batch(run)} No setting of the allocator is known to spare it.", applicability="manual"
+    )

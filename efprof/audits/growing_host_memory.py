@@ -1,0 +1,89 @@
+"""Memory of the host, other than tensors, that every step leaves behind."""
+
+import shlex
+
+from efprof.facts.host_growth import HostGrowth, is_told_of_tensors
+from efprof.facts.host_growth_evidence import (
+    host_growth_evidence,
+    host_growth_message,
+    host_growth_severity,
+    most_steps_kept,
+)
+from efprof.facts.host_growth_lines import HOST_FILE, HostGrowthLines
+from efprof.facts.run import Run
+from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
+from efprof.units import format_bytes
+
+
+def growing_host_memory(run: Run) -> Examination:
+    """Find a process whose resident memory rises with every step beyond what its tensors take.
+
+    What it finds
+    -------------
+    Python objects that outlive their step: a log of dictionaries, a cache keyed by the step, lists of numbers. Where
+    tensors grow too, the audits of tensors tell of it, and this one stays silent until that is mended.
+
+    Why it matters
+    --------------
+    The host runs out of memory, and its system kills the process without a message, often after days.
+
+    Fix
+    ---
+    Bound what the line fills, or write it to a file; where the line is not known, a recording that tells it.
+
+    Predicted gain
+    --------------
+    None of the peak of allocated memory, which counts no Python objects; the rise that was measured is told.
+    """
+    growth = run.get(HostGrowth)
+    looked_at = f"memory of the host after {len(growth.steps)} steps"
+    if not growth.is_growing or is_told_of_tensors(run):
+        return Examination(looked_at=looked_at)
+    lines = run.get(HostGrowthLines)
+    if lines.mapping is not None:
+        raise ThinEvidence(
+            f"{looked_at} rises, but {lines.mapping} maps files into memory, which count as its own once "
+            "they are read; record a second epoch, where they add nothing."
+        )
+    return Examination(looked_at=looked_at, findings=(_finding(run, growth, lines),))
+
+
+def _finding(run: Run, growth: HostGrowth, lines: HostGrowthLines) -> Finding:
+    return Finding(
+        blame=lines.blame,
+        category="memory",
+        headline="Host memory grows with every step"
+        if lines.name is None
+        else f"`{lines.name}` fills the host's memory",
+        message=host_growth_message(run),
+        fix=_fix(run, lines),
+        gain=Gain(
+            basis="measured bound",
+            explanation=f"{format_bytes(growth.rise_bytes)} of host memory over the recorded steps; it is no part of "
+            "the peak of allocated memory, so nothing is claimed of that",
+        ),
+        evidence=host_growth_evidence(run),
+        severity=host_growth_severity(run),
+    )
+
+
+def _fix(run: Run, lines: HostGrowthLines) -> Fix:
+    if lines.name is None:
+        return Fix(summary=f"Find what is kept: {_how_to_find(run, lines)}.", applicability="manual")
+    kept = most_steps_kept(run)
+    bound = "" if kept is None else f" What {kept:,} steps put into it takes 1 % of the host's memory."
+    return Fix(
+        summary=f"Bound `{lines.name}` (a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys), "
+        f"write it to a file every so often, or keep one number of what is put into it.{bound}",
+        applicability="manual",
+    )
+
+
+def _how_to_find(run: Run, lines: HostGrowthLines) -> str:
+    if lines.captured:
+        return f"'python -m memray tree {shlex.quote(str(run.rank_folder / HOST_FILE))}' prints what was held, by line"
+    command = shlex.join(run.run_file.command)
+    return (
+        f"'efprof record --host-memory -- {command}' records every allocation of the host with its line, and "
+        f"'python -m memray tree' prints them from {HOST_FILE} in the run's rank folder"
+    )

@@ -1,0 +1,107 @@
+"""A device of which more than half is never used."""
+
+import contextlib
+from collections import Counter
+
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.headroom import Headroom
+from efprof.facts.headroom_evidence import headroom_evidence
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.stall_lines import StallLines
+from efprof.facts.step_times import StepTimes
+from efprof.fixes.batch_size import fit_command, set_batch_size
+from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.units import format_bytes, format_share
+
+LEAST_UNUSED = 0.5
+"""Below it the batch could not even double, less the margin: too little to change a training for."""
+LEAST_STEPS = 50
+"""Fewer steps may not have met the longest batch yet."""
+
+
+def unused_headroom(run: Run) -> Examination:
+    """Find a device that could take a batch twice as large.
+
+    What it finds
+    -------------
+    More than half of the device's memory that nothing used at any time, though every step does the same; and how
+    large a batch would fit, by what a step keeps whatever its batch and what it takes per sample.
+
+    Why it matters
+    --------------
+    A larger batch spreads each launch, and each read of the weights, over more samples; free memory does nothing.
+
+    Fix
+    ---
+    The batch to try, a tenth of the device left free, and the `efprof fit` command that proves it by running.
+
+    Predicted gain
+    --------------
+    None is claimed: how many more samples per second that makes shows only when it is run.
+    """
+    headroom = run.get(Headroom)
+    run.get(StepTimes).at_least(LEAST_STEPS)
+    looked_at = f"{headroom.num_steps} steps, which left {format_share(headroom.unused_share)} of the device unused"
+    if headroom.unused_share <= LEAST_UNUSED or run.run_file.ended == "out_of_memory" or _is_growing(run):
+        return Examination(looked_at=looked_at)
+    if not headroom.is_even:
+        raise ThinEvidence(f"{looked_at}, but steps differ in size: a longer one may need it.")
+    if any("empty_cache" in line.call for line in run.get(StallLines).lines):
+        raise ThinEvidence(f"{looked_at} when it was read; the cache is emptied between, which hides the peak.")
+    if headroom.largest_micro_batch <= headroom.micro_batch:
+        return Examination(looked_at=looked_at)
+    return Examination(looked_at=looked_at, findings=(_finding(run, headroom),))
+
+
+def _is_growing(run: Run) -> bool:
+    """Whether the free memory is on its way to being used."""
+    with contextlib.suppress(ThinEvidence):
+        return run.get(MemoryGrowth).is_growing
+    return False
+
+
+def _finding(run: Run, headroom: Headroom) -> Finding:
+    sources, blame = run.get(Sources), _blame(run, headroom)
+    old, new = headroom.micro_batch, headroom.largest_micro_batch
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="Most of the device's memory is never used",
+        message=f"At most {format_bytes(headroom.peak_reserved_bytes)} of the {format_bytes(headroom.total_bytes)} of "
+        f"{headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the same "
+        f"line {new:,} would fit, {new / old:.1f} times as many.",
+        fix=_fix(run, headroom, blame),
+        gain=Gain(
+            basis="model",
+            explanation="no gain is claimed: how many samples per second a larger batch makes shows when it is run",
+        ),
+        evidence=(sources.snippet(blame), *headroom_evidence(headroom)),
+        severity="low",
+    )
+
+
+def _blame(run: Run, headroom: Headroom) -> SourceLine:
+    """The line that builds the loader, else the one that runs backward."""
+    if headroom.loader is not None and headroom.loader.site is not None:
+        return run.get(Sources).line(headroom.loader.site)
+    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
+    if not sites:
+        raise ThinEvidence("most of the device is unused, and no line of the loop was recorded to point at.")
+    return run.get(Sources).line(sites.most_common(1)[0][0])
+
+
+def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
+    old, new = headroom.micro_batch, headroom.largest_micro_batch
+    command, is_complete = fit_command(run.run_file.command, old, headroom.budget_bytes)
+    note = "" if is_complete else " (the batch size in the way your command takes it)"
+    loader, sources = headroom.loader, run.get(Sources)
+    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    is_loaders = loader is not None and loader.site is not None and loader.batch_size == old
+    change = set_batch_size(blame.file, lines, tree, blame.line, old=old, new=new)
+    return Fix(
+        summary=f"Try {new:,} samples per micro-batch instead of {old:,}; '{command}'{note} measures the largest that "
+        "fits. What the model learns depends on the batch: its learning rate may have to follow.",
+        applicability="review" if is_loaders else "manual",
+        changes=(change,) if is_loaders else (),
+    )

@@ -1,0 +1,146 @@
+"""How a device's memory divides into what every step keeps and what grows with the batch, and which batch would fit."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.run import Run
+from efprof.facts.step_times import StepTimes
+from efprof.model import NotRecorded, ThinEvidence
+
+MARGIN = 0.1
+"""Of the device, left free: fragments, a longer batch than any so far, and what libraries allocate besides."""
+EVEN_SHARE = 0.9
+"""Of the steps that must have the commonest size; the others may be smaller, as the last batch of an epoch is."""
+MOST_UNEVENNESS = 1.1
+"""What the largest step's forward pass may keep, over the median's: sequences whose lengths differ go beyond."""
+ROUND_FROM, ROUND_TO = 16, 8
+"""From this size on, a batch is rounded down to a multiple: matrices of such sizes are the fast ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headroom:
+    """Memory of the first device, in bytes.
+
+    `outside_bytes` is used by other processes, the CUDA context and libraries; `fixed_bytes` is allocated when the
+    forward pass begins, whatever the batch; the rest of `peak_reserved_bytes` belongs to `micro_batch` samples.
+    """
+
+    device: str
+    total_bytes: int
+    outside_bytes: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    fixed_bytes: int
+    micro_batch: int
+    num_steps: int
+    is_even: bool
+    loader: LoaderBuilt | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded without CUDA or readings, ThinEvidence where no step tells how many samples it took."""
+        times = run.get(StepTimes)
+        if device_capacity(run) is None:
+            raise NotRecorded("this is about a device's own memory, and a host's is shared; record on a CUDA device.")
+        steady = [time.record for time in times.steady if time.record.memory]
+        fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
+        if not fixed:
+            raise NotRecorded("steps.jsonl holds no memory at the start of a forward pass; record a longer run.")
+        micro_batch = _commonest([_micro_batch(record) for record in steady])
+        if not micro_batch:
+            raise ThinEvidence("the number of samples in a step is not known: the loop's batches come from no loader.")
+        readings = [here for time in times.every for here in time.record.memory]
+        device = run.run_file.devices[0]
+        return cls(
+            device=device.name,
+            total_bytes=device.total_bytes,
+            outside_bytes=max(0, device.total_bytes - (device_capacity(run) or device.total_bytes)),
+            peak_reserved_bytes=max(here.reserved_bytes for here in readings),
+            peak_allocated_bytes=max(here.allocated_bytes for here in readings),
+            fixed_bytes=round(statistics.median(fixed)),
+            micro_batch=micro_batch,
+            num_steps=len(steady),
+            is_even=_is_even(steady),
+            loader=_loader_of(run, steady),
+        )
+
+    @property
+    def unused_share(self) -> float:
+        """Of the device: what neither this program nor anything else had at any time."""
+        return max(0.0, 1 - (self.outside_bytes + self.peak_reserved_bytes) / self.total_bytes)
+
+    @property
+    def sample_bytes(self) -> float:
+        """What each further sample of a micro-batch is expected to take."""
+        return max(1.0, (self.peak_reserved_bytes - self.fixed_bytes) / self.micro_batch)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the program may take of the device."""
+        return round((1 - MARGIN) * self.total_bytes) - self.outside_bytes
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """The largest that stays below `budget_bytes` by this line; 0 where not even the fixed part does."""
+        largest = max(0, int((self.budget_bytes - self.fixed_bytes) // self.sample_bytes))
+        return largest if largest < ROUND_FROM else largest // ROUND_TO * ROUND_TO
+
+
+def device_capacity(run: Run) -> int | None:
+    """What the first device had for this program: free at the first step, or reserved already. None without CUDA."""
+    if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
+        return None
+    device = run.run_file.devices[0]
+    if device.free_bytes is None:
+        return device.total_bytes
+    reserved = (here.reserved_bytes for time in run.get(StepTimes).every for here in time.record.memory)
+    return min(device.total_bytes, device.free_bytes + next(reserved, 0))
+
+
+def smaller_micro_batch(run: Run) -> str:
+    """What to do where the device is full: the micro-batch that leaves a tenth of it free, as far as it is known."""
+    try:
+        headroom = run.get(Headroom)
+    except (NotRecorded, ThinEvidence):
+        return "Take a smaller micro-batch and accumulate gradients over more of them."
+    old, new = headroom.micro_batch, headroom.largest_micro_batch
+    instead = f"{new:,} samples per micro-batch instead of {old:,}" if 0 < new < old else f"fewer samples than {old:,}"
+    return f"Take {instead}, and accumulate gradients over more micro-batches."
+
+
+def _micro_batch(record: StepRecord) -> int:
+    return record.samples // max(1, record.micro_batches)
+
+
+def _commonest(values: Sequence[int]) -> int:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _is_even(steady: Sequence[StepRecord]) -> bool:
+    """Whether every step does the same: as many samples, and as much kept for backward."""
+    sizes = [(record.samples, record.micro_batches) for record in steady]
+    usual = Counter(sizes).most_common(1)[0][0]
+    is_same = sizes.count(usual) >= EVEN_SHARE * len(sizes) and all(size[0] <= usual[0] for size in sizes)
+    kept = [rise for record, size in zip(steady, sizes, strict=True) if size == usual and (rise := _kept(record))]
+    return is_same and (not kept or max(kept) <= MOST_UNEVENNESS * statistics.median(kept))
+
+
+def _kept(record: StepRecord) -> int:
+    """What the step has allocated at most, above its lowest boundary."""
+    sizes = [here.allocated_bytes for here in record.memory]
+    return max(sizes) - min(sizes)
+
+
+def _loader_of(run: Run, steady: Sequence[StepRecord]) -> LoaderBuilt | None:
+    """The loader that fed most of the steps."""
+    numbers = Counter(record.loader for record in steady if record.loader is not None)
+    if not numbers:
+        return None
+    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
+    number = numbers.most_common(1)[0][0]
+    return next((event for event in built if event.loader == number), None)

@@ -1,0 +1,110 @@
+"""Which code of the user's every step runs, by its text: the loop around backward, and what is called from within it.
+
+Calls are followed by their names alone, so that code counts as run which only shares a name with what is.
+"""
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from efprof.facts.syntax import MODULE, PlacedNode, placed_nodes
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedStatement:
+    """A statement that every step runs; whether it may run several times in one."""
+
+    statement: ast.stmt
+    is_in_inner_loop: bool
+
+
+class StepCode:
+    """The nodes of all files, and which of them lie in the innermost loop that holds backward or calls what does."""
+
+    def __init__(self, trees: Mapping[str, ast.AST], backward_sites: Iterable[tuple[str, int, str]]) -> None:
+        """`backward_sites` are (file, line, function)."""
+        self._nodes = {file: list(placed_nodes(tree)) for file, tree in trees.items()}
+        sites = list(backward_sites)
+        carriers = self._carriers({function.rpartition(".")[2] for _, _, function in sites})
+        self._loops = {id(loop) for file in trees for loop in self._step_loops(file, sites, carriers)}
+        self._functions = self._called()
+
+    def nodes(self, file: str) -> list[PlacedNode]:
+        """Every node of a file, a parent before its children."""
+        return self._nodes.get(file, [])
+
+    def is_in_step(self, placed: PlacedNode) -> bool:
+        """Whether each step runs it."""
+        return self._is_in_loop(placed) or placed.function.rpartition(".")[2] in self._functions
+
+    def place_of(self, file: str, line: int) -> PlacedStatement | None:
+        """The innermost statement that begins on a line; None where the steps do not run it."""
+        found = None
+        for placed in self.nodes(file):
+            if isinstance(placed.node, ast.stmt) and placed.node.lineno <= line <= (placed.node.end_lineno or 0):
+                found = placed
+        if found is None or not self.is_in_step(found):
+            return None
+        assert isinstance(found.node, ast.stmt)
+        return PlacedStatement(statement=found.node, is_in_inner_loop=self._is_in_inner_loop(found))
+
+    def _carriers(self, names: set[str]) -> set[str]:
+        """The names of functions that run backward, or call one that does; none is called `<module>`."""
+        names -= {MODULE}
+        while True:
+            callers = {
+                placed.function.rpartition(".")[2]
+                for nodes in self._nodes.values()
+                for placed in nodes
+                if _called_name(placed.node) in names
+            } - {MODULE}
+            if callers <= names:
+                return names
+            names |= callers
+
+    def _step_loops(self, file: str, sites: list[tuple[str, int, str]], carriers: set[str]) -> Iterable[ast.AST]:
+        lines = {line for name, line, _ in sites if name == file}
+        for placed in self.nodes(file):
+            node = placed.node
+            is_backward = isinstance(node, ast.stmt) and not isinstance(node, LOOPS) and node.lineno in lines
+            if is_backward or _called_name(node) in carriers:
+                around = [one for one in placed.ancestors if isinstance(one, (*LOOPS, *FUNCTIONS))]
+                if around and isinstance(around[-1], LOOPS):
+                    yield around[-1]
+
+    def _called(self) -> set[str]:
+        """The names of what the loops call, and of what that calls."""
+        names: set[str] = set()
+        while True:
+            called = {
+                name
+                for nodes in self._nodes.values()
+                for placed in nodes
+                if (name := _called_name(placed.node))
+                and (self._is_in_loop(placed) or placed.function.rpartition(".")[2] in names)
+            }
+            if called <= names:
+                return names
+            names |= called
+
+    def _is_in_loop(self, placed: PlacedNode) -> bool:
+        return any(id(above) in self._loops for above in placed.ancestors)
+
+    def _is_in_inner_loop(self, placed: PlacedNode) -> bool:
+        inner = False
+        for above in reversed(placed.ancestors):
+            if id(above) in self._loops or isinstance(above, FUNCTIONS):
+                return inner
+            inner |= isinstance(above, INNER_LOOPS)
+        return inner
+
+
+def _called_name(node: ast.AST) -> str:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""

@@ -1,0 +1,60 @@
+"""Another batch size: the setting under the name that the user's source gives it, and the command that proves it."""
+
+import ast
+import re
+import shlex
+from collections.abc import Sequence
+
+from efprof.fixes.loader_call import set_loader_arguments
+from efprof.model import ConfigurationValue
+from efprof.units import GIB, MIB
+
+PLACE = "{batch}"
+"""What stands for the size in a command of `efprof fit`."""
+BATCH_OPTION = re.compile(r"(?:^|[-_.])(?:batch|bs|bsz)(?:$|[-_.=]|size)", re.IGNORECASE)
+OTHER_LOOP = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
+"""Options of loops that do not train."""
+
+
+def set_batch_size(
+    file: str, lines: Sequence[str], tree: ast.Module | None, line: int, *, old: int, new: int
+) -> ConfigurationValue:
+    """The setting of the loader that is built on that line; no edit, since the size is often given by its place."""
+    changes = set_loader_arguments(file, lines, tree, line, old={"batch_size": old}, new={"batch_size": new})
+    return next(change for change in changes if isinstance(change, ConfigurationValue))
+
+
+def fit_command(command: Sequence[str], batch: int, budget_bytes: int) -> tuple[str, bool]:
+    """`efprof fit` for a recorded command, and whether that command says its batch size.
+
+    Where it does not, an option that it may not know is put at its end.
+    """
+    words, place = list(command), _place_of_batch(command, batch)
+    if place is None:
+        words += ["--batch-size", PLACE]
+    else:
+        name, equals, _ = words[place].partition("=")
+        words[place] = f"{name}={PLACE}" if equals else PLACE
+    return f"efprof fit --budget {_size(budget_bytes)} -- {_quoted(words)}", place is not None
+
+
+def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
+    """The index of the word that holds the size: `--batch-size=16`, or what follows `--batch-size`."""
+    for index, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if not BATCH_OPTION.search(name) or OTHER_LOOP.search(name):
+            continue
+        if equals and value == str(batch):
+            return index
+        if not equals and command[index + 1 : index + 2] == [str(batch)]:
+            return index + 1
+    return None
+
+
+def _size(num_bytes: int) -> str:
+    """Rounded down, as the command reads it."""
+    return f"{num_bytes // GIB}GiB" if num_bytes >= 8 * GIB else f"{num_bytes // MIB}MiB"
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return " ".join(word if PLACE in word and " " not in word else shlex.quote(word) for word in words)

@@ -1,0 +1,166 @@
+"""allocation_retries: fires where retries go on, on the line that asked or that of the stage, and on nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.run_file import Device
+from efprof.artifacts.steps import BoundaryMemory, StepRecord
+from efprof.audits.allocation_retries import allocation_retries
+from efprof.facts.allocation_retries import AllocationRetries
+from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.run import Run
+from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
+from efprof.units import MIB
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
+from tests.builders import make_step, write_run
+
+TRAIN = """\
+def train(model, loader):
+    for batch in loader:
+        output = model(batch)
+        cache.append(output.mean(0))
+        output.sum().backward()
+        optimizer.step()
+"""
+BACKWARD = "train.py:5:train"
+GPU_BYTES, RESERVED = 512 * MIB, 480 * MIB
+GPU = Device(index=0, name="NVIDIA T4", total_bytes=GPU_BYTES, free_bytes=GPU_BYTES - RESERVED)
+SLOW_MS = 30.0
+
+
+def every_third(step: int) -> bool:
+    return step % 3 == 0
+
+
+def steps_with(
+    is_retried: Callable[[int], bool], *, num_steps: int = 60, boundary: str = "post_backward"
+) -> list[StepRecord]:
+    """Each such step retries twice before `boundary`, and takes 30 ms longer, give or take one."""
+    steps, count = [], 0
+    for number in range(num_steps):
+        slow_ms = SLOW_MS if is_retried(number) else 0.0
+        step = make_step(number, backward_ms=8.0 + slow_ms + number % 3 * 0.1, backward_site=BACKWARD)
+        step.memory = []
+        for name in BOUNDARIES:
+            count += 2 * (is_retried(number) and name == boundary)
+            step.memory.append(BoundaryMemory(name, 1000.0, 300 * MIB, RESERVED, 300 * MIB, 0, count))
+        steps.append(step)
+    return steps
+
+
+def run_of(folder: Path, steps: list[StepRecord], *programs: Program) -> Run:
+    return write_run(
+        folder, steps=steps, sources={"train.py": TRAIN}, snapshots=[program.snapshot() for program in programs],
+        devices=[GPU], memory_source="CUDA allocator",
+    )  # fmt: skip
+
+
+def outgrowing(settings: AllocatorSettings) -> Program:
+    """Each output is larger than the one before, and the device too small for both: the old one must go first."""
+    program = Program(settings, capacity=GPU_BYTES)
+    program.at(CACHE).malloc(20 * MIB)
+    for number in range(10):
+        program.free(program.at(OUTPUT).malloc((300 + 4 * number) * MIB))
+    return program
+
+
+def only_finding(run: Run) -> Finding:
+    (finding,) = allocation_retries(run).findings
+    return finding
+
+
+def test_it_blames_the_line_whose_request_was_tried_again(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), outgrowing(AllocatorSettings())))
+    assert str(finding.blame) == f"train.py:{OUTPUT}"
+    assert "most often it was this line that asked" in finding.message
+
+
+def test_the_fix_is_a_setting_under_which_the_replay_needs_no_retry(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), outgrowing(AllocatorSettings())))
+    (change,) = finding.fix.changes
+    assert isinstance(change, EnvironmentVariable)
+    assert change.new == "expandable_segments:True"
+    assert "need 0 retries instead of 9." in finding.fix.summary
+    assert finding.fix.applicability == "safe"
+
+
+def test_without_a_history_the_stage_is_named_and_its_line(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third)))
+    assert str(finding.blame) == "train.py:5"
+    assert "100 % of them in the backward stage" in finding.message
+    assert finding.fix.applicability == "manual"
+    assert "Take 14 samples per micro-batch instead of 16" in finding.fix.summary, "(0.9 * 512 - 300) / (180 / 16)"
+
+
+@pytest.mark.parametrize(
+    ("boundary", "stage"),
+    [("pre_forward", "data"), ("post_forward_pre_backward", "forward"), ("post_optimizer_step", "optimizer")],
+)
+def test_of_a_stage_without_a_line_it_says_so(boundary: str, stage: str, tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third, boundary=boundary)))
+    assert f"in the {stage} stage" in finding.message
+    assert "of that stage no line is known" in finding.message
+
+
+def test_the_gain_is_what_such_steps_take_longer_times_their_share(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps_with(every_third))
+    gain = only_finding(run).gain
+    assert gain.step_ms == pytest.approx(SLOW_MS / 3, rel=0.05)
+    assert gain.step_ms_interval is not None
+    assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
+    assert gain.basis == "measured bound"
+
+
+def test_where_every_step_retries_no_time_is_claimed(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", steps_with(lambda step: True)))
+    assert finding.gain.step_ms is None
+    assert finding.message.startswith("The device's memory ran out 2 times per step, ")
+
+
+def test_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
+    examination = allocation_retries(run_of(tmp_path / "run", steps_with(lambda step: step < 12)))
+    assert examination.findings == ()
+    assert examination.looked_at == "57 steps, 18 of the allocator's retries"
+
+
+def test_two_steps_far_apart_are_no_fault(tmp_path: Path) -> None:
+    assert allocation_retries(run_of(tmp_path / "run", steps_with(lambda step: step in {10, 50}))).findings == ()
+
+
+def test_a_counter_that_stands_still_is_silent(tmp_path: Path) -> None:
+    """It counts from the start of the process: what came before the first step is not the loop's."""
+    steps = steps_with(lambda step: False)
+    for step in steps:
+        for here in step.memory:
+            here.num_retries = 40
+    assert allocation_retries(run_of(tmp_path / "run", steps)).findings == ()
+
+
+def test_an_emptied_cache_is_no_retry(tmp_path: Path) -> None:
+    program = Program(AllocatorSettings(), capacity=GPU_BYTES)
+    for _ in range(4):
+        program.free(program.at(OUTPUT).malloc(100 * MIB))
+        program.empty_cache()
+    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), program))
+    assert str(finding.blame) == "train.py:5", "the history holds no retry, so the stage's line it is"
+
+
+def test_a_step_in_a_window_counts_for_the_counter_and_not_as_a_steady_step(tmp_path: Path) -> None:
+    steps = steps_with(lambda step: step == 30)
+    steps[30].window = "memory-1"
+    retries = run_of(tmp_path / "run", steps).get(AllocationRetries)
+    assert (retries.num_retries, retries.num_steps) == (0, 56)
+
+
+def test_the_evidence_counts_by_stage(tmp_path: Path) -> None:
+    (numbers,) = [
+        e for e in only_finding(run_of(tmp_path / "run", steps_with(every_third))).evidence if isinstance(e, Numbers)
+    ]
+    assert Number(label="retries in the backward stage", value=38.0, unit="count") in numbers.numbers
+
+
+def test_a_run_without_the_counter_names_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match="record the run on a CUDA device"):
+        allocation_retries(write_run(tmp_path / "run", steps=[make_step(step) for step in range(60)]))

@@ -1,0 +1,187 @@
+"""growing_host_memory: fires on Python objects that pile up, on the line that keeps them, and not on tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.steps import BoundaryMemory, StepRecord
+from efprof.audits.growing_host_memory import growing_host_memory
+from efprof.audits.memory_growth import memory_growth
+from efprof.facts.run import Run
+from efprof.model import Finding, NotRecorded, Series, Table, ThinEvidence
+from efprof.units import MIB
+from tests.builders import GPU, make_step, write_run
+
+TRAIN = """\
+def train(model, loader, optimizer):
+    log, last = [], {}
+    for step, batch in enumerate(loader):
+        loss = model(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.append({"step": step, "scores": scores_of(batch)})
+        last["loss"] = loss.item()
+"""
+BACKWARD = "train.py:6:train"
+HEAP, PYTHON = 400 * MIB, 220 * MIB
+
+
+def growing(
+    num_steps: int = 120, *, python_bytes: float = MIB, tensor_bytes: int = 0, gap: int = 1, **fields: Any
+) -> list[StepRecord]:
+    """Steps that leave so much behind; memory is read in every `gap`-th."""
+    steps = []
+    for number in range(num_steps):
+        step = make_step(number, backward_site=BACKWARD, **fields)
+        allocated = 300 * MIB + tensor_bytes * number
+        heap = HEAP + tensor_bytes * number
+        step.memory = [BoundaryMemory("post_optimizer_step", 1000.0, allocated, heap)] if number % gap == 0 else []
+        step.rss_bytes = PYTHON + heap + round(python_bytes * number)
+        steps.append(step)
+    return steps
+
+
+def run_of(folder: Path, steps: list[StepRecord], *, text: str = TRAIN, **fields: Any) -> Run:
+    return write_run(folder, steps=steps, sources={"train.py": text}, **fields)
+
+
+def only_finding(run: Run) -> Finding:
+    (finding,) = growing_host_memory(run).findings
+    return finding
+
+
+def test_it_blames_the_line_that_fills_what_nothing_empties(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", growing()))
+    assert str(finding.blame) == "train.py:8"
+    assert finding.headline == "`log` fills the host's memory"
+    assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step ")
+    assert "deque(maxlen=...)" in finding.fix.summary
+
+
+def test_it_tells_when_the_host_is_full_and_how_many_steps_take_a_hundredth(tmp_path: Path) -> None:
+    """16 GiB, of which 739 MiB are used at step 119, at a MiB per step; a hundredth is 163 steps'."""
+    finding = only_finding(run_of(tmp_path / "run", growing()))
+    assert "the 16.0 GiB of the host last until step ~16,000" in finding.message
+    assert "What 163 steps put into it" in finding.fix.summary
+    assert finding.severity == "medium"
+
+
+def test_a_leak_that_ends_soon_is_severe(tmp_path: Path) -> None:
+    assert only_finding(run_of(tmp_path / "run", growing(python_bytes=4 * MIB))).severity == "high"
+
+
+def test_where_several_lines_could_be_it_the_loop_is_named_and_they_are_listed(tmp_path: Path) -> None:
+    text = TRAIN.replace("log, last = [], {}", "log, seen = [], {}").replace('last["loss"]', "seen[step]")
+    text = text.replace("loss.item()", "scores_of(batch)")
+    finding = only_finding(run_of(tmp_path / "run", growing(), text=text))
+    assert str(finding.blame) == "train.py:6"
+    (table,) = [each for each in finding.evidence if isinstance(each, Table)]
+    assert [row[0] for row in table.rows] == ["train.py:8", "train.py:9"]
+
+
+def test_where_no_line_is_known_the_fix_is_the_command_that_tells_it(tmp_path: Path) -> None:
+    text = TRAIN.replace("log.append(", "print(")
+    finding = only_finding(run_of(tmp_path / "run", growing(), text=text))
+    assert str(finding.blame) == "train.py:6"
+    assert "'efprof record --host-memory -- python train.py'" in finding.fix.summary
+
+
+def test_where_memray_recorded_it_its_file_is_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", growing(), text=TRAIN.replace("log.append(", "print("))
+    (run.rank_folder / "host.memray").write_bytes(b"")
+    assert f"python -m memray tree {run.rank_folder / 'host.memray'}" in only_finding(run).fix.summary
+
+
+def test_the_curve_is_shown_without_the_heap(tmp_path: Path) -> None:
+    (series,) = [
+        each for each in only_finding(run_of(tmp_path / "run", growing())).evidence if isinstance(each, Series)
+    ]
+    assert series.lines[0].y[0] == PYTHON
+
+
+def test_no_peak_is_claimed_since_allocated_memory_does_not_count_it(tmp_path: Path) -> None:
+    gain = only_finding(run_of(tmp_path / "run", growing())).gain
+    assert gain.peak_bytes is None
+    assert gain.explanation.startswith("118 MiB of host memory")
+
+
+def test_tensors_that_grow_are_told_of_elsewhere_alone(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", growing(tensor_bytes=2 * MIB, python_bytes=0))
+    assert growing_host_memory(run).findings == ()
+    assert len(memory_growth(run).findings) == 1
+
+
+def test_never_both_for_what_keeps_tensors_and_python_objects(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB))
+    assert growing_host_memory(run).findings == ()
+    assert len(memory_growth(run).findings) == 1
+
+
+def test_a_heap_that_breaks_into_pieces_is_no_growth_of_objects(tmp_path: Path) -> None:
+    steps = growing(python_bytes=0)
+    for step in steps:
+        step.rss_bytes += step.step * MIB
+        step.memory[-1].reserved_bytes += step.step * MIB
+    assert growing_host_memory(run_of(tmp_path / "run", steps)).findings == ()
+
+
+@pytest.mark.parametrize("python_bytes", [0, 0.3 * MIB])
+def test_what_is_level_or_rises_little_is_silent(python_bytes: float, tmp_path: Path) -> None:
+    examination = growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=python_bytes)))
+    assert examination.findings == ()
+    assert examination.looked_at == "memory of the host after 119 steps"
+
+
+def test_a_cache_that_is_full_by_half_time_is_silent(tmp_path: Path) -> None:
+    steps = growing(python_bytes=0)
+    for step in steps:
+        step.rss_bytes += min(step.step, 60) * 3 * MIB
+    assert growing_host_memory(run_of(tmp_path / "run", steps)).findings == ()
+
+
+def test_objects_that_are_collected_now_and_then_are_silent(tmp_path: Path) -> None:
+    steps = growing(python_bytes=0)
+    for step in steps:
+        step.rss_bytes += step.step % 50 * 4 * MIB
+    assert growing_host_memory(run_of(tmp_path / "run", steps)).findings == ()
+
+
+def test_on_a_device_the_hosts_whole_memory_counts(tmp_path: Path) -> None:
+    steps = growing(200)
+    finding = only_finding(run_of(tmp_path / "run", steps, devices=[GPU], memory_source="CUDA allocator"))
+    assert str(finding.blame) == "train.py:8"
+    assert "memory on the host grows 1.00 MiB per step" in finding.message
+
+
+def test_on_a_device_it_takes_a_larger_rise(tmp_path: Path) -> None:
+    """100 MiB: the heap's holes alone can be as much."""
+    run = run_of(tmp_path / "run", growing(), devices=[GPU], memory_source="CUDA allocator")
+    assert growing_host_memory(run).findings == ()
+
+
+@pytest.mark.parametrize(
+    "line", ["data = numpy.load('x.npy', mmap_mode='r')", "data = numpy.memmap('x')", "data = load_dataset('x')"]
+)
+def test_files_that_are_mapped_into_memory_are_no_leak(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match=r"train\.py:10 maps files into memory"):
+        growing_host_memory(run_of(tmp_path / "run", growing(), text=f"{TRAIN}{line}\n"))
+
+
+def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="read 12 times after warm-up"):
+        growing_host_memory(run_of(tmp_path / "run", growing(16)))
+
+
+def test_short_steps_that_are_seldom_read_are_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="record a longer run"):
+        growing_host_memory(run_of(tmp_path / "run", growing(gap=10)))
+
+
+def test_a_run_without_resident_memory_names_what_it_needs(tmp_path: Path) -> None:
+    steps = growing()
+    for step in steps:
+        step.rss_bytes = 0
+    with pytest.raises(NotRecorded, match="record the run on Linux"):
+        growing_host_memory(run_of(tmp_path / "run", steps))

@@ -1,0 +1,51 @@
+"""The command that proves a batch size, and the setting's name in the user's source."""
+
+import ast
+
+import pytest
+
+from efprof.fixes.batch_size import fit_command, set_batch_size
+from efprof.units import GIB, MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "fitted"),
+    [
+        ("train.py --batch-size 16", "train.py --batch-size {batch}"),
+        (
+            "train.py --eval-batch-size 16 --train_batch_size=16",
+            "train.py --eval-batch-size 16 --train_batch_size={batch}",
+        ),
+        ("train.py data.batch_size=16 model.size=16", "train.py data.batch_size={batch} model.size=16"),
+        ("train.py --epochs 16 --bs 16", "train.py --epochs 16 --bs {batch}"),
+    ],
+)
+def test_the_size_in_the_command_is_replaced(words: str, fitted: str) -> None:
+    command, is_complete = fit_command(["python", *words.split()], 16, 35 * GIB)
+    assert command == f"efprof fit --budget 35GiB -- python {fitted}"
+    assert is_complete
+
+
+@pytest.mark.parametrize("words", ["train.py", "train.py --batch-size 32", "train.py --num-batches 16"])
+def test_a_command_that_does_not_say_its_size_gets_an_option(words: str) -> None:
+    command, is_complete = fit_command(["python", *words.split()], 16, 900 * MIB)
+    assert command == f"efprof fit --budget 900MiB -- python {words} --batch-size {{batch}}"
+    assert not is_complete
+
+
+def test_words_with_spaces_stay_one_word() -> None:
+    assert "'my run'" in fit_command(["python", "train.py", "--name", "my run"], 16, GIB)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("DataLoader(data, batch_size=args.size)", "args.size"),
+        ("DataLoader(data, batch_size=16)", "batch_size"),
+        ("DataLoader(data, 16, shuffle=True)", "batch_size"),
+    ],
+)
+def test_the_setting_has_the_name_that_the_source_gives_it(call: str, name: str) -> None:
+    text = f"loader = {call}"
+    change = set_batch_size("train.py", [text], ast.parse(text), 1, old=16, new=64)
+    assert (change.name, change.old, change.new) == (name, "16", "64")
