@@ -7,10 +7,12 @@ from efprof.facts.device_evidence import (
     line_of,
     owner_map,
     reserved_series,
+    trial_bars,
     trial_table,
 )
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
+from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Gain, ThinEvidence
@@ -89,6 +91,8 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
+            segment_map(device, device.peak_index, "at the peak", blame, "Where it lies"),
+            trial_bars(device),
             trial_table(device),
             how_replay_is_known(device),
         ),

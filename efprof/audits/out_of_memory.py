@@ -6,12 +6,14 @@ from efprof.facts.device_evidence import (
     how_replay_is_known,
     owner_map,
     reserved_series,
+    trial_bars,
     trial_table,
     what_is_missing,
     why_it_failed,
 )
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
 from efprof.facts.run import Run
+from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
@@ -56,7 +58,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
             f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack in {device.file} names a line "
             "of yours; record with stacks."
         )
-    blame = sources.line(site)
+    blame, most_held = sources.line(site), sources.line(most) if most else None
     return Finding(
         blame=blame,
         category="memory",
@@ -67,8 +69,10 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         evidence=(
             reserved_series(device, ((float(instant.index + 1), "the request that failed"),)),
             sources.snippet(blame),
-            owner_map(instant, sources.line(most) if most else None, "What filled the device"),
+            owner_map(instant, most_held, "What filled the device"),
             composition_numbers(instant, "Reserved memory when the request failed"),
+            segment_map(device, instant.index, "when the request failed", most_held, "Where it lay"),
+            trial_bars(device),
             trial_table(device),
             how_replay_is_known(device),
         ),

@@ -1,9 +1,24 @@
 """What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
 
+from typing import Literal
+
 from efprof.facts.allocator.composition import Instant, Owner
+from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
-from efprof.model import Bar, MemoryMap, Narrative, Number, Numbers, Series, SeriesLine, SourceLine, Table
+from efprof.model import (
+    Alternative,
+    Alternatives,
+    Bar,
+    MemoryMap,
+    Narrative,
+    Number,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    Table,
+)
 from efprof.units import format_bytes, format_share
 
 MOST_BARS = 8
@@ -76,6 +91,33 @@ def trial_table(device: DeviceHistory) -> Table:
         columns=("settings", "peak reserved", "at most", "idle then", "driver calls", "retries", "out of memory"),
         units=("", "bytes", "bytes", "bytes", "count", "count", ""),
         rows=rows,
+    )
+
+
+def trial_bars(device: DeviceHistory) -> Alternatives:
+    """The same settings as bars: what each would reserve, between which ends, and what the device has."""
+    what_if, best = device.what_if, device.best
+    recorded = _alternative(what_if.recorded_configuration, what_if.recorded, "recorded")
+    trials = [
+        _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other")
+        for trial in device.trials
+    ]  # fmt: skip
+    return Alternatives(
+        title="Peak of reserved memory under other settings, as the replay predicts it",
+        unit="bytes",
+        alternatives=(recorded, *trials),
+        limit=None if what_if.capacity is None else (float(what_if.capacity), "what the device has for this program"),
+    )
+
+
+def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded", "best", "other"]) -> Alternative:
+    return Alternative(
+        label=configuration or "torch's default",
+        value=float(outcome.peak_reserved_bytes),
+        low=float(outcome.peak_reserved_low_bytes),
+        high=float(outcome.peak_reserved_high_bytes),
+        role=role,
+        is_out_of_memory=outcome.is_out_of_memory,
     )
 
 

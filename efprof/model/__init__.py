@@ -3,6 +3,8 @@
 from efprof.model.comparison import Comparison, FindingChange, MetricChange, Verdict
 from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.model.evidence import (
+    Alternative,
+    Alternatives,
     Bar,
     Evidence,
     Interval,
@@ -11,9 +13,14 @@ from efprof.model.evidence import (
     Narrative,
     Number,
     Numbers,
+    SegmentMap,
+    SegmentRow,
+    SegmentView,
     Series,
     SeriesLine,
     Snippet,
+    Stretch,
+    StretchState,
     Table,
 )
 from efprof.model.finding import AuditResult, AuditStatus, Category, Examination, Finding, Severity
@@ -45,6 +52,8 @@ from efprof.model.stages import BOUNDARIES, STAGES
 __all__ = [
     "BOUNDARIES",
     "STAGES",
+    "Alternative",
+    "Alternatives",
     "Applicability",
     "AuditResult",
     "AuditStatus",
@@ -78,6 +87,9 @@ __all__ = [
     "Report",
     "RunError",
     "RunIdentity",
+    "SegmentMap",
+    "SegmentRow",
+    "SegmentView",
     "Series",
     "SeriesLine",
     "Severity",
@@ -86,6 +98,8 @@ __all__ = [
     "StageDelta",
     "StallLine",
     "StepSample",
+    "Stretch",
+    "StretchState",
     "Table",
     "ThinEvidence",
     "Timeline",

@@ -1,6 +1,11 @@
 """What a finding shows for itself: a closed union that only the renderers take apart."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+StretchState = Literal["used", "slack", "pending", "stranded", "releasable"]
+"""used: somebody asked for it; slack: behind a block, by rounding or because a large one is not split; pending: given
+back, waiting for another stream; stranded: free in a segment that something else holds; releasable: free as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +108,80 @@ class MemoryMap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """What one configuration would need, with the interval that the prediction lies in."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    role: Literal["recorded", "best", "other"] = "other"
+    is_out_of_memory: bool = False
+    """Then `value` is how far it came."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternatives:
+    """The same program under several configurations; `limit` is what the device has, with its name."""
+
+    title: str
+    unit: str
+    alternatives: tuple[Alternative, ...]
+    limit: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Neighbouring bytes of a segment; `owner` is a place in `SegmentMap.owners`, None where nobody has them.
+
+    One that `is_mixed` is of several too short to be told apart, and has the state and the owner of most of them.
+    """
+
+    state: StretchState
+    num_bytes: int
+    owner: int | None = None
+    num_blocks: int = 0
+    is_mixed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentRow:
+    """A segment and its stretches by address; or several of one size, end to end.
+
+    Where they `are_summed`, they are too many or too unlike: the stretches then tell what each owner has in all.
+    """
+
+    label: str
+    num_bytes: int
+    stretches: tuple[Stretch, ...]
+    num_segments: int = 1
+    are_summed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentView:
+    """All segments at one instant, the largest first; `totals` are the bytes of each state, before any were mixed."""
+
+    label: str
+    rows: tuple[SegmentRow, ...]
+    totals: tuple[tuple[StretchState, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentMap:
+    """Where every block lies; `line_bytes` fill a line of the picture, longer segments take several lines.
+
+    `owners` come by the bytes they have, most first; `highlighted` is the place of the blamed one among them.
+    """
+
+    title: str
+    line_bytes: int
+    owners: tuple[str, ...]
+    views: tuple[SegmentView, ...]
+    highlighted: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Narrative:
     """Plain sentences: what it means, how we know, when it is wrong."""
 
@@ -110,4 +189,4 @@ class Narrative:
     paragraphs: tuple[str, ...]
 
 
-Evidence = Numbers | Table | Snippet | Series | Intervals | MemoryMap | Narrative
+Evidence = Numbers | Table | Snippet | Series | Intervals | MemoryMap | Alternatives | SegmentMap | Narrative

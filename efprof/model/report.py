@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from efprof.model.evidence import Evidence
 from efprof.model.finding import AuditResult
 from efprof.model.source import SourceLine
 
@@ -120,6 +121,8 @@ class Measurements:
     num_skipped_steps: int = 0
     recommendations: tuple[str, ...] = ()
     stalls: tuple[StallLine, ...] = ()
+    device: tuple[Evidence, ...] = ()
+    """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

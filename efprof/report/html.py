@@ -8,19 +8,28 @@ import shlex
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jinja2
 import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
-from efprof.report import comparison_words, memory_table, palette, stall_table, step_table, verdict, wording
+from efprof.report import (
+    comparison_words,
+    memory_table,
+    palette,
+    segment_picture,
+    stall_table,
+    step_table,
+    verdict,
+    wording,
+)
 from efprof.report.chart import Chart, TrackChart
 from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
-from efprof.report.page import Card, Picture, card_maker, make_cards, make_run_pictures
+from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section, make_run_pictures
 from efprof.report.printed import svg_of
 from efprof.report.ranking import rank_findings
 from efprof.units import format_share
@@ -33,7 +42,14 @@ def render_html(report: Report) -> str:
     cards, pictures = make_cards(report), make_run_pictures(report)
     timeline = report.measurements.timeline
     memory_rows = memory_table.step_memory_rows(timeline.memory)
-    shown = [pictures.memory, pictures.time, *pictures.numbers, *(p for card in cards for p in card.pictures)]
+    device = make_device_section(report)
+    shown = [
+        *(device.pictures if device else ()),
+        pictures.memory,
+        pictures.time,
+        *pictures.numbers,
+        *(p for card in cards for p in card.pictures),
+    ]
     return (
         _environment()
         .get_template("report.html")
@@ -48,6 +64,7 @@ def render_html(report: Report) -> str:
             overhead=verdict.overhead_phrase(report),
             cards=cards,
             pictures=pictures,
+            device=device,
             totals=step_table.totals(report.measurements),
             stall_columns=stall_table.COLUMNS,
             stall_rows=stall_table.stall_rows(report.measurements.stalls),
@@ -134,13 +151,16 @@ def _environment() -> jinja2.Environment:
         "side": comparison_words.side_phrase,
         "figure": _figure_json,
         "static": _static_picture,
+        "notes": _notes_json,
+        "map_fill": _map_fill,
         "height": height_of,
     }
     environment.globals |= {
         "palettes": (palette.LIGHT, palette.DARK),
-        "style": Markup(_template_text("style.css")),
-        "script": Markup(_template_text("page.js")),
+        "style": Markup(_template_text("style.css") + _template_text("device.css")),
+        "script": Markup(_template_text("page.js") + _template_text("device.js")),
         "theme_script": Markup(_template_text("theme.js")),
+        "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
         "revision": verdict.revision,
     }
@@ -164,9 +184,24 @@ def _template_text(name: str) -> str:
 
 
 def _figure_json(chart: Chart | TrackChart) -> Markup:
+    return _script_json(figure_of(chart))
+
+
+def _notes_json(notes: tuple[str, ...]) -> Markup:
+    return _script_json(notes)
+
+
+def _script_json(content: Any) -> Markup:
     """JSON that may stand inside a script element: nothing in it can end the element or start a comment."""
-    text = msgspec.json.encode(figure_of(chart)).decode()
+    text = msgspec.json.encode(content).decode()
     return Markup(_escaped(text, "<>&\u2028\u2029"))
+
+
+def _map_fill(fill: str, picture_id: str) -> str:
+    """A colour of the palette, the hatching of a state, or nothing to see, but something to point at."""
+    if fill in palette.LIGHT:
+        return f"fill: var(--{fill})"
+    return "fill: transparent" if fill == "releasable" else f"fill: url(#{picture_id}-{fill})"
 
 
 def _escaped(text: str, characters: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from efprof.model import (
+    Alternatives,
     Change,
     Finding,
     Intervals,
@@ -13,14 +14,17 @@ from efprof.model import (
     Narrative,
     Numbers,
     Report,
+    SegmentMap,
     Series,
     Snippet,
     SourceLine,
     Table,
 )
+from efprof.report.alternative_bars import AlternativeBars, alternative_bars
 from efprof.report.chart import Chart, TrackChart, has_curve
 from efprof.report.evidence_charts import series_chart, tracks_chart
 from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings, share_of
+from efprof.report.segment_picture import SegmentPicture, segment_picture
 from efprof.report.timeline_charts import memory_chart, number_charts, time_chart
 from efprof.report.wording import anchor_of, change_name, change_sides, count_of, gain_verb, show, show_interval
 from efprof.units import format_share
@@ -95,6 +99,8 @@ class Card:
     code: tuple[CodeLine, ...]
     pictures: tuple[Picture, ...]
     memory: tuple[MemoryBars, ...]
+    segments: tuple[SegmentPicture, ...]
+    alternatives: tuple[AlternativeBars, ...]
     changes: tuple[ChangeBlock, ...]
     numbers: tuple[Numbers, ...]
     tables: tuple[TableView, ...]
@@ -109,6 +115,32 @@ class RunPictures:
     memory: Picture | None
     time: Picture | None
     numbers: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSection:
+    """What a CUDA snapshot shows, where no finding shows it already."""
+
+    pictures: tuple[Picture, ...]
+    numbers: tuple[Numbers, ...]
+    segments: tuple[SegmentPicture, ...]
+    alternatives: tuple[AlternativeBars, ...]
+
+
+def make_device_section(report: Report) -> DeviceSection | None:
+    """The memory of each device; None where nothing is known of it, or a card has its map."""
+    evidence = report.measurements.device
+    found = [one for audit in report.audits for finding in audit.findings for one in finding.evidence]
+    if not evidence or any(isinstance(one, SegmentMap) for one in found):
+        return None
+    charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
+    maps = [one for one in evidence if isinstance(one, SegmentMap)]
+    return DeviceSection(
+        pictures=tuple(Picture(id=f"picture-device-{n}", chart=one) for n, one in enumerate(charts) if has_curve(one)),
+        numbers=tuple(one for one in evidence if isinstance(one, Numbers)),
+        segments=tuple(segment_picture(one, f"device-segments-{n}") for n, one in enumerate(maps)),
+        alternatives=tuple(alternative_bars(one) for one in evidence if isinstance(one, Alternatives)),
+    )
 
 
 def make_cards(report: Report) -> tuple[Card, ...]:
@@ -174,6 +206,7 @@ def _card(item: RankedFinding, anchor: str, report: Report) -> Card:
     evidence = finding.evidence
     charts = [_chart_of(one) for one in evidence if isinstance(one, Series | Intervals)]
     charts = [chart for chart in charts if isinstance(chart, TrackChart) or has_curve(chart)]
+    maps = [one for one in evidence if isinstance(one, SegmentMap)]
     snippets = [one for one in evidence if isinstance(one, Snippet) and one.lines]  # none where the file is not here
     blamed = next((one for one in snippets if _shows(one, finding.blame)), None)
     return Card(
@@ -183,6 +216,8 @@ def _card(item: RankedFinding, anchor: str, report: Report) -> Card:
         code=code_lines(blamed) if blamed else _blame_line(finding.blame),
         pictures=tuple(Picture(id=f"{anchor}-picture-{n}", chart=chart) for n, chart in enumerate(charts)),
         memory=tuple(_memory_bars(one) for one in evidence if isinstance(one, MemoryMap)),
+        segments=tuple(segment_picture(one, f"{anchor}-segments-{n}") for n, one in enumerate(maps)),
+        alternatives=tuple(alternative_bars(one) for one in evidence if isinstance(one, Alternatives)),
         changes=tuple(_change_block(change) for change in finding.fix.changes),
         numbers=tuple(one for one in evidence if isinstance(one, Numbers)),
         tables=tuple(table_view(one) for one in evidence if isinstance(one, Table)),

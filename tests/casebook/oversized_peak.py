@@ -1,4 +1,4 @@
-"""A generator of short films that learns by a perceptual loss: the frozen network's activations of all frames add up."""
+"""A generator of short films that learns by a perceptual loss: what the frozen network keeps of all frames adds up."""
 
 import sys
 

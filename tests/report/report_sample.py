@@ -4,6 +4,8 @@ import math
 
 from efprof.model import (
     BOUNDARIES,
+    Alternative,
+    Alternatives,
     AuditResult,
     Bar,
     CodeEdit,
@@ -27,12 +29,16 @@ from efprof.model import (
     Overhead,
     Report,
     RunIdentity,
+    SegmentMap,
+    SegmentRow,
+    SegmentView,
     Series,
     SeriesLine,
     Snippet,
     SourceLine,
     StageDelta,
     StepSample,
+    Stretch,
     Table,
     Timeline,
 )
@@ -215,6 +221,18 @@ def memory_finding() -> Finding:
                     Bar(label=f"optimizer state {HOSTILE}", num_bytes=380 * MIB),
                 ),
             ),
+            Alternatives(
+                title="Peak under other settings",
+                unit="bytes",
+                alternatives=(
+                    Alternative(
+                        label="torch's default", value=6e9, low=6e9, high=6e9, role="recorded", is_out_of_memory=True
+                    ),
+                    Alternative(label=f"expandable {HOSTILE}", value=4e9, low=3.8e9, high=5e9, role="best"),
+                ),
+                limit=(6.1e9, f"the device {HOSTILE}"),
+            ),
+            make_segment_map(),
             Table(
                 title="Who keeps the surviving tensors",
                 columns=("Holder", "Tensors", "Bytes"),
@@ -233,6 +251,31 @@ def memory_finding() -> Finding:
             ),
         ),
         severity="high",
+    )
+
+
+def make_segment_map(num_blocks: int = 30, num_segments: int = 4) -> SegmentMap:
+    """Blocks of 1 MiB with all that may lie between them, at two instants; the second has one segment less."""
+    pieces = (
+        Stretch(state="used", num_bytes=MIB, owner=0, num_blocks=1),
+        Stretch(state="slack", num_bytes=MIB // 4, owner=0),
+        Stretch(state="used", num_bytes=MIB, owner=1, num_blocks=9, is_mixed=True),
+        Stretch(state="pending", num_bytes=MIB // 2, owner=1, num_blocks=1),
+        Stretch(state="stranded", num_bytes=MIB),
+        Stretch(state="releasable", num_bytes=MIB // 4),
+    )
+    stretches = tuple(pieces[number % len(pieces)] for number in range(num_blocks))
+    num_bytes = sum(one.num_bytes for one in stretches)
+    row = SegmentRow(label=f"segment {HOSTILE}", num_bytes=num_bytes, stretches=stretches)
+    return SegmentMap(
+        title=f"Where it lies {HOSTILE}",
+        line_bytes=max(1, num_bytes * 2 // 3),
+        owners=("train.py:88", HOSTILE, LONG_PATH),
+        views=tuple(
+            SegmentView(label=label, rows=(row,) * number, totals=(("used", number * num_bytes),))
+            for label, number in (("at the peak", num_segments), (f"at the end {HOSTILE}", num_segments - 1))
+        ),
+        highlighted=0,
     )
 
 

@@ -46,6 +46,8 @@ def test_kinds_are_class_names_in_snake_case(form: Any) -> None:
         "series",
         "intervals",
         "memory_map",
+        "alternatives",
+        "segment_map",
         "narrative",
     }
 

@@ -16,7 +16,7 @@ def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A report without a run folder: what this tests begins after the analysis."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_find", lambda run: Path("run"))
-    monkeypatch.setattr(command, "analyse", lambda path: make_report())
+    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report())
 
 
 def run_command(*arguments: str) -> click.testing.Result:
@@ -66,5 +66,5 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "analyse", lambda path: make_report(run=make_run(run_id="../../etc/x")))
+    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report(run=make_run(run_id="../../etc/x")))
     assert run_command().stdout.splitlines()[-1] == "reports/_.._etc_x.html"

@@ -1,0 +1,116 @@
+"""The map of segments in a real browser: it opens at once, turns to the other instant, and tells what one points at."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from efprof.model import AuditResult
+from efprof.report.html import render_html
+from tests.report.report_sample import make_report, make_segment_map, memory_finding
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+MAX_SECONDS = 2.0
+HEIGHT = 5000
+"""All of the page: scrolling would take the note away."""
+SHOWN = ".map-view:not([hidden])"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
+        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def write_page(folder: Path, num_blocks: int, num_segments: int) -> Path:
+    fault = replace(memory_finding(), evidence=(make_segment_map(num_blocks, num_segments),))
+    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
+    path = folder / "page.html"
+    path.write_text(render_html(make_report(audits=(audit,))), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def page(browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
+    page = browser.new_page(viewport={"width": 1000, "height": HEIGHT})
+    page.goto(write_page(tmp_path, 6, 3).as_uri())
+    yield page
+    page.close()
+
+
+def test_one_instant_is_shown_until_one_turns_to_the_other(page: "Page") -> None:
+    views, buttons = page.locator(".map-view"), page.locator(".map-switch button")
+    assert [views.nth(place).is_visible() for place in (0, 1)] == [True, False]
+    buttons.nth(1).click()
+    assert [views.nth(place).is_visible() for place in (0, 1)] == [False, True]
+    assert [buttons.nth(place).get_attribute("aria-pressed") for place in (0, 1)] == ["false", "true"]
+
+
+def test_both_instants_are_printed(page: "Page") -> None:
+    page.emulate_media(media="print")
+    assert [page.locator(".map-view").nth(place).is_visible() for place in (0, 1)] == [True, True]
+
+
+def test_what_one_points_at_is_told_until_one_leaves(page: "Page") -> None:
+    told = page.locator(".map-told")
+    box = page.locator(f"{SHOWN} [data-n]").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 3, box["y"] + 5)
+    assert told.text_content() == page.evaluate("JSON.parse(document.querySelector('[id$=-notes]').textContent)[0]")
+    assert told.is_visible()
+    page.mouse.move(1, 1)
+    assert not told.is_visible()
+
+
+def test_a_tap_tells_too_and_a_tap_elsewhere_ends_it(browser: "Browser", tmp_path: Path) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": HEIGHT}, has_touch=True)
+    page = context.new_page()
+    page.goto(write_page(tmp_path, 6, 3).as_uri())
+    box = page.locator(f"{SHOWN} [data-n]").first.bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + 3, box["y"] + 5)
+    told = page.locator(".map-told")
+    assert told.is_visible()
+    place = told.bounding_box()
+    assert place is not None
+    assert place["x"] >= 0
+    assert place["x"] + place["width"] <= 390
+    page.touchscreen.tap(3, 3)
+    assert not told.is_visible()
+    context.close()
+
+
+def test_two_hundred_segments_with_five_thousand_blocks_open_at_once(browser: "Browser", tmp_path: Path) -> None:
+    path = write_page(tmp_path, 25, 200)
+    assert min(seconds_to_open(browser, path) for _ in range(3)) < MAX_SECONDS  # a busy machine may delay one or two
+
+
+def seconds_to_open(browser: "Browser", path: Path) -> float:
+    page = browser.new_page(viewport={"width": 1000, "height": 900})
+    start = time.monotonic()
+    page.goto(path.as_uri())
+    page.locator(f"{SHOWN} [data-n]").first.wait_for()
+    seconds = time.monotonic() - start
+    assert page.locator(f"{SHOWN} [data-n]").count() >= 5000
+    page.close()
+    return seconds
