@@ -1,10 +1,13 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
+import contextlib
+
+from efprof.facts.cycle_sawtooth import CycleSawtooth
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
 from efprof.facts.run import Run
-from efprof.model import Examination, Finding, Fix
+from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
 
 
 def memory_growth(run: Run) -> Examination:
@@ -29,10 +32,17 @@ def memory_growth(run: Run) -> Examination:
     """
     growth = run.get(MemoryGrowth)
     looked_at = f"memory retained after each of {len(growth.steps)} steps"
-    if not growth.is_growing:
+    if not growth.is_growing or _is_sawtooth(run):
         return Examination(looked_at=looked_at)
     unheld = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.holder is None]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in unheld))
+
+
+def _is_sawtooth(run: Run) -> bool:
+    """Whether it is what the garbage collector frees now and then: `uncollected_cycle` tells of that."""
+    with contextlib.suppress(NotRecorded, ThinEvidence):
+        return run.get(CycleSawtooth).piles_up
+    return False
 
 
 def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:

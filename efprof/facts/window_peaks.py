@@ -26,15 +26,21 @@ class WindowPeaks:
 
 
 def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
-    """A window counts from zero; the first boundary within it, at which both are known, tells what was there before."""
-    record = next((one for one in records if one.memory and one.window == _step_window(window)), None)
-    if record is None:
+    """A window counts from zero; a boundary within it, at which both are known, tells what was there besides.
+
+    The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
+    """
+    times = [event.time_ns for event in window.events]
+    known = [
+        (bisect_right(times, record.started_ns + round(boundary.at_us * 1000)) - 1, boundary.allocated_bytes)
+        for record in records
+        if record.window == _step_window(window)
+        for boundary in record.memory
+    ]
+    if not known:
         return None
-    boundary = record.memory[0]
-    instant = record.started_ns + round(boundary.at_us * 1000)
-    index = bisect_right([event.time_ns for event in window.events], instant) - 1
-    before = boundary.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0)
-    return max(0, before)
+    index, allocated_bytes = max((one for one in known if one[0] <= window.peak_index), default=min(known))
+    return max(0, allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))
 
 
 def _step_window(window: LiveWindow) -> str:

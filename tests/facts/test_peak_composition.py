@@ -93,7 +93,7 @@ def stacked_blocks(num_blocks: int = 4, inner_mib: int = 10, output_mib: int = 1
 
 def run_of(folder: Path, recording: Recording, *, samples: int = 16) -> Run:
     steps = [make_step(number, backward_site="train.py:4:train", samples=samples) for number in range(STEP)]
-    window = make_step(STEP, window="trace-1", allocated_bytes=[BEFORE] * 5, samples=samples)
+    window = make_step(STEP, window="trace-1", allocated_bytes=[BEFORE], samples=samples)
     return write_run(folder, steps=[*steps, window], sources=SOURCES, allocations=[recording.events])
 
 

@@ -169,6 +169,8 @@ def test_the_options_are_those_of_the_command(home: Path) -> None:
         train_plainly()
     recorded = Recorded(folder=recording.folder)
     assert [step.step for step in recorded.steps if step.window] == [2]
+    with pytest.raises(EfprofError, match="knows no 'windws'; it takes windows,"), efprof.record(windws="none"):  # type: ignore[call-arg]
+        pass
     with pytest.raises(EfprofError, match="--trace-steps 'two' is not"), efprof.record(trace_steps="two"):
         raise AssertionError("never entered")
 

@@ -18,6 +18,7 @@ from efprof.artifacts.events import CollectorStopped, StepsWithoutOptimizer, Win
 from efprof.artifacts.trace import trace_paths
 from efprof.commands.report import analyse
 from efprof.facts.run_warnings import WITHOUT_OPTIMIZER
+from efprof.model import EfprofError
 from efprof.recorder.options import DEFAULT_TRACE_STEPS, parse_options
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import (

@@ -68,6 +68,8 @@ class Holders:
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Note the memory; count where it is time to."""
         self._note(record)
+        if record.window is not None:
+            return  # a profiler's window would note everything that a census does
         if self._before is None and self._wished_ns is None and not self._is_time(step.number + 1):
             return
         # Short steps may be finished together, long after they ended; between disturbed ones each is when it ends.
