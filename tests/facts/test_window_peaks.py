@@ -46,3 +46,15 @@ def test_a_run_without_allocation_windows_knows_no_peak_within_a_step(tmp_path):
     run = write_run(tmp_path / "run", steps=[make_step(0)])
     with pytest.raises(NotRecorded, match="allocations"):
         run.get(WindowPeaks)
+
+
+def test_what_is_older_and_freed_within_the_window_is_not_counted_twice(tmp_path):
+    step = msgspec.structs.replace(
+        make_step(0, window="trace-1"),
+        memory=[BoundaryMemory("pre_forward", 20.0, 1_100, 2_000), BoundaryMemory("pre_backward", 35.0, 700, 2_000)],
+    )
+    run = write_run(tmp_path / "run", steps=[step])
+    # Between the boundaries 300 bytes come and 700 of the 1,000 older ones go, of which no event tells.
+    events = events_after(step.started_ns, (10, 1, 100), (30, 2, 300), (40, 3, 600), (50, 3, -600))
+    write_allocations(run.rank_folder, 1, events)
+    assert run.get(WindowPeaks).peaks == (1_300,)
