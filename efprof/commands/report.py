@@ -68,10 +68,12 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     from efprof.facts.measurements import Measured
     from efprof.facts.run import open_run
     from efprof.facts.run_warnings import warnings_of
-    from efprof.runner import find_audits, make_report
+    from efprof.facts.segment_evidence import DeviceOverview
+    from efprof.runner import find_audits, make_report, shown
 
     run = open_run(path, budget_bytes)
-    measurements = run.get(Measured).measurements
+    device = shown(lambda: run.get(DeviceOverview).evidence)
+    measurements = replace(run.get(Measured).measurements, device=device)
     return make_report(
         run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings_of(run)
     )

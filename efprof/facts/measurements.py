@@ -1,6 +1,5 @@
 """What is shown of every run, findings or none: metrics with raw samples, the timeline, memory by stage."""
 
-import contextlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,17 +8,14 @@ from itertools import groupby, pairwise
 from typing import Self
 
 from efprof.artifacts.events import Event, WindowClosed, read_events
-from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.segment_evidence import device_overview
 from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTime, StepTimes
 from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import (
     STAGES,
-    Evidence,
     Measurements,
     MemorySample,
     Metric,
@@ -59,7 +55,6 @@ class Measured:
                 stage_deltas=(),
                 overhead=None,
                 memory_source=source,
-                device=_device(run),
             )
             return cls(measurements=empty)
         return cls(
@@ -72,16 +67,8 @@ class Measured:
                 num_skipped_steps=_num_skipped(times.every),
                 recommendations=recommendations(times),
                 stalls=run.get(StallLines).lines,
-                device=_device(run),
             )
         )
-
-
-def _device(run: Run) -> tuple[Evidence, ...]:
-    """Empty where no snapshot of CUDA's allocator was recorded, or none that the model could follow."""
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        return tuple(one for device in run.get(DeviceMemory).trusted for one in device_overview(device))
-    return ()
 
 
 def as_number(value: float | str | None) -> float | None:

@@ -2,11 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from efprof.facts.allocator.layout import Piece, SegmentLayout, layouts_at
 from efprof.facts.device_evidence import composition_numbers, reserved_series, trial_bars
-from efprof.facts.device_memory import DeviceHistory
+from efprof.facts.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.run import Run
 from efprof.facts.sources import place_of
 from efprof.model import Evidence, SegmentMap, SegmentRow, SegmentView, SourceLine, Stretch, StretchState
 from efprof.units import format_bytes
@@ -51,6 +53,19 @@ def device_overview(device: DeviceHistory) -> tuple[Evidence, ...]:
         segment_map(device, device.peak_index, "at the peak", None, f"Device {number}, segment by segment"),
         trial_bars(device),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceOverview:
+    """What a run's snapshots show of each device whose history can be replayed."""
+
+    evidence: tuple[Evidence, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no snapshot has such a history, UnreadableInput."""
+        devices = run.get(DeviceMemory).trusted
+        return cls(evidence=tuple(one for device in devices for one in device_overview(device)))
 
 
 def map_of(views: Sequence[tuple[str, list[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:

@@ -11,8 +11,10 @@ from click.testing import CliRunner, Result
 from efprof.commands.allocator import allocator
 from efprof.commands.report import report
 from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.segment_evidence import DeviceOverview
 from efprof.model import EfprofError, UnreadableInput
-from tests.audits.test_fragmented_reserve import CACHE, fragmenting
+from efprof.units import MIB
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, fragmenting
 from tests.audits.test_out_of_memory import truly_short
 from tests.builders import write_snapshot
 from tests.facts.allocator.recording import Recording
@@ -46,6 +48,36 @@ def test_its_page_says_nothing_of_what_no_snapshot_tells(snapshot: Path, tmp_pat
     assert "Reserved memory lies idle in pieces" in text
     assert "trained on the CPU" not in text
     assert "skipped steps" not in text
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    """One batch after the other in the same block."""
+    path, program = tmp_path / "healthy.pickle", Program(AllocatorSettings())
+    for _ in range(3):
+        program.free(program.at(OUTPUT).malloc(40 * MIB))
+    write_snapshot(path, program.snapshot())
+    return path
+
+
+def test_where_nothing_is_wrong_the_page_draws_the_device_all_the_same(healthy: Path, tmp_path: Path) -> None:
+    run(report, healthy, "--out", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "Reserved memory lies idle" not in text
+    assert "Device 0, segment by segment" in text
+
+
+def test_a_picture_that_cannot_be_made_costs_no_report(
+    healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: object) -> DeviceOverview:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(DeviceOverview, "compute", fail)
+    run(report, healthy, "--out", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "segment by segment" not in text
+    assert "fragmented_reserve" in text
 
 
 def test_a_folder_of_snapshots_has_a_rank_for_each(tmp_path: Path) -> None:
