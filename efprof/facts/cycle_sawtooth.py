@@ -19,7 +19,7 @@ LEAST_COLLECTIONS = 3
 LEAST_STEPS_APART = 4
 """What is collected sooner, as by `gc.collect()` in every step, has no time to pile up."""
 LEAST_BYTES, LEAST_SHARE = 16 * MIB, 0.1
-"""What the largest collection freed, at least, and its share of the run's peak. Not one of 20 collections in twelve
+"""What the largest collection freed, at least, and its share of the run's peak. Not one of 19 collections in thirteen
 healthy programs of the tests freed a tenth of a MiB (measured): less than this is real, and not worth a finding."""
 LOWEST = 3
 """Levels after a collection whose median is taken: one alone may have come at a moment when a step needs little."""

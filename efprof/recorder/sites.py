@@ -63,6 +63,13 @@ class Sites:
                 self._keep(path, name)
         return name
 
+    def keep_all(self) -> None:
+        """Keep the text of all the user's files that are loaded, whether a site of theirs was named or not."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if file and self.is_user_file(file):
+                self.file(file)
+
     def absolute(self, shortened: str) -> str:
         """The path of a file that torch's profiler names without its folder on `sys.path`."""
         path = self._absolute.get(shortened)

@@ -4,7 +4,6 @@ With `--holders` also at fixed steps, whether or not memory grows; then it keeps
 `--no-holders` never.
 """
 
-import sys
 import time
 from collections import deque
 from itertools import pairwise
@@ -117,7 +116,7 @@ class Holders:
         name = f"holders-{self._count}.json"
         grown, steady = _sorted(before, after)
         if grown:
-            self._keep_sources()
+            self._session.sites.keep_all()  # the statement that makes a holder grow may stand in any of them
         census = HolderCensus(
             step_before=first,
             step_after=step,
@@ -131,13 +130,6 @@ class Holders:
         census = Census(self._session.sites)
         census.count()
         return census
-
-    def _keep_sources(self) -> None:
-        """The text of all the user's files: the statement that makes a holder grow may stand in any of them."""
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if file and self._session.sites.is_user_file(file):
-                self._session.sites.file(file)
 
     def _named(self, holder: Holder) -> Holder:
         file = holder.file and self._session.sites.file(holder.file)
