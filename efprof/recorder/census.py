@@ -92,6 +92,8 @@ class Census:
         self._seen: set[int] = set()
         self._seen_here: set[int] = set()
         self._held_here: set[Key] = set()
+        self._running: set[int] = set()
+        """Frames, by `id`."""
         self._end = time.perf_counter() + MAX_SECONDS
         self._clock = Clock(self._end)
 
@@ -109,12 +111,12 @@ class Census:
         self.held = {key: held for key, held in self.held.items() if held.tensors}
         return self.held
 
-    def _count_frames(self, frame: FrameType | None) -> None:
-        while frame is not None:
+    def _count_frames(self, innermost: FrameType | None) -> None:
+        self._running = set(map(id, _callers(innermost)))
+        for frame in _callers(innermost):
             code = frame.f_code
             if self._sites.is_user_code(code) and may_read_locals(code):
                 self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
-            frame = frame.f_back
 
     def _count_variables(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
         """Each within a time of its own; one that takes longer leaves nothing behind that another could meet."""
@@ -165,6 +167,8 @@ class Census:
             return self._visit_elements
         if issubclass(kind, dict):
             return self._visit_entries
+        if issubclass(kind, BaseException):
+            return self._visit_error
         return self._visit_attributes if kind.__dictoffset__ or slots_of(kind) else None
 
     def _visit_code(self, value: Any, place: _Place) -> None:
@@ -212,6 +216,18 @@ class Census:
             named = below._replace(path=f"{place.path}[{key!r}]") if type(key) is str else below
             self._visit(element, named, holder if is_leaf else inside)
 
+    def _visit_error(self, value: BaseException, place: _Place, inside: Held | None) -> None:
+        """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
+        holder, below = inside or self._holder(place, value), _deeper(place)
+        traceback = value.__traceback__
+        while traceback is not None:
+            frame, traceback = traceback.tb_frame, traceback.tb_next
+            is_over = id(frame) not in self._running
+            if is_over and self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
+                for element in list(locals_of(frame).values()):
+                    self._visit(element, below, holder)
+        self._visit_attributes(value, place, inside)
+
     def _visit_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
         kind = type(value)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -237,6 +253,12 @@ class Census:
             )
         held.length += len(value) if issubclass(type(value), (*COLLECTIONS, dict)) else 1
         return held
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @contextmanager

@@ -50,12 +50,39 @@ def big_loss(weight: torch.Tensor) -> torch.Tensor:
 # leaves functions alone that do.
 
 
+def fail_with_activations(weight: torch.Tensor) -> None:
+    activations = big_loss(weight)
+    raise ValueError(f"{activations.dim()}")
+
+
+def keep_errors(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    weight = torch.ones(1, requires_grad=True)
+    failures = []
+    history = [big_loss(weight)]
+    for _ in range(3):
+        try:
+            fail_with_activations(weight)
+        except ValueError as error:
+            failures.append(error)
+    held = count(tmp_path)
+    failures.clear()
+    history.clear()
+    return held
+
+
 def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Held]:
     weight = torch.ones(1, requires_grad=True)
     history = [big_loss(weight) for _ in range(3)]
     held = count(tmp_path)
     history.clear()
     return held
+
+
+def test_a_kept_error_keeps_the_variables_of_the_functions_it_came_through(tmp_path: Path) -> None:
+    held = keep_errors(tmp_path)
+    assert held["local", "keep_errors.failures"].tensors == 6, "of each error the result, and the argument"
+    assert held["local", "keep_errors.failures"].graph_bytes >= 3 * 40_000
+    assert held["local", "keep_errors.history"].tensors == 1
 
 
 def test_a_local_list_is_counted_with_its_tensors_bytes_and_graph(tmp_path: Path) -> None:
