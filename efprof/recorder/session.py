@@ -8,7 +8,7 @@ import pkgutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -213,8 +213,10 @@ class Session:
             )
         message = without_secrets(str(error))
         sites = self._sites_of(error)
-        if _is_out_of_memory(error):
-            self.note(OutOfMemory(at_ns=now, step=number, message=message, site=sites[-1] if sites else None))
+        shortage = next(filter(_is_out_of_memory, _links_of(error)), None)
+        if shortage is not None:
+            at, told = self._sites_of(shortage), without_secrets(str(shortage))
+            self.note(OutOfMemory(at_ns=now, step=number, message=told, site=at[-1] if at else None))
         kind = type(error).__name__
         self.note(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
 
@@ -225,6 +227,15 @@ class Session:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self.sites.is_user_code(frame.f_code)
         ]
+
+
+def _links_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from, as a traceback prints them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

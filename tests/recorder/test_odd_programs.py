@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, TrainingRaised
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, OutOfMemory, TrainingRaised
 from tests.recorder.recording import Recorded, open_session, record_here, record_script
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
@@ -332,3 +332,25 @@ for (batch,) in DataLoader(TensorDataset(torch.randn(40, 3)), batch_size=4):
     (raised,) = record_script(tmp_path / "home", text).events(TrainingRaised)
     assert raised.error == "KeyError"
     assert raised.stage != "data"
+
+
+def test_a_shortage_of_memory_that_another_error_was_raised_from_is_told(tmp_path: Path) -> None:
+    text = """
+import torch
+
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.01)
+for number in range(5):
+    weight.square().sum().backward()
+    optimizer.step()
+    try:
+        torch.empty(2**46) if number == 3 else None
+    except RuntimeError as error:
+        raise ValueError("this batch is too large") from error
+"""
+    recorded = record_script(tmp_path / "home", text)
+    assert recorded.run.ended == "out_of_memory"
+    (shortage,) = recorded.events(OutOfMemory)
+    assert shortage.requested_bytes == 2**48
+    assert (shortage.site or "").startswith("train.py:10:")
+    assert [error.error for error in recorded.events(TrainingRaised)] == ["ValueError"]
