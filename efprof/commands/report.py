@@ -64,6 +64,7 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
+    from efprof.facts.gpu_overview import GpuOverview
     from efprof.facts.identity import identify
     from efprof.facts.measurements import Measured
     from efprof.facts.run import open_run
@@ -72,7 +73,7 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     from efprof.runner import find_audits, make_report, shown
 
     run = open_run(path, budget_bytes)
-    device = shown(lambda: run.get(DeviceOverview).evidence)
+    device = shown(lambda: run.get(DeviceOverview).evidence) or shown(lambda: run.get(GpuOverview).evidence)
     measurements = replace(run.get(Measured).measurements, device=device)
     return make_report(
         run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings_of(run)

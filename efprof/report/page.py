@@ -119,8 +119,11 @@ class RunPictures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSection:
-    """What a CUDA snapshot shows, where no finding shows it already."""
+    """What a CUDA snapshot shows, where no finding shows it already; of a run without one, an estimate."""
 
+    title: str
+    paragraphs: tuple[str, ...]
+    """Of an estimate, what it leaves out; empty where nothing was estimated."""
     pictures: tuple[Picture, ...]
     numbers: tuple[Numbers, ...]
     segments: tuple[SegmentPicture, ...]
@@ -135,7 +138,10 @@ def make_device_section(report: Report) -> DeviceSection | None:
         return None
     charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
     maps = [one for one in evidence if isinstance(one, SegmentMap)]
+    doubts = next((one for one in evidence if isinstance(one, Narrative)), None)
     return DeviceSection(
+        title=doubts.title if doubts else "Device memory",
+        paragraphs=doubts.paragraphs if doubts else (),
         pictures=tuple(Picture(id=f"picture-device-{n}", chart=one) for n, one in enumerate(charts) if has_curve(one)),
         numbers=tuple(one for one in evidence if isinstance(one, Numbers)),
         segments=tuple(segment_picture(one, f"device-segments-{n}") for n, one in enumerate(maps)),
