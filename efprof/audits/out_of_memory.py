@@ -1,22 +1,18 @@
 """A request that the device could not serve."""
 
+from dataclasses import replace
+
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.device_evidence import (
-    composition_numbers,
-    how_replay_is_known,
-    owner_map,
-    reserved_series,
-    trial_bars,
-    trial_table,
-    what_is_missing,
-    why_it_failed,
-)
+from efprof.facts.device_evidence import what_is_missing, why_it_failed
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
+from efprof.facts.memory_failure import MemoryFailure
+from efprof.facts.memory_failure_evidence import evidence_of_device, failure_evidence, most_alive_site, what_failed
 from efprof.facts.run import Run
-from efprof.facts.segment_evidence import segment_map
+from efprof.facts.smaller_step import shortage_at_end, shortage_on
+from efprof.facts.smaller_step_advice import fit_step, gain_of
 from efprof.facts.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
-from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes
 
 
@@ -35,47 +31,64 @@ def out_of_memory(run: Run) -> Examination:
     Fix
     ---
     The setting of the allocator under which the recorded requests, the failed one among them, are all served; where
-    there is none, keeping less at the line that holds most.
+    there is none, the micro-batch that fits and the accumulation that makes up for it, under the user's own keys.
 
     Predicted gain
     --------------
-    What the replay under that setting reserves less; where memory is short, nothing is claimed.
+    What the replay under that setting reserves less, or what the smaller micro-batch is expected to take less.
     """
-    devices = run.get(DeviceMemory).trusted
+    devices = _devices(run)
+    findings = tuple(_finding(run, device, device.failure) for device in devices if device.failure is not None)
+    if not findings and run.run_file.ended == "out_of_memory":
+        findings = (_without_snapshot(run, run.get(MemoryFailure)),)
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
-    failed = [(device, device.failure) for device in devices]
-    findings = tuple(_finding(run, device, failure) for device, failure in failed if failure is not None)
-    return Examination(looked_at=looked_at, findings=findings)
+    return Examination(looked_at=looked_at if devices else "the error that ended the run", findings=findings)
+
+
+def _devices(run: Run) -> tuple[DeviceHistory, ...]:
+    """None of a run whose end tells of the failure itself, where no snapshot does."""
+    try:
+        return run.get(DeviceMemory).trusted
+    except (NotRecorded, UnreadableInput):
+        if run.run_file.ended != "out_of_memory":
+            raise
+        return ()
+
+
+def _without_snapshot(run: Run, failure: MemoryFailure) -> Finding:
+    site = failure.site or most_alive_site(run, failure)
+    if site is None:
+        raise ThinEvidence("memory ran out, but no line of yours is in the traceback of the error that says so.")
+    blame, shortage = run.get(Sources).line(site), shortage_at_end(run)
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="Out of memory",
+        message=what_failed(run, failure),
+        fix=fit_step(run, shortage),
+        gain=gain_of(run, shortage),
+        evidence=(run.get(Sources).snippet(blame), *failure_evidence(run, failure, shortage.kept_bytes)),
+        severity="high",
+    )
 
 
 def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
-    sources, instant = run.get(Sources), failure.instant
-    most = failure.most_held_site
-    site = failure.site or most
+    site = failure.site or failure.most_held_site
     if site is None:
         raise ThinEvidence(
             f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack in {device.file} names a line "
             "of yours; record with stacks."
         )
-    blame, most_held = sources.line(site), sources.line(most) if most else None
+    blame = run.get(Sources).line(site)
     return Finding(
         blame=blame,
         category="memory",
         headline="Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory",
         message=why_it_failed(device, failure),
-        fix=_fix(device, failure),
-        gain=_gain(device),
-        evidence=(
-            reserved_series(device, ((float(instant.index + 1), "the request that failed"),)),
-            sources.snippet(blame),
-            owner_map(instant, most_held, "What filled the device"),
-            composition_numbers(instant, "Reserved memory when the request failed"),
-            segment_map(device, instant.index, "when the request failed", most_held, "Where it lay"),
-            trial_bars(device),
-            trial_table(device),
-            how_replay_is_known(device),
-        ),
+        fix=_fix(run, device, failure),
+        gain=_gain(run, device, failure),
+        evidence=evidence_of_device(run, device, failure, blame),
         severity="high",
     )
 
@@ -84,22 +97,21 @@ def _survivor(device: DeviceHistory) -> Trial | None:
     return device.best if device.best is not None and not device.best.outcome.is_out_of_memory else None
 
 
-def _fix(device: DeviceHistory, failure: Failure) -> Fix:
-    survivor = _survivor(device)
+def _fix(run: Run, device: DeviceHistory, failure: Failure) -> Fix:
+    """The allocator's setting where that alone would have served; the batch then only in words, should it not do."""
+    survivor, smaller = _survivor(device), fit_step(run, shortage_on(run, device, failure))
     if survivor is not None:
-        old, caution = device.what_if.recorded_configuration, " ".join(survivor.warnings)
-        return set_allocator(old, survivor.configuration, caution=caution)
-    return Fix(
-        summary="No setting of the allocator that was tried would have served the request: "
-        f"{what_is_missing(failure)}, or take smaller micro-batches and accumulate.",
-        applicability="manual",
-    )
+        old = device.what_if.recorded_configuration
+        fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""
+        return set_allocator(old, survivor.configuration, caution=" ".join([*survivor.warnings, fallback]).strip())
+    tried = f"No setting of the allocator that was tried would have served the request: {what_is_missing(failure)}."
+    return replace(smaller, summary=f"{smaller.summary} {tried}" if smaller.changes else f"{tried} {smaller.summary}")
 
 
-def _gain(device: DeviceHistory) -> Gain:
+def _gain(run: Run, device: DeviceHistory, failure: Failure) -> Gain:
     survivor = _survivor(device)
     if survivor is None:
-        return Gain(basis="replay", explanation="none of the settings that were tried serves the request")
+        return gain_of(run, shortage_on(run, device, failure))
     saved = device.what_if.recorded.peak_reserved_bytes - survivor.outcome.peak_reserved_bytes
     return Gain(
         basis="replay",

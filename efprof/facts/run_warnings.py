@@ -29,9 +29,19 @@ WITHOUT_OPTIMIZER = (
     "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
 )
 
+IGNORED_VARIABLE = (
+    "PYTORCH_ALLOC_CONF={value} did nothing: the CUDA allocator of torch {version} does not read that variable. Set "
+    "PYTORCH_CUDA_ALLOC_CONF instead, or install torch 2.10."
+)
+"""pytorch/pytorch#183387: torch 2.9 asks its users for the new name, and reads the old one alone."""
+
 
 def warnings_of(run: Run) -> tuple[str, ...]:
-    """One sentence each; a run that finished no step has exactly one."""
+    """One sentence each; of a run that finished no step one, beside that of a setting that did nothing."""
+    return (*_about_run(run), *_about_ignored_variable(run))
+
+
+def _about_run(run: Run) -> tuple[str, ...]:
     try:
         times = run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
@@ -45,6 +55,15 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
     warnings += _about_broken_windows(run)
     return tuple(warnings)
+
+
+def _about_ignored_variable(run: Run) -> list[str]:
+    file = run.run_file
+    value, version = file.environment.get("PYTORCH_ALLOC_CONF"), file.versions.get("torch", "")
+    is_ignored = value and "PYTORCH_CUDA_ALLOC_CONF" not in file.environment and version.startswith("2.9.")
+    if not is_ignored or not file.devices:  # without a GPU there is nothing to set
+        return []
+    return [IGNORED_VARIABLE.format(value=value, version=version)]
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:

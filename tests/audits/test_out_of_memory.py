@@ -1,16 +1,21 @@
 """out_of_memory: tells true shortage from free memory in pieces, and which line filled the device."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
+from efprof.artifacts.steps import STEPS_FILE
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run import Run
-from efprof.model import EnvironmentVariable, Finding, MemoryMap, NotRecorded
+from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, run_of
-from tests.builders import make_steps, write_run
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, run_of
+from tests.builders import GPU, loader_built, make_step, make_steps, write_run
+from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
 
 
 def in_pieces() -> Program:
@@ -48,7 +53,9 @@ def test_true_shortage_blames_the_request_and_names_the_line_that_filled_the_dev
     )
     assert finding.fix.applicability == "manual"
     assert "it is 32.0 MiB short at that moment" in finding.fix.summary
-    assert finding.gain.peak_bytes is None
+    assert "Take 8 samples per micro-batch instead of 16, and 2 of them per step." in finding.fix.summary
+    assert finding.gain.peak_bytes == pytest.approx(480 * MIB - 544 * MIB / 2, rel=0.01)
+    assert finding.gain.basis == "model"
     (filled,) = [one for one in finding.evidence if isinstance(one, MemoryMap)]
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
 
@@ -68,6 +75,137 @@ def test_a_program_that_got_all_it_asked_for_is_passed(tmp_path: Path) -> None:
     examination = out_of_memory(run_of(tmp_path / "run", program))
     assert examination.findings == ()
     assert examination.looked_at == "1 requests on 1 device"
+
+
+CONFIGURATION = {"training.batch_size": "16", "training.accumulation": "1", "model.gradient_checkpointing": "false"}
+SMALLER = (
+    ConfigurationValue(name="training.batch_size", old="16", new="8"),
+    ConfigurationValue(name="training.accumulation", old="1", new="2"),
+)
+
+
+def on_device(folder: Path, program: Program, **fields: Any) -> Run:
+    return write_run(
+        folder,
+        steps=make_steps(10),
+        sources={"train.py": TRAIN},
+        snapshots=[program.snapshot()],
+        devices=[GPU],
+        memory_source="CUDA caching allocator",
+        configuration=CONFIGURATION,
+        **fields,
+    )
+
+
+def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
+    fix = only_finding(on_device(tmp_path / "run", truly_short())).fix
+    assert fix.changes == SMALLER
+    assert fix.applicability == "review"
+    assert fix.summary.startswith(
+        "Set `training.batch_size` to 8 (now 16) and `training.accumulation` to 2 (now 1): a step keeps its 16 samples."
+    )
+    assert "set `model.gradient_checkpointing` to true (now false)" in fix.summary
+
+
+def test_where_the_allocators_setting_suffices_it_alone_is_changed_and_the_batch_named_beside_it(
+    tmp_path: Path,
+) -> None:
+    fix = only_finding(on_device(tmp_path / "run", in_pieces())).fix
+    (change,) = fix.changes
+    assert isinstance(change, EnvironmentVariable)
+    assert fix.applicability == "safe"
+    assert "Should that not be enough: Set `training.batch_size` to 8 (now 16)" in fix.summary
+
+
+def ended(folder: Path, *, allocated_mib: int = 900, stage: str = "forward", **fields: Any) -> Run:
+    """On a CPU: 100 MiB are kept from step to step, a request for 200 MiB fails."""
+    defaults: dict[str, Any] = {
+        "steps": make_steps(10, allocated_bytes=[size * MIB for size in (100, 500, 500, 120, 100)]),
+        "configuration": CONFIGURATION,
+        "site": f"train.py:{OUTPUT}:train",
+        "requested_bytes": 200 * MIB,
+    }
+    fields = {**defaults, **fields}
+    events = [
+        StepInterrupted(at_ns=1, step=10, stage=stage, allocated_bytes=allocated_mib * MIB, reserved_bytes=0),
+        OutOfMemory(
+            at_ns=1, step=10, message="", site=fields.pop("site"), requested_bytes=fields.pop("requested_bytes")
+        ),
+    ]
+    return write_run(folder, events=events, ended="out_of_memory", **{"sources": {"train.py": TRAIN}, **fields})
+
+
+def test_without_a_snapshot_the_events_tell_the_post_mortem_and_the_fix_is_as_exact(tmp_path: Path) -> None:
+    finding = only_finding(ended(tmp_path / "run"))
+    assert str(finding.blame) == f"train.py:{OUTPUT}"
+    assert finding.severity == "high"
+    assert finding.message == ("A request for 200 MiB failed in the forward stage of step 10, with 900 MiB in use")
+    assert finding.fix.changes == SMALLER
+    assert finding.gain.peak_bytes == (900 - 100 - 1000 // 2) * MIB
+
+
+def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> None:
+    blocks = stacked_blocks()
+    steps = [make_step(number) for number in range(STEP)]
+    steps.append(make_step(STEP, window="trace-1", allocated_bytes=[BEFORE]))
+    sources = {"model.py": MODEL, "train.py": TRAIN}
+    run = ended(tmp_path / "run", steps=steps, allocations=[blocks.events], sources=sources, site=None)
+    finding = only_finding(run)
+    assert str(finding.blame) == "model.py:10"
+    assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
+    assert any(isinstance(one, MemoryMap) for one in finding.evidence)
+
+
+def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: Path) -> None:
+    run = ended(tmp_path / "run", configuration={})
+    (run.rank_folder / STEPS_FILE).unlink()
+    assert "Take smaller micro-batches" in only_finding(run).fix.summary
+    foreign = run_of(tmp_path / "foreign", truly_short())
+    (foreign.rank_folder / STEPS_FILE).unlink()
+    finding = only_finding(foreign)
+    assert "Take smaller micro-batches" in finding.fix.summary
+    assert finding.gain.peak_bytes is None
+
+
+def test_growing_memory_is_mended_where_it_grows_not_by_a_smaller_batch(tmp_path: Path) -> None:
+    steps = [make_step(step, allocated_bytes=[(100 + 20 * step) * MIB] * 5) for step in range(40)]
+    fix = only_finding(ended(tmp_path / "run", steps=steps)).fix
+    assert fix.summary.startswith("Memory grew by 20.0 MiB with every step")
+    assert fix.changes == ()
+
+
+def test_a_request_larger_than_the_machine_is_no_matter_of_the_batch(tmp_path: Path) -> None:
+    fix = only_finding(ended(tmp_path / "run", requested_bytes=1 << 50)).fix
+    assert fix.summary.startswith("Look at the sizes on that line")
+    assert fix.changes == ()
+
+
+def test_what_the_optimizer_lacks_no_smaller_batch_gives(tmp_path: Path) -> None:
+    fix = only_finding(ended(tmp_path / "run", stage="optimizer")).fix
+    assert "`foreach=False`" in fix.summary
+    assert fix.changes == ()
+
+
+def test_where_the_batch_cannot_shrink_checkpointing_is_what_is_left(tmp_path: Path) -> None:
+    steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
+    configuration = {"batch_size": "1", "gradient_checkpointing": "false"}
+    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
+    assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
+    assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
+
+
+def test_before_the_first_step_the_batch_is_halved_and_no_gain_claimed(tmp_path: Path) -> None:
+    run = ended(tmp_path / "run", steps=[])
+    with (run.rank_folder / EVENTS_FILE).open("ab") as file:
+        file.write(msgspec.json.encode(loader_built(batch_size=16)) + b"\n")
+    finding = only_finding(run)
+    assert finding.fix.changes == SMALLER
+    assert finding.gain.peak_bytes is None
+
+
+def test_an_end_without_a_line_of_the_users_is_not_applicable(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="no line of yours"):
+        out_of_memory(ended(tmp_path / "run", site=None))
 
 
 def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def train(is_healthy: bool) -> None:
     torch.set_num_threads(1)
     trainer = Trainer(is_healthy)
     time = torch.arange(49) / 8
-    for _ in range(80):
+    for _ in range(240):
         phase = torch.rand(64, 1) * 6.28
         trainer.train_step(torch.sin(time + phase))
 

@@ -1,0 +1,114 @@
+"""A data set that lies on the device while steps use a slice of it."""
+
+from efprof.facts.device_dataset import DeviceDataset, DeviceDatasets
+from efprof.facts.device_dataset_edits import keep_on_host
+from efprof.facts.device_evidence import composition_numbers, owner_map
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources, place_of
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, SourceLine
+from efprof.units import format_bytes, format_share
+
+HIGH_SHARE = 0.25
+"""Of the device: without it a batch could be a third larger, or the program run on a smaller device."""
+MEDIUM_SHARE = 0.1
+"""Of the device: what unused_headroom leaves free for safety is as much."""
+
+
+def dataset_on_device(run: Run) -> Examination:
+    """Find data sets that were put on the device as a whole.
+
+    What it finds
+    -------------
+    Lines that move data to the device before the first step, of which each step takes a part by its index, or a
+    loader does, and which is still there when most is reserved and when the recording ends.
+
+    Why it matters
+    --------------
+    What waits there to be used takes the memory that a larger batch or model could have, and grows with the data.
+
+    Fix
+    ---
+    Keep it on the host in pinned memory, and move each batch when it is its turn.
+
+    Predicted gain
+    --------------
+    What the line still has at the peak, less two batches: one at work and one on its way.
+    """
+    datasets = run.get(DeviceDatasets)
+    unknown, held = datasets.unknown_bytes, format_bytes(datasets.held_bytes)
+    looked_at = f"{held} that stay from before the first step on, put there by {datasets.num_lines} of your lines"
+    if unknown:
+        looked_at += f"; {format_bytes(unknown)} are older than the history, or have no stack, and cannot be judged"
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, dataset) for dataset in datasets.found))
+
+
+def _finding(run: Run, dataset: DeviceDataset) -> Finding:
+    sources, device, held = run.get(Sources), dataset.device, dataset.held
+    blame, share = sources.line(held.site), _device_share(run, dataset)
+    reserved = device.peak.composition.reserved_bytes
+    return Finding(
+        blame=blame,
+        category="memory",
+        headline="The whole data set lies on the device",
+        message=f"This line puts {format_bytes(held.num_bytes)} on device {device.history.device} before the first "
+        f"step, and all of it is still there when most is reserved ({format_share(held.num_bytes / max(1, reserved))} "
+        f"of {format_bytes(reserved)}) and when the recording ends, while {_use_of(dataset)} takes a part at a time",
+        fix=_fix(sources, blame, dataset),
+        gain=Gain(
+            basis="measured bound",
+            explanation="the bytes that this line's tensors have at the peak, " + _less(dataset),
+            peak_bytes=dataset.saved_bytes,
+        ),
+        evidence=(
+            sources.snippet(blame),
+            Numbers(title="Data on the device", numbers=_numbers(dataset)),
+            composition_numbers(device.peak, "Reserved memory at its peak"),
+            owner_map(device.peak, blame, "Who has it"),
+            Narrative(
+                title="What it means, how we know, when it is wrong",
+                paragraphs=(
+                    f"{device.file} tells what was allocated where, and that this was not given back. That it is a "
+                    "data set is read from the text of the program: what is moved here is taken in parts later, and "
+                    "never written to while training.",
+                    "It is right where the device has memory to spare and copying would take longer than computing: "
+                    "what moving each batch costs in time is not known before it is tried.",
+                ),
+            ),
+        ),
+        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
+    )
+
+
+def _device_share(run: Run, dataset: DeviceDataset) -> float:
+    """Of all that the device has; where that is not known, of what was reserved."""
+    totals = {device.index: device.total_bytes for device in run.run_file.devices}
+    total = totals.get(dataset.device.history.device, dataset.device.peak.composition.reserved_bytes)
+    return dataset.held.num_bytes / max(1, total)
+
+
+def _use_of(dataset: DeviceDataset) -> str:
+    places = [place_of(site) for site in dataset.use.use_sites]
+    return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+
+
+def _less(dataset: DeviceDataset) -> str:
+    if dataset.batch_bytes is None:
+        return "from which two batches go off, whose size the recording does not tell; the time it costs is not known"
+    return f"less two batches of {format_bytes(dataset.batch_bytes)}; the time it costs is not known"
+
+
+def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
+    numbers = [("put there by this line", dataset.held.num_bytes), ("largest tensor", dataset.held.largest_bytes)]
+    numbers += [] if dataset.batch_bytes is None else [("what a batch takes", dataset.batch_bytes)]
+    tensors = Number(label="tensors", value=float(dataset.held.num_blocks), unit="count")
+    return (*(Number(label=label, value=float(value), unit="bytes") for label, value in numbers), tensors)
+
+
+def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
+    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), dataset.use)
+    return Fix(
+        summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
+        "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",
+        applicability="review" if edits else "manual",
+        changes=edits,
+    )

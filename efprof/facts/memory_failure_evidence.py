@@ -1,0 +1,122 @@
+"""What a finding about memory that ran out shows, with a snapshot of the device and without one."""
+
+from efprof.facts.device_evidence import (
+    composition_numbers,
+    how_replay_is_known,
+    owner_map,
+    reserved_series,
+    trial_bars,
+    trial_table,
+)
+from efprof.facts.device_memory import DeviceHistory, Failure
+from efprof.facts.memory_failure import MemoryFailure
+from efprof.facts.peak_composition import PeakComposition
+from efprof.facts.peak_evidence import peak_bars
+from efprof.facts.peak_lines import most_by_line
+from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.segment_evidence import segment_map
+from efprof.facts.sources import Sources, place_of
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine
+from efprof.units import format_bytes, format_share
+
+
+def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
+    """What filled the device, where it lay, and what other settings would have done."""
+    sources, instant, most = run.get(Sources), failure.instant, failure.most_held_site
+    most_held = sources.line(most) if most else None
+    return (
+        reserved_series(device, ((float(instant.index + 1), "the request that failed"),)),
+        sources.snippet(blame),
+        owner_map(instant, most_held, "What filled the device"),
+        composition_numbers(instant, "Reserved memory when the request failed"),
+        segment_map(device, instant.index, "when the request failed", most_held, "Where it lay"),
+        trial_bars(device),
+        trial_table(device),
+        how_replay_is_known(device),
+    )
+
+
+def what_failed(run: Run, failure: MemoryFailure) -> str:
+    """In one sentence: the request, when it came, what was in use, and what filled the highest recorded instant."""
+    request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
+    stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
+    used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
+    peak = _peak_of(run, failure)
+    return f"A request{request} failed {stage} step {failure.step:,}{used}{'' if peak is None else _filled(run, peak)}"
+
+
+def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
+    """The numbers there are; what is alive at the highest recorded instant, where a window shows one; how we know."""
+    peak = _peak_of(run, failure)
+    numbers = (
+        ("the request that failed", failure.requested_bytes),
+        ("in use when it failed", failure.in_use_bytes),
+        ("of it kept from step to step", kept_bytes),
+        *_limit(run),
+    )
+    return (
+        Numbers(
+            title="Memory when the request failed",
+            numbers=tuple(
+                Number(label=label, value=float(value), unit="bytes") for label, value in numbers if value is not None
+            ),
+        ),
+        *(() if peak is None else (peak_bars(run, peak, None),)),
+        Narrative(
+            title="What it means, how we know, when it is wrong",
+            paragraphs=(
+                "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
+                "the one that took the memory."
+                if failure.site is not None
+                else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
+                "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
+                "left the program: what the failing call itself had freed by then is missing from it."
+                + (
+                    ""
+                    if peak is None
+                    else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
+                    "memory that came later, or grew since, is not in it."
+                ),
+            ),
+        ),
+    )
+
+
+def _limit(run: Run) -> tuple[tuple[str, int], ...]:
+    """What there is in all; empty where no step tells which memory it is, or the machine is not known."""
+    try:
+        limits = run.get(RunLimits)
+    except NotRecorded:
+        return ()
+    return ((f"what {limits.name} has", limits.total_bytes),) if limits.total_bytes else ()
+
+
+def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
+    """The user's line that made most of what is alive at the highest recorded instant."""
+    peak = _peak_of(run, failure)
+    lines = [] if peak is None else most_by_line(run, peak)
+    return next((site for (site, _), _ in lines if site is not None), None)
+
+
+def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
+    """None without a window, and for another rank than the first, whose windows alone are looked at."""
+    if failure.rank_folder != run.rank_folder:
+        return None
+    try:
+        return run.get(PeakComposition)
+    except NotRecorded:
+        return None
+
+
+def _filled(run: Run, peak: PeakComposition) -> str:
+    """What was there before the window's step, and what most of the rest was for."""
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
+    (site, _), held = next(lines, ((None, category), 0))
+    most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
+    return (
+        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
+        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
+        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
+    )

@@ -1,0 +1,139 @@
+"""What to set so that a step that ran out of memory fits: under the user's own keys where they are known."""
+
+import contextlib
+from typing import Final
+
+from efprof.facts.growth import MemoryGrowth
+from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.smaller_step import Shortage
+from efprof.facts.user_settings import UserSettings
+from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence
+from efprof.units import format_bytes
+
+WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
+
+
+def fit_step(run: Run, shortage: Shortage) -> Fix:
+    """The changes of the batch, else of checkpointing and precision; none where a smaller batch would not help."""
+    cause = _no_matter_of_batch(run, shortage)
+    if cause is not None:
+        return Fix(summary=cause, applicability="manual")
+    settings = run.get(UserSettings)
+    parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
+    instead = _keep_less_per_sample(run, settings)
+    if parts is None:
+        known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
+        summary = f"{known}{_capital(_in_words(instead) or WORDS)}."
+        return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
+    changes = _batch_changes(settings, parts)
+    otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
+    return Fix(
+        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(shortage, parts)}{otherwise}",
+        applicability="review" if changes else "manual",
+        changes=changes,
+    )
+
+
+def gain_of(run: Run, shortage: Shortage) -> Gain:
+    """What those micro-batches take less than was in use; nothing is claimed where that cannot be computed."""
+    samples = run.get(UserSettings).samples_per_micro_batch
+    parts = shortage.parts_that_fit(samples) if _no_matter_of_batch(run, shortage) is None else None
+    peak = None if parts is None else shortage.peak_in(parts)
+    if peak is None:
+        return Gain(basis="model", explanation="nothing is claimed: what a smaller step would take is not known")
+    return Gain(
+        basis="model",
+        explanation="what is in use besides what every step keeps shrinks with the micro-batch",
+        peak_bytes=max(0, shortage.in_use_bytes - peak),
+    )
+
+
+def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
+    """Why fewer samples would not do, and what would; None where they may."""
+    with contextlib.suppress(NotRecorded):  # of a snapshot alone no machine is known
+        limits = run.get(RunLimits)
+        if 0 < limits.total_bytes < shortage.requested_bytes:
+            return (
+                f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
+                f"{limits.name} has {format_bytes(limits.total_bytes)} in all."
+            )
+    with contextlib.suppress(ThinEvidence, NotRecorded):
+        growth = run.get(MemoryGrowth)
+        if growth.is_growing:
+            return (
+                f"Memory grew by {format_bytes(growth.trend.slope)} with every step until it was full: mend the line "
+                "that keeps it, which the finding about growing memory names; a smaller batch only puts the end off."
+            )
+    if shortage.stage == "optimizer":
+        return (
+            "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
+            "which takes about the size of the parameters less at its peak, or take one with less state."
+        )
+    if shortage.is_kept_too_large and shortage.kept_bytes is not None:
+        return (
+            f"{format_bytes(shortage.kept_bytes)} are in use whatever the batch, which leaves no room for one: take a "
+            "smaller model, an optimizer with less state, or share them among devices."
+        )
+    return None
+
+
+def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:
+    """Empty where the user's key is not known, or one of two that must change together."""
+    accumulation = settings.accumulation
+    more = () if accumulation is None else (accumulation.becomes(settings.micro_batches * parts),)
+    if settings.micro_batch is not None:
+        return settings.micro_batch.becomes(settings.samples_per_micro_batch // parts), *more
+    return more if settings.step_batch is not None else ()
+
+
+def _batch_words(settings: UserSettings, parts: int, changes: tuple[ConfigurationValue, ...]) -> str:
+    old = settings.samples_per_micro_batch
+    count = settings.micro_batches * parts
+    if not changes:
+        return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
+    set_them = f"{_capital(_in_words(changes))}:"
+    if settings.micro_batch is None:
+        return f"{set_them} the {settings.samples:,} samples of a step then come in micro-batches of {old // parts:,}."
+    if settings.accumulation is None and settings.step_batch is None:
+        return (
+            f"{set_them[:-1]}, and call the optimizer after every {count:,} such batches, so that a step keeps its "
+            f"{settings.samples:,} samples."
+        )
+    return f"{set_them} a step keeps its {settings.samples:,} samples."
+
+
+def _what_is_left(shortage: Shortage, parts: int) -> str:
+    peak, kept = shortage.peak_in(parts), shortage.kept_bytes
+    if peak is None or kept is None:
+        return " How much that saves is not known, since no step was finished whose memory was read."
+    return (
+        f" By this model about {format_bytes(peak)} are in use then, of which {format_bytes(kept)} are there whatever "
+        "the batch."
+    )
+
+
+def _not_even_one(shortage: Shortage, settings: UserSettings) -> str:
+    peak = shortage.peak_in(max(1, settings.samples_per_micro_batch))
+    assert peak is not None
+    return (
+        f"Even single samples would take about {format_bytes(peak)}, more than the "
+        f"{format_bytes(max(0, shortage.budget_bytes))} there is for them. "
+    )
+
+
+def _keep_less_per_sample(run: Run, settings: UserSettings) -> tuple[ConfigurationValue, ...]:
+    """Checkpointing, and on a GPU bfloat16, as far as the configuration has a key for them that is off."""
+    is_gpu = "CUDA" in run.run_file.memory_source
+    changes = (settings.checkpointing, settings.precision if is_gpu else None)
+    return tuple(change for change in changes if change is not None)
+
+
+def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:
+    """`set a to 1 (now 2) and b to 3 (now 4)`; empty where there is none."""
+    each = [f"`{change.name}` to {change.new} (now {change.old})" for change in changes]
+    return f"set {' and '.join(each)}" if each else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,221 @@
+"""The settings of the user's own configuration that decide how much memory a step takes, under the user's keys."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.steps import read_steps
+from efprof.facts.run import Run
+from efprof.model import ConfigurationValue, NotRecorded
+
+OTHER_LOOPS: Final = frozenset(
+    {
+        "eval",
+        "evaluate",
+        "evaluation",
+        "val",
+        "valid",
+        "validate",
+        "validation",
+        "test",
+        "testing",
+        "infer",
+        "inference",
+        "predict",
+        "prediction",
+        "generate",
+        "generation",
+        "serve",
+        "serving",
+    }
+)
+"""Words of keys that belong to loops which do not train."""
+BATCHES: Final = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
+BATCH_WORDS: Final = BATCHES | {
+    "size",
+    "per",
+    "device",
+    "gpu",
+    "train",
+    "training",
+    "micro",
+    "mini",
+    "local",
+    "global",
+    "total",
+    "effective",
+    "samples",
+}
+"""A key of these words alone, one of `BATCHES` among them, is a batch size; `num_batches` or `batch_norm` is none."""
+WHOLE: Final = frozenset({"global", "total", "effective"})
+"""Of a batch size that the trainer itself divides into micro-batches."""
+ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
+ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
+    "acc",
+    "gradient",
+    "gradients",
+    "grad",
+    "grads",
+    "step",
+    "steps",
+    "batches",
+    "iter",
+    "iters",
+    "num",
+}
+CHECKPOINTING: Final = re.compile(r"(gradient|grad|activation|activations|act) (checkpoint|checkpointing|checkpoints)")
+"""As the words of a key; `checkpoint` alone most often names a file."""
+SWITCH_WORDS: Final = frozenset({"enable", "enabled", "use", "on"})
+OFF: Final = frozenset({"false", "no", "off"})
+BFLOAT16_FOR: Final[Mapping[str, str]] = {
+    "float32": "bfloat16",
+    "torch.float32": "torch.bfloat16",
+    "fp32": "bf16",
+    "32": "bf16-mixed",
+    "32-true": "bf16-mixed",
+    "no": "bf16",
+}
+"""Values of a precision as the common trainers spell them, and the same trainers' word for bfloat16."""
+PRECISIONS: Final = frozenset({"precision", "mixed precision", "autocast dtype"})
+SWITCHES: Final = frozenset({"amp", "bf16", "autocast", "mixed precision"})
+"""Keys that turn it on by true."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserSetting:
+    """One value as the user wrote it; `file` is known only where several files were kept."""
+
+    name: str
+    value: str
+    file: str | None = None
+
+    def becomes(self, new: object) -> ConfigurationValue:
+        """The change of it to another value."""
+        return ConfigurationValue(name=self.name, old=self.value, new=str(new), file=self.file)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserSettings:
+    """Each is None where no key fits, or more than one does.
+
+    `micro_batch` holds the samples of a micro-batch; `step_batch` those of a whole step, where that is several
+    micro-batches; `checkpointing` and `precision` are changes that were not made: both are off.
+    `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
+    """
+
+    samples: int
+    micro_batches: int
+    micro_batch: UserSetting | None
+    step_batch: UserSetting | None
+    accumulation: UserSetting | None
+    checkpointing: ConfigurationValue | None
+    precision: ConfigurationValue | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read what run.json keeps; without a finished step the loader tells how many samples a micro-batch has."""
+        samples, parts = _usual_step(run)
+        num_ranks = max(1, len(run.rank_folders))
+        settings = list(_settings(run.run_file.configuration))
+        batches = [one for one in settings if samples and _is_batch_size(one.name)]
+        whole = [one for one in batches if WHOLE & set(_own_words(one.name))]
+        others = [one for one in batches if one not in whole]
+        micro = _only(one for one in others if one.value == str(samples // parts))
+        named = _only(one for one in whole if one.value in {str(samples), str(samples * num_ranks)})
+        step = named or _only(one for one in others if parts > 1 and one.value == str(samples))
+        accumulation = _only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts))
+        if micro is not None and step is not None and named is None and accumulation is None:
+            micro = step = None  # only with all three it is sure which is which
+        return cls(
+            samples=samples,
+            micro_batches=parts,
+            micro_batch=micro,
+            step_batch=step,
+            accumulation=accumulation,
+            checkpointing=_only_change(_checkpointing(one) for one in settings),
+            precision=_only_change(_precision(one) for one in settings),
+        )
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """0 where no step tells."""
+        return self.samples // self.micro_batches if self.micro_batches else 0
+
+
+def _usual_step(run: Run) -> tuple[int, int]:
+    """Samples and micro-batches of the commonest step; zeros where neither a step nor the one loader's size tells."""
+    try:
+        records = read_steps(run.rank_folder)[0]
+        events = read_events(run.rank_folder)[0]
+    except NotRecorded:
+        return 0, 0
+    sizes = Counter((record.samples, max(1, record.micro_batches)) for record in records if record.samples)
+    if sizes:
+        return sizes.most_common(1)[0][0]
+    loaders = {event.batch_size for event in events if isinstance(event, LoaderBuilt)}
+    size = loaders.pop() if len(loaders) == 1 and not records else None
+    return (size, 1) if size else (0, 0)
+
+
+def _settings(configuration: Mapping[str, str]) -> Iterator[UserSetting]:
+    """`file:key` where several files were kept."""
+    for key, value in configuration.items():
+        file, colon, name = key.partition(":")
+        yield UserSetting(name=name, value=value, file=file) if colon else UserSetting(name=key, value=value)
+
+
+def _words(name: str) -> list[str]:
+    """`optim.gradAccum_steps` in words: optim, grad, accum, steps."""
+    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
+
+
+def _own_words(name: str) -> list[str]:
+    """Those of the last part, without the tables it lies in."""
+    return _words(name.rpartition(".")[2])
+
+
+def _is_batch_size(name: str) -> bool:
+    words = set(_own_words(name))
+    return words <= BATCH_WORDS and bool(words & BATCHES) and not OTHER_LOOPS & set(_words(name))
+
+
+def _is_accumulation(name: str) -> bool:
+    words = set(_own_words(name))
+    return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
+
+
+def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
+    parent, _, last = setting.name.rpartition(".")
+    words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
+    named = " ".join(word for word in words if word not in SWITCH_WORDS)
+    is_off = setting.value.lower() in OFF
+    return setting.becomes(_on(setting.value)) if is_off and CHECKPOINTING.fullmatch(named) else None
+
+
+def _precision(setting: UserSetting) -> ConfigurationValue | None:
+    parent, _, last = setting.name.rpartition(".")
+    words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
+    named = " ".join(word for word in words if word not in SWITCH_WORDS).replace("bf 16", "bf16")
+    if named in PRECISIONS and setting.value in BFLOAT16_FOR:
+        return setting.becomes(BFLOAT16_FOR[setting.value])
+    is_off = setting.value.lower() in OFF
+    return setting.becomes(_on(setting.value)) if is_off and named in SWITCHES else None
+
+
+def _on(off: str) -> str:
+    """Its opposite, in the same spelling."""
+    opposite = {"false": "true", "no": "yes", "off": "on"}[off.lower()]
+    return opposite.capitalize() if off[0].isupper() else opposite
+
+
+def _only(found: Iterator[UserSetting]) -> UserSetting | None:
+    settings = list(found)
+    return settings[0] if len(settings) == 1 else None
+
+
+def _only_change(found: Iterator[ConfigurationValue | None]) -> ConfigurationValue | None:
+    changes = [change for change in found if change is not None]
+    return changes[0] if len(changes) == 1 else None
