@@ -1,11 +1,13 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
 from efprof.audits.retained_graph import keeping_statement
+from efprof.facts.bounded_holders import is_bounded
 from efprof.facts.growth import MemoryGrowth
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
+from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import keep_fewer
 from efprof.model import Examination, Finding
 
@@ -34,7 +36,11 @@ def growing_tensors(run: Run) -> Examination:
     looked_at = f"memory retained after each of {len(growth.steps)} steps"
     if not growth.is_growing:
         return Examination(looked_at=looked_at)
-    keeping = [one for one in run.get(GrowthSuspects).suspects if one.holder is not None and not one.keeps_graphs]
+    keeping = [
+        one
+        for one in run.get(GrowthSuspects).suspects
+        if one.holder is not None and not one.keeps_graphs and not is_bounded(one.holder, run.get(Sources))
+    ]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
 
 

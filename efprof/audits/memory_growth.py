@@ -4,7 +4,7 @@ import contextlib
 
 from efprof.facts.cycle_sawtooth import CycleSawtooth
 from efprof.facts.growth import MemoryGrowth
-from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
+from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity, is_counted
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
 from efprof.facts.run import Run
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
@@ -52,8 +52,12 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
         headline="Memory is left behind by every step",
         message=growth_message(run, suspect),
         fix=Fix(
-            summary="Find what this line's result is kept in, and keep it without its graph: `.detach()` or `.item()`. "
-            "`efprof record --holders` counts what each variable keeps.",
+            summary="Find what this line's result is kept in: "
+            + (
+                "no variable that was counted; look for a cache, a hook, or an object that only C++ holds."
+                if is_counted(run)
+                else "`efprof record --holders` counts what each variable keeps."
+            ),
             applicability="manual",
         ),
         gain=growth_gain(growth, suspect.share),

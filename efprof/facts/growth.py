@@ -101,7 +101,12 @@ class MemoryGrowth:
             trend = theil_sen(blocks)
             slope = max(0.0, trend.slope)
 
+        last = points[-1]
+        reaches_end = last[1] - trend.level - slope * points[0][0] >= LEAST_HALF * slope * (last[0] - points[0][0])
+
         def is_above(least_slope: float) -> bool:
+            if not reaches_end:
+                return False  # most readings are early where steps are short, and it stopped growing since
             if len(steps) >= LONG_RUN:
                 return is_leak(blocks, trend, least_slope=least_slope)
             return is_plain_leak(points, blocks, trend, least_slope=least_slope)
@@ -147,7 +152,8 @@ def without_window_residue(samples: Sequence[Point | None], slope: float) -> lis
                 _lowest(before[-LEVEL_STEPS:]),
                 _lowest(stretch[:LEVEL_STEPS]),
             )
-            shift += num_bytes - bytes_before - round(slope * (step - step_before))
+            # A window only leaves memory behind: what fell was freed, and what lay on the line is no step of its own.
+            shift += max(0, num_bytes - bytes_before - round(slope * (step - step_before)))
         aligned += [(step, num_bytes - shift) for step, num_bytes in stretch]
         before = stretch
     return aligned

@@ -26,8 +26,15 @@ def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
         sources.snippet(suspect.blame),
         growth_numbers(growth, run.get(RunLimits)),
         *holder_table(run),
-        how_growth_is_known(growth, suspect),
+        how_growth_is_known(growth, suspect, is_counted=is_counted(run)),
     )
+
+
+def is_counted(run: Run) -> bool:
+    """Whether Python's holders were counted, though none that grew was found."""
+    with contextlib.suppress(NotRecorded):
+        return bool(run.get(HolderLines).steps)
+    return False
 
 
 def growth_message(run: Run, suspect: GrowthSuspect) -> str:
@@ -99,6 +106,8 @@ def holder_table(run: Run) -> tuple[Table, ...]:
     with contextlib.suppress(NotRecorded):
         found = run.get(HolderLines)
         first, last = found.steps
+        if not found.holders:
+            return ()
         return (
             Table(
                 title=f"What grew between step {first:,} and step {last:,}",
@@ -122,7 +131,7 @@ def why_it_grows(suspect: GrowthSuspect) -> str:
     return "; what holds it is not known, so this is the line that runs backward"
 
 
-def how_growth_is_known(growth: MemoryGrowth, suspect: GrowthSuspect) -> Narrative:
+def how_growth_is_known(growth: MemoryGrowth, suspect: GrowthSuspect, *, is_counted: bool) -> Narrative:
     """What it means, how we know, and when it is wrong."""
     return Narrative(
         title="What it means, how we know, when it is wrong",
@@ -131,7 +140,7 @@ def how_growth_is_known(growth: MemoryGrowth, suspect: GrowthSuspect) -> Narrati
             f"The lowest points of {growth.num_blocks} equal stretches after warm-up were compared: the "
             f"median of their slopes is {format_bytes(growth.trend.slope)} per step (95 % interval "
             f"{format_bytes(growth.trend.low)} to {format_bytes(growth.trend.high)}), and both halves of the run show "
-            f"it. {_how_the_line_is_known(suspect)}",
+            f"it. {_how_the_line_is_known(suspect, is_counted=is_counted)}",
             "A cache that is still filling at the end of the recording, or reference cycles that Python's garbage "
             "collector has not reached yet, look the same: record more steps to tell.",
         ),
@@ -161,7 +170,12 @@ def _meaning(suspect: GrowthSuspect) -> str:
     return f"`{holder.path}` holds more tensors after every step, and nothing takes any out."
 
 
-def _how_the_line_is_known(suspect: GrowthSuspect) -> str:
+def _how_the_line_is_known(suspect: GrowthSuspect, *, is_counted: bool) -> str:
+    if suspect.holder is None and is_counted:
+        return (
+            "Python's objects were counted twice, and no variable of the program keeps it: a cache of a library, an "
+            "object that only C++ holds, or a gradient whose graph leads back to it may."
+        )
     if suspect.holder is None:
         return (
             "No count of Python's holders was taken in this run, so the line is where the surviving memory was "

@@ -113,6 +113,12 @@ def name_of_way(way: Way) -> str:
 
 def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEdit | None) -> Fix:
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
+    if peak.before_bytes > budget:
+        return Fix(
+            summary=f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; "
+            "on a CPU that is all of the process, about 120 MiB of Python and torch among it. Raise the budget by that.",
+            applicability="manual",
+        )
     if way is None:
         return Fix(
             summary="Make the batch smaller: nothing else was found that lowers the peak.", applicability="manual"

@@ -139,6 +139,13 @@ def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]
     )
 
 
+RECORDING: Final = (
+    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
+    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
+)
+"""What to call for a file that tells more."""
+
+
 def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
     """What a file alone tells that nothing is wrong with, as far as it tells anything."""
     looked = [audit.reason for audit in report.audits if audit.status == "passed"]
@@ -149,7 +156,7 @@ def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
         why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
         blame=None,
         next=next_after_ending(report.run),
-        commands=(_what_if(report.run),) if num_looked else (),
+        commands=(_what_if(report.run),) if num_looked else RECORDING,
         tone="none" if num_looked else "medium",
     )
 

@@ -34,6 +34,20 @@ def test_it_blames_the_statement_and_bounds_the_holder(tmp_path: Path) -> None:
     assert retained_graph(run).findings == memory_growth(run).findings == ()
 
 
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "    history = deque(maxlen=500)\n",
+        "    if len(history) > 500:\n        history = history[1:]\n",
+        "    history.pop(0)\n",
+        "    del history[0]\n",
+    ],
+)
+def test_a_container_that_is_bounded_already_only_fills_up(tmp_path: Path, bound: str) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": SOURCE + bound}, censuses=[plain()])
+    assert growing_tensors(run).findings == ()
+
+
 def test_graphs_are_not_its_business(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[census()])
     assert growing_tensors(run).findings == ()

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
+from efprof.artifacts.holders import HolderCensus
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import ThinEvidence
+from efprof.model import Table, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, census, leaking_steps
 from tests.builders import START_NS, write_run
@@ -18,6 +19,15 @@ def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own(tmp_path: Path) -
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[census()])
     assert memory_growth(run).findings == ()
     assert len(retained_graph(run).findings) == 1
+
+
+def test_where_variables_were_counted_and_none_keeps_it_the_report_says_so(tmp_path: Path) -> None:
+    counted = HolderCensus(step_before=10, step_after=14, holders=[])
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[counted])
+    (finding,) = memory_growth(run).findings
+    assert "no variable that was counted" in finding.fix.summary
+    assert "no variable of the program keeps it" in str(finding.evidence)
+    assert not any(isinstance(one, Table) for one in finding.evidence), "an empty one tells nothing"
 
 
 def test_what_no_variable_keeps_is_told_here_alone(tmp_path: Path) -> None:

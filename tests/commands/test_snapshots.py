@@ -94,6 +94,8 @@ def test_a_snapshot_without_history_says_how_to_record_one(tmp_path: Path) -> No
     write_snapshot(path, WITHOUT_HISTORY.snapshot())
     text = run(report, path, "--json").output
     assert "torch.cuda.memory._record_memory_history(max_entries=1_000_000" in text
+    shown = run(report, path, "--format", "text").output
+    assert '_record_memory_history(max_entries=1_000_000, stacks="python")' in shown, "not cut off"
     assert "not replayable" in run(allocator, "replay", path).output
 
 
@@ -106,6 +108,9 @@ def test_a_pickle_that_asks_for_code_runs_none(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [Hostile()]}))
     with pytest.raises(UnreadableInput, match="nothing of it was run"):
         run(allocator, "replay", path)
+    with pytest.raises(UnreadableInput, match="nothing of it was run") as refused:
+        run(report, path, "--format", "text")
+    assert str(path) in str(refused.value), "the file as it was given"
     assert not (tmp_path / "ran").exists()
 
 

@@ -128,3 +128,26 @@ def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=[make_step(step) for step in range(19)])
     with pytest.raises(ThinEvidence, match="19 steps"):
         run.get(MemoryGrowth)
+
+
+def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: Path) -> None:
+    """A cache that is full by step 200, read at 200, 299 and 400 alone, a window before each of the last two."""
+    read = {*range(20), *range(20, 200, 12), 200, 299, 400, 480, 560}
+    steps = [
+        make_step(
+            step,
+            allocated_bytes=[LEVEL + MIB * min(step, 200) // 2] * 5 if step in read else [],
+            window="trace-1" if step in (30, 31, 290, 291, 390, 391) else None,
+        )
+        for step in range(600)
+    ]
+    assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
+
+
+def test_growth_that_stopped_after_the_early_readings_is_over(tmp_path: Path) -> None:
+    read = {*range(33), 299, 800}
+    steps = [
+        make_step(step, allocated_bytes=[LEVEL + MIB * min(step, 100)] * 5 if step in read else [])
+        for step in range(1000)
+    ]
+    assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing

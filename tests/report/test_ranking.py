@@ -4,7 +4,7 @@ import dataclasses
 
 from efprof.model import AuditResult, Finding, Gain
 from efprof.report.ranking import median_step_ms, peak_bytes, rank_findings
-from tests.report.report_sample import make_report, memory_finding, numbers_finding, time_finding
+from tests.report.report_sample import make_report, make_run, memory_finding, numbers_finding, time_finding
 
 
 def ranked_headlines(*findings: Finding) -> list[str]:
@@ -21,6 +21,18 @@ def test_severity_comes_before_gain() -> None:
 def test_gains_of_different_kinds_are_compared_as_shares() -> None:
     # 65 % of the peak against 32 % of the step
     assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
+
+
+def test_why_the_run_ended_comes_before_everything() -> None:
+    small = dataclasses.replace(time_finding(), severity="low", gain=Gain(basis="model", explanation=""))
+    audits = (
+        AuditResult(audit_id="oversized_peak", status="failed", reason="", findings=(memory_finding(),)),
+        AuditResult(audit_id="out_of_memory", status="failed", reason="", findings=(small,)),
+    )
+    ended = make_report(audits=audits, run=make_run(ended="out_of_memory"))
+    assert [item.audit_id for item in rank_findings(ended)] == ["out_of_memory", "oversized_peak"]
+    survived = make_report(audits=audits)
+    assert [item.audit_id for item in rank_findings(survived)] == ["oversized_peak", "out_of_memory"]
 
 
 def test_order_of_the_audits_does_not_matter() -> None:
