@@ -116,7 +116,7 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
     if peak.before_bytes > budget:
         return Fix(
             summary=f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; "
-            "on a CPU that is all of the process, about 120 MiB of Python and torch among it. Raise the budget by that.",
+            "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by that.",
             applicability="manual",
         )
     if way is None:
