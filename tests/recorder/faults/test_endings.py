@@ -6,6 +6,7 @@ from efprof.artifacts.events import OutOfMemory, RecordingEnded, StepInterrupted
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
 from efprof.recorder.launch import close_run
+from efprof.units import format_bytes
 from tests.recorder.faults.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded, line_of
@@ -45,16 +46,12 @@ def test_a_failure_before_the_first_step_is_recorded(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(
-    ("demand", "requested", "told"),
-    [
-        ("torch.empty(1 << 50)", 1 << 52, "4503599627370496 bytes (4194304 GiB)"),
-        ("__import__('numpy').empty(1 << 55)", 1 << 58, "256. PiB"),
-        ("[0] * (1 << 60)", None, ""),
-    ],
+    ("demand", "requested"),
+    [("torch.empty(1 << 50)", 1 << 52), ("__import__('numpy').empty(1 << 55)", 1 << 58), ("[0] * (1 << 60)", None)],
     ids=["of torch's allocator", "of NumPy", "of Python"],
 )
 def test_memory_that_runs_out_is_the_ending_and_the_report_opens_with_it(
-    demand: str, requested: int | None, told: str, begin: Begin
+    demand: str, requested: int | None, begin: Begin
 ) -> None:
     child = begin(training(f"{demand} if step == 5 else None  # demand"))
     site = f"train.py:{line_of(child.script, 'demand')}:train"
@@ -66,7 +63,7 @@ def test_memory_that_runs_out_is_the_ending_and_the_report_opens_with_it(
     report = analyse(child.folder)
     for text in (render(report, "text"), render(report, "html")):
         assert "The run ran out of memory after 6 steps (exit code 1)." in text
-        assert requested is None or f"allocate {told}" in text
+        assert requested is None or f"A request for {format_bytes(requested)} failed" in text
 
 
 def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(begin: Begin) -> None:
