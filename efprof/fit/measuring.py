@@ -14,9 +14,10 @@ from typing import Final
 from efprof.artifacts.events import WindowClosed, read_events
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device_memory import DeviceMemory
+from efprof.facts.gpu_estimate import GpuEstimate
 from efprof.facts.run import Run, open_run
 from efprof.facts.window_peaks import WindowPeaks
-from efprof.model import EfprofError, NotRecorded, UnreadableInput
+from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
 
 PLACE: Final = "{batch}"
 """What stands for the batch size in the command."""
@@ -113,10 +114,16 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _peak_bytes(run: Run) -> int | None:
-    """The highest instant of the windows; where there is none, the highest boundary of a stage."""
+    """The highest instant of the windows; where there is none, the highest boundary of a stage.
+
+    On a CPU the boundaries count all of the process: what the tensors took is played anew from the window's events.
+    """
     peaks: list[int] = []
     with contextlib.suppress(NotRecorded, UnreadableInput):
         peaks += [device.replay.peak_reserved_recorded_bytes for device in run.get(DeviceMemory).devices]
+    if not peaks:
+        with contextlib.suppress(NotRecorded, UnreadableInput, ThinEvidence):
+            peaks.append(run.get(GpuEstimate).peak_allocated_bytes)
     if not peaks:
         with contextlib.suppress(NotRecorded, UnreadableInput):
             peaks += run.get(WindowPeaks).peaks

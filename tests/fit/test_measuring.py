@@ -42,6 +42,8 @@ def test_the_peak_of_an_endless_training_is_known_after_some_steps(command: list
     assert large is not None
     # Two activations of 4096 features of 4 bytes are alive at once, or three.
     assert 2 * 4032 * 4096 * 4 - 4 * MIB < large - small < 4 * 4032 * 4096 * 4
+    parameters = (64 * 4096 + 4096 + 4096 + 1) * 4
+    assert 2 * parameters < small < 2 * parameters + 8 * MIB, "tensors alone, not what else the process has in use"
 
 
 def test_a_command_that_fails_is_told_by_what_it_said_last(tmp_path: Path) -> None:
