@@ -12,6 +12,7 @@ import torch
 from efprof.artifacts.cycles import CYCLES_FILE, Cycle, read_cycles
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder import garbage
+from efprof.recorder.collectors import cycles as cycles_collector
 from efprof.recorder.garbage import look_at_garbage, may_look
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
@@ -22,6 +23,12 @@ NUM_NUMBERS = 250_000
 
 PATHS = {"Part.owner -> Step.part -> Part", "Step.part -> Part.owner -> Step"}
 """Where a walk around the same circle may begin."""
+
+
+@pytest.fixture(autouse=True)
+def _in_any_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of pytest's own heap, which grows with every test before, says nothing of the program."""
+    monkeypatch.setattr(cycles_collector, "LEAST_FREED_SHARE", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +255,7 @@ def big_step() -> list[Step]:
 
 def test_whole_collections_in_every_step_are_all_noted_and_soon_not_looked_into(tmp_path: Path) -> None:
     found = read_cycles(record_here(tmp_path, train(big_step, num_steps=6, collect_every=1, generation=2)).rank)
-    assert found.num_large >= 4, "all but that of the first step, which was not over yet, and one that came by itself"
+    assert found.num_large == 5, "all but that of the first step, which was not over yet"
     assert found.cycles == []
 
 
