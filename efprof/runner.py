@@ -4,7 +4,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from efprof.model import (
     AuditResult,
@@ -17,6 +17,8 @@ from efprof.model import (
     ThinEvidence,
     UnreadableInput,
 )
+
+T = TypeVar("T")
 
 Audit = Callable[[Any], Examination]
 """From a run to what was found; the run's type belongs to the layer of facts, which this one does not see."""
@@ -51,27 +53,33 @@ def make_report(
 
 def shown(make: Callable[[], tuple[Evidence, ...]]) -> tuple[Evidence, ...]:
     """Pictures of what nothing is wrong with; none where making them fails: an audit of the same data says why."""
-    try:
-        return make()
-    except Exception:
-        return ()
+    made = _tried(make)
+    return () if isinstance(made, Exception) else made
 
 
 def _run_audit(run: object, audit_id: str, audit: Audit) -> AuditResult:
+    match _tried(lambda: audit(run)):
+        case NotRecorded() | ThinEvidence() as absent:
+            return AuditResult(audit_id=audit_id, status="not_applicable", reason=str(absent))
+        case UnreadableInput() as error:
+            return AuditResult(audit_id=audit_id, status="errored", reason=str(error))
+        case Exception() as error:
+            return AuditResult(audit_id=audit_id, status="errored", reason=_where(error))
+        case examination:
+            return AuditResult(
+                audit_id=audit_id,
+                status="failed" if examination.findings else "passed",
+                reason=examination.looked_at,
+                findings=examination.findings,
+            )
+
+
+def _tried(function: Callable[[], T]) -> T | Exception:
+    """What it gives, or the error that it raised."""
     try:
-        examination = audit(run)
-    except (NotRecorded, ThinEvidence) as absent:
-        return AuditResult(audit_id=audit_id, status="not_applicable", reason=str(absent))
-    except UnreadableInput as error:
-        return AuditResult(audit_id=audit_id, status="errored", reason=str(error))
+        return function()
     except Exception as error:
-        return AuditResult(audit_id=audit_id, status="errored", reason=_where(error))
-    return AuditResult(
-        audit_id=audit_id,
-        status="failed" if examination.findings else "passed",
-        reason=examination.looked_at,
-        findings=examination.findings,
-    )
+        return error
 
 
 def _where(error: Exception) -> str:
