@@ -23,12 +23,16 @@ FORKING = """
 import sys, torch
 import torch.multiprocessing as processes
 
+together = processes.get_context("fork").Barrier(2)
+
 def train(rank):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(8 + rank):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+        if step == 0:
+            together.wait(60)  # as ranks that exchange gradients: none is done before the other has begun
         if rank == 1 and step == 5:
             raise ArithmeticError("in a child")
 
