@@ -135,6 +135,11 @@ def _check_together(config: EnergyConfig) -> None:
         raise EnergyFlowError(
             f"data.shortest_ngram={data.shortest_ngram} is above data.longest_ngram={data.longest_ngram}"
         )
+    if config.optimizer.high_gradient_norm > config.optimizer.critical_gradient_norm:
+        raise EnergyFlowError(
+            f"optimizer.high_gradient_norm={config.optimizer.high_gradient_norm} is above "
+            f"optimizer.critical_gradient_norm={config.optimizer.critical_gradient_norm}; lower it"
+        )
     if data.teacher == "transformers" and not data.teacher_path:
         raise EnergyFlowError("data.teacher=transformers needs data.teacher_path, the folder of the model")
 

@@ -25,6 +25,7 @@ Count = Annotated[int, Range(1)]
 CountOrZero = Annotated[int, Range(0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 NonNegative = Annotated[float, Range(0.0)]
+Positive = Annotated[float, Range(1e-6)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,7 @@ class FlowConfig:
     convergence_threshold: Share = 0.95  # share of flows that must have landed ...
     convergence_patience: Count = 3  # ... for this many steps, then the rest is given up
     compaction_lot: Share = 0.25  # landed flows are dropped in lots of this share of all; 0: only masked
+    checkpoint_steps: CountOrZero = 0  # flow steps that backward computes anew together; 0: all are kept in memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,34 +91,72 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """AdamW and the limit on its gradients."""
+    """AdamW, its learning rate over time, and the limit on its gradients."""
 
-    learning_rate: Annotated[float, Range(0.0)] = 3e-4
+    learning_rate: NonNegative = 3e-4
+    warmup_steps: CountOrZero = 0  # steps over which the learning rate rises from zero; skipped steps do not count
+    final_learning_rate_share: Share = 1.0  # of learning_rate, reached along a cosine at training.steps; 1: constant
     weight_decay: NonNegative = 0.01
-    gradient_clip_norm: Annotated[float, Range(1e-6)] = 1.0  # global norm that gradients are scaled down to
+    gradient_clip_norm: Positive = 1.0  # global norm that gradients are scaled down to
+    high_gradient_norm: Positive = 5.0  # from here on a gradient norm is told of
+    critical_gradient_norm: Positive = 10.0  # from here on it is warned of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackoffConfig:
+    """Lowers the learning rate for a while when gradients grow beyond what they were; off unless asked for."""
+
+    window: CountOrZero = 0  # finite gradient norms that the median is taken of; 0: never back off
+    trigger: Annotated[float, Range(1.0)] = 4.0  # times the median, at which a norm lowers the learning rate
+    factor: Annotated[float, Range(0.01, 1.0)] = 0.5  # what one such norm multiplies the learning rate by
+    lowest: Annotated[float, Range(0.001, 1.0)] = 0.1  # share of the schedule's learning rate that always stays
+    recovery_steps: Count = 100  # steps without such a norm after which the whole learning rate is back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalerConfig:
+    """The loss scale in float16, as `torch.amp.GradScaler` takes it."""
+
+    init_scale: Positive = 1024.0
+    growth_factor: Annotated[float, Range(1.0)] = 1.5  # of the scale, after growth_interval steps that were not skipped
+    backoff_factor: Annotated[float, Range(0.01, 1.0)] = 0.5  # of the scale, after a skipped step
+    growth_interval: Count = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """The length of a run, its batches and the weights of its losses."""
+    """The length of a run, its batches, the weights of its losses, and what it does now and then."""
 
     steps: Count = 1000  # optimizer steps
-    batch_size: Count = 16  # texts in one micro-batch
+    batch_size: Count = 16  # texts in one micro-batch of one process
     accumulation: Count = 1  # micro-batches in one optimizer step
     seed: CountOrZero = 0
     surface_loss_weight: NonNegative = 0.1  # encoder: its surface against the mapper's
     text_loss_weight: NonNegative = 0.1  # decoder: cross entropy per byte
-    log_interval: Count = 10  # steps between two printed lines
+    log_interval: Count = 10  # steps between two log lines at level `training`
     checkpoint_interval: CountOrZero = 500  # steps between two checkpoints; 0: only one, at the end
+    keep_checkpoints: Count = 3  # the newest ones that stay on the disk
+    validation_share: Annotated[float, Range(0.0, 0.5)] = 0.05  # pairs held out of training: the last ones
+    validation_interval: CountOrZero = 0  # steps between two validation passes; 0: only one, at the end
+    validation_batches: CountOrZero = 0  # batches of one pass; 0: all held-out pairs
+    gradient_detail_interval: CountOrZero = 0  # steps between two reports of every layer's gradient; 0: never
+    memory_cleanup_interval: CountOrZero = 0  # steps between two returns of unused device memory; 0: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeConfig:
-    """Where and in which precision the model runs."""
+    """Where and in which precision the model runs, and what it says meanwhile."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    tf32: bool = True  # float32 products on CUDA in TF32
+    compile: bool = False  # compile the flow step with torch.compile
     num_threads: CountOrZero = 0  # torch's threads on the CPU; 0 leaves torch's own choice
+    log_level: Literal["profiling", "performance", "training", "info", "warning"] = "info"  # the first three say more
+    progress: Literal["auto", "on", "off"] = "auto"  # one line that is drawn over; auto: on a terminal
+    tensorboard: Literal["auto", "off"] = "auto"  # event files beside the metrics; auto: where tensorboard is installed
+    memory_warning_share: Share = 0.85  # of the device's memory, from which on it is warned of
+    gpu_sample_seconds: Annotated[float, Range(0.1)] = 1.0  # between two readings of the GPU's utilisation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +170,8 @@ class EnergyConfig:
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    backoff: BackoffConfig = field(default_factory=BackoffConfig)
+    scaler: ScalerConfig = field(default_factory=ScalerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
