@@ -3,16 +3,13 @@
 The first table replays other people's recordings, the second times a made one beside torch's own `_memory_viz.py`.
 """
 
-import os
-import platform
-import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 
+from benchmarks.machine import machine_line
 from benchmarks.memory_speed import BUDGET_EVENTS, speed_lines
 from benchmarks.memory_truth import truth_lines
 from benchmarks.processes import ROOT
@@ -34,7 +31,7 @@ def main(events: int, rounds: int, recordings: Path, write: Path | None) -> None
         said.extend(lines)
         click.echo("\n".join(lines))
 
-    say(*describe_machine())
+    say("# How truly GPU memory is replayed, and how long it takes", "", machine_line())
     for line in truth_lines(recordings):
         say(line)
     say(*speed_lines(events, rounds))
@@ -42,24 +39,6 @@ def main(events: int, rounds: int, recordings: Path, write: Path | None) -> None
     if write is not None:
         write.write_text("\n".join(said) + "\n", encoding="utf-8")
     sys.exit(any(" not held: " in line for line in said))
-
-
-def describe_machine() -> list[str]:
-    """What a reader must know to judge the figures; torch is not imported, for a child's peak begins with ours."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return [
-        "# How truly GPU memory is replayed, and how long it takes",
-        "",
-        f"Commit {commit.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; {os.cpu_count()} x "
-        f"{_processor()}; {platform.system()} {platform.release()}; Python {platform.python_version()}, "
-        f"torch {version('torch')}; load average at the start {os.getloadavg()[0]:.1f}.",
-    ]
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

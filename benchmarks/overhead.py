@@ -5,8 +5,6 @@ the interval is that median's, at 95 %. What wears off is left out: a recorded b
 """
 
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.loops import LOOPS
+from benchmarks.machine import machine_line
 from benchmarks.measuring import measure, run_bare, run_recorded
 from benchmarks.start_up import START_UP_ROUNDS, measure_start_up
 from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
@@ -30,15 +29,15 @@ BUSY_LOAD = 0.5
 METHOD = """
 Blocks of steps with the tool and without it take turns; each figure is the median over the rounds of block against
 block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
-one recording, for a minute in each of two processes: slices of about 110 ms, recorded and bare by turns and of random
-length, so that the moods of a shared machine cancel out; 6 s of them make a round. The first 70 steps of a
+one recording, for {seconds:.0f} s in each of two processes: slices of about 110 ms, recorded and bare by turns and of
+random length, so that the moods of a shared machine cancel out; 6 s of them make a round. The first 70 steps of a
 recording, of which 20 are read in full, are left out. The other tiers and torch.profiler are turned on and off within
 one process, in random order, since two processes of one program differ by up to 2 % as long as they live. memray,
-TraceML and the last row, bare against bare, are measured between two processes: what that row shows, theirs may owe to
-chance. CPU time counts all threads of the training process; on the CPU, what is added per step and the budgets go by
-it, since neighbours disturb it less. Peak memory is the training process's largest resident set, less the bare one's.
-TraceML runs as its README says for a plain loop: `traceml run` in its default mode, with `traceml.init(mode="auto")`
-and `trace_step` in the script; its aggregator is another process and is not counted.
+TraceML and the last row, bare against bare, are measured between two processes: what that row shows, theirs may owe
+to chance. CPU time counts all threads of the training process; on the CPU, what is added per step and the budgets go
+by it, since neighbours disturb it less; torch has one thread. Peak memory is the training process's largest resident
+set, less the bare one's. TraceML runs as its README says for a plain loop: `traceml run` in its default mode, with
+`traceml.init(mode="auto")` and `trace_step` in the script; its aggregator is another process and is not counted.
 """
 
 
@@ -61,7 +60,7 @@ def main(
     seconds = seconds or (QUICK_SECONDS if quick else None)
     chosen = [_shortened(tool, seconds) for tool in VARIANTS if tool.name.startswith(tuple(tools.split(",")))]
     lines = _Lines()
-    lines.add(*describe_machine(device), METHOD, *TABLE_HEAD)
+    lines.add(*_describe_machine(device), METHOD.format(seconds=seconds or TIER_1.switched_s), *TABLE_HEAD)
     rows = []
     for loop in loops.split(","):
         for row in measure_loop(loop, chosen, device, rounds=QUICK_ROUNDS if quick else rounds):
@@ -104,29 +103,13 @@ def measure_loop(loop: str, tools: list[Variant], device: str, *, rounds: int | 
         yield row_of(loop, tool.name, pairs, is_by_wall=is_by_wall, peak_added_bytes=peak - bare.peak_bytes)
 
 
-def describe_machine(device: str) -> list[str]:
-    """What a reader must know to judge the figures."""
+def _describe_machine(device: str) -> list[str]:
     import torch
 
-    load = os.getloadavg()[0]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} x {_processor()}, one torch thread"
-    lines = [
-        "# What recording costs",
-        "",
-        f"Commit {commit.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; {where}; "
-        f"{platform.system()} {platform.release()}; Python {platform.python_version()}, torch {torch.__version__}; "
-        f"load average at the start {load:.1f}.",
-    ]
-    if load > BUSY_LOAD:
+    lines = ["# What recording costs", "", machine_line(torch.cuda.get_device_name() if device == "cuda" else "")]
+    if os.getloadavg()[0] > BUSY_LOAD:
         lines.append("The machine was busy with other work: the figures are rough, wall-clock ratios most of all.")
     return lines
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

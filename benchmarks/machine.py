@@ -1,0 +1,26 @@
+"""What a reader must know of commit and machine to judge figures; torch is not imported for it."""
+
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+
+def machine_line(accelerator: str = "") -> str:
+    """One sentence; `accelerator` names the GPU where one was measured."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    load = os.getloadavg()[0]
+    return (
+        f"Commit {described.stdout.strip() or 'unknown'}, {time.strftime('%Y-%m-%d', time.gmtime())}; "
+        f"{f'{accelerator}; ' if accelerator else ''}{os.cpu_count()} x {_processor()}; {platform.system()} "
+        f"{platform.release()}; Python {platform.python_version()}, torch {version('torch')}; load average at the "
+        f"start {load:.1f}."
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
