@@ -30,14 +30,15 @@ METHOD = """
 Blocks of steps with the tool and without it take turns; each figure is the median over the rounds of block against
 block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
 one recording, for {seconds:.0f} s in each of two processes: slices of about 110 ms, recorded and bare by turns and of
-random length, so that the moods of a shared machine cancel out; 6 s of them make a round. The first 70 steps of a
-recording, of which 20 are read in full, are left out. The other tiers and torch.profiler are turned on and off within
-one process, in random order, since two processes of one program differ by up to 2 % as long as they live. memray,
-TraceML and the last row, bare against bare, are measured between two processes: what that row shows, theirs may owe
-to chance. CPU time counts all threads of the training process; on the CPU, what is added per step and the budgets go
-by it, since neighbours disturb it less; torch has one thread. Peak memory is the training process's largest resident
-set, less the bare one's. TraceML runs as its README says for a plain loop: `traceml run` in its default mode, with
-`traceml.init(mode="auto")` and `trace_step` in the script; its aggregator is another process and is not counted.
+random length, so that the moods of a shared machine cancel out, their first two steps left out; 6 s of them make a
+round. The first 70 steps of a recording, of which 20 are read in full, are left out. The other tiers and
+torch.profiler are turned on and off within one process, in random order, since two processes of one program differ by
+up to 2 % as long as they live. memray, TraceML and the last row, bare against bare, are measured between two
+processes: what that row shows, theirs may owe to chance. CPU time counts all threads of the training process; on the
+CPU, what is added per step and the budgets go by it, since neighbours disturb it less; torch has one thread. Peak
+memory is the training process's largest resident set, less the bare one's. TraceML runs as its README says for a
+plain loop: `traceml run` in its default mode, with `traceml.init(mode="auto")` and `trace_step` in the script; its
+aggregator is another process and is not counted.
 """
 
 

@@ -23,8 +23,8 @@ TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
 
 SLICE_MS = 110.0
-"""Of steps between two turns: short against the moods of the machine, long against the step or two in which Python's
-caches forget what was replaced; the recorder takes a gap below 200 ms for a step like the others."""
+"""Of timed steps between two turns: short against the moods of the machine; and the recorder takes a gap below 200 ms
+for a step like the others."""
 
 ROUND_MS = 6000.0
 """Of slices by turns: long against the two seconds after which what was recorded of them is written."""

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 Step = Callable[[], None]
 
+STEPS_AFTER_TURN = 2
+"""Not timed: Python forgets what it knew of torch's classes when their functions are replaced, and learns it anew. With
+ten steps to a slice that would be a good part of what is measured, and no training pays it."""
+
 
 def main() -> None:
     """Answer each request for a block with its times, until the other side hangs up."""
@@ -143,6 +147,8 @@ def _round(step: Step, switch: "Switch", request: SwitchRequest, order: random.R
         num_steps += steps
         for times, is_recorded in zip(sums, (True, False), strict=True):
             switch.turn(is_recorded)
+            for _ in range(STEPS_AFTER_TURN):
+                step()
             began, cpu_began = _now(), time.process_time()
             for _ in range(steps):
                 step()
