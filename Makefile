@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory gpu fixtures clean
+.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-trainer stability gpu fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ bench-overhead: $(INSTALLED) ## Measure what recording costs, bare and recorded 
 
 bench-memory: $(INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
 	$(BIN)/python -m benchmarks.memory
+
+bench-trainer: $(INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
+	$(BIN)/python -m benchmarks.trainer
+
+stability: $(INSTALLED) ## Train energy_flow in four phases on every device there is, and check that nothing grows, slows or breaks
+	$(BIN)/python -m benchmarks.stability
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs

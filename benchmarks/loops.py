@@ -62,7 +62,7 @@ def energy_flow(device: torch.device) -> TrainingLoop:
     from energy_flow.config_parsing import load_config
     from energy_flow.data.dataset import open_or_build_dataset
     from energy_flow.data.loader import build_loader
-    from energy_flow.training.energy_trainer import METRICS_NAME, EnergyTrainer
+    from energy_flow.training.energy_trainer import EnergyTrainer
     from energy_flow.training.metrics import MetricsLog
 
     config = load_config("debug", assignments=["training.steps=1000000", f"runtime.device={device.type}"])
@@ -70,7 +70,7 @@ def energy_flow(device: torch.device) -> TrainingLoop:
     trainer = EnergyTrainer(config, out=out)
     trainer.model.train()
     dataset = open_or_build_dataset(config, Path("data/energy_flow/debug"))
-    metrics = MetricsLog(out / METRICS_NAME, log_interval=config.training.log_interval, say=lambda _: None).__enter__()
+    metrics = MetricsLog(out / "metrics.jsonl", log_interval=config.training.log_interval).__enter__()
 
     def train(batch: Any) -> None:
         metrics.batch_fetched()

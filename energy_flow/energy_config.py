@@ -44,12 +44,12 @@ class FlowConfig:
 
     max_flows: Count = 5000  # over the whole batch; each text gets an equal part, at most one flow per cell
     max_steps: Count = 40  # flow steps in one forward, at most
-    min_advance: Annotated[float, Range(0.01)] = 0.5  # cells along z in one flow step
-    max_advance: Annotated[float, Range(0.01)] = 1.5
-    max_shift: NonNegative = 1.0  # cells along x and along y in one flow step
+    min_advance: Annotated[float, Range(0.01)] = 0.5  # cells along z in one flow step, at least
+    max_advance: Annotated[float, Range(0.01)] = 1.5  # cells along z in one flow step, at most
+    max_shift: NonNegative = 1.0  # cells along x and along y in one flow step, at most
     energy_bound: Annotated[float, Range(0.01)] = 4.0  # an energy stays within plus and minus this
-    convergence_threshold: Share = 0.95  # share of flows that must have landed ...
-    convergence_patience: Count = 3  # ... for this many steps, then the rest is given up
+    convergence_threshold: Share = 0.95  # share of flows that must have landed for the rest to be given up
+    convergence_patience: Count = 3  # flow steps in a row for which they must have
     compaction_lot: Share = 0.25  # landed flows are dropped in lots of this share of all; 0: only masked
     checkpoint_steps: CountOrZero = 0  # flow steps that backward computes anew together; 0: all are kept in memory
 
@@ -67,9 +67,9 @@ class BridgeConfig:
     """The text bridge: a byte-level transformer on each side of the surfaces."""
 
     max_bytes: Annotated[int, Range(2)] = 256  # bytes of text read and written; longer texts are cut
-    model_size: Count = 256
-    num_heads: Count = 4
-    num_layers: Count = 2
+    model_size: Count = 256  # numbers that stand for a byte between layers; a multiple of num_heads
+    num_heads: Count = 4  # of each attention
+    num_layers: Count = 2  # blocks on each side
     num_memory_tokens: Count = 16  # vectors that stand for a surface in attention
 
 
@@ -78,25 +78,25 @@ class DataConfig:
     """Where sentence pairs and their embeddings come from, and how batches are loaded."""
 
     max_pairs: Count = 20000  # pairs kept when the dataset is built
-    teacher: Literal["ngram", "transformers"] = "ngram"
+    teacher: Literal["ngram", "transformers"] = "ngram"  # what embeds the texts
     teacher_path: str = ""  # folder of the transformers model; used by that teacher only
-    shortest_ngram: Count = 3  # characters
-    longest_ngram: Count = 7
+    shortest_ngram: Count = 3  # characters; of the ngram teacher
+    longest_ngram: Count = 7  # characters; of the ngram teacher
     word_dropout: Share = 0.1  # share of input words dropped, the rest embedded anew; 0: use the stored embedding
     num_workers: CountOrZero = 4  # loader processes; 0 loads in the training process
     prefetch_factor: Count = 2  # batches that each worker prepares ahead
-    persistent_workers: bool = True
-    pin_memory: bool = True  # on CUDA only
+    persistent_workers: bool = True  # loader processes outlive a pass over the data
+    pin_memory: bool = True  # batches in page-locked memory, which copies need to overlap; on CUDA only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """AdamW, its learning rate over time, and the limit on its gradients."""
 
-    learning_rate: NonNegative = 3e-4
+    learning_rate: NonNegative = 3e-4  # the highest that the schedule reaches
     warmup_steps: CountOrZero = 0  # steps over which the learning rate rises from zero; skipped steps do not count
     final_learning_rate_share: Share = 1.0  # of learning_rate, reached along a cosine at training.steps; 1: constant
-    weight_decay: NonNegative = 0.01
+    weight_decay: NonNegative = 0.01  # of AdamW, decoupled from the gradient
     gradient_clip_norm: Positive = 1.0  # global norm that gradients are scaled down to
     high_gradient_norm: Positive = 5.0  # from here on a gradient norm is told of
     critical_gradient_norm: Positive = 10.0  # from here on it is warned of
@@ -117,10 +117,10 @@ class BackoffConfig:
 class ScalerConfig:
     """The loss scale in float16, as `torch.amp.GradScaler` takes it."""
 
-    init_scale: Positive = 1024.0
+    init_scale: Positive = 1024.0  # of the first step
     growth_factor: Annotated[float, Range(1.0)] = 1.5  # of the scale, after growth_interval steps that were not skipped
     backoff_factor: Annotated[float, Range(0.01, 1.0)] = 0.5  # of the scale, after a skipped step
-    growth_interval: Count = 200
+    growth_interval: Count = 200  # steps in a row that were not skipped, after which the scale grows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ class TrainingConfig:
     steps: Count = 1000  # optimizer steps
     batch_size: Count = 16  # texts in one micro-batch of one process
     accumulation: Count = 1  # micro-batches in one optimizer step
-    seed: CountOrZero = 0
+    seed: CountOrZero = 0  # of the weights, the order of the pairs and the dropped words
     surface_loss_weight: NonNegative = 0.1  # encoder: its surface against the mapper's
     text_loss_weight: NonNegative = 0.1  # decoder: cross entropy per byte
     log_interval: Count = 10  # steps between two log lines at level `training`
@@ -147,12 +147,12 @@ class TrainingConfig:
 class RuntimeConfig:
     """Where and in which precision the model runs, and what it says meanwhile."""
 
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps; auto: the fastest kind there is
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"  # of the forward pass; weights stay float32
     tf32: bool = True  # float32 products on CUDA in TF32
     compile: bool = False  # compile the flow step with torch.compile
     num_threads: CountOrZero = 0  # torch's threads on the CPU; 0 leaves torch's own choice
-    log_level: Literal["profiling", "performance", "training", "info", "warning"] = "info"  # the first three say more
+    log_level: Literal["profiling", "performance", "training", "info", "warning"] = "info"  # the least that is said
     progress: Literal["auto", "on", "off"] = "auto"  # one line that is drawn over; auto: on a terminal
     tensorboard: Literal["auto", "off"] = "auto"  # event files beside the metrics; auto: where tensorboard is installed
     memory_warning_share: Share = 0.85  # of the device's memory, from which on it is warned of

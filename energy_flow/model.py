@@ -26,6 +26,15 @@ class Losses(NamedTuple):
     flow_steps: Tensor  # flow steps taken
 
 
+class Prediction(NamedTuple):
+    """What the model makes of a batch's inputs; the logits are teacher-forced."""
+
+    input_surface: Tensor  # [batch, height, width]
+    flow: FlowResult
+    embedding: Tensor  # [batch, 768], unit length
+    logits: Tensor  # [batch, max_bytes + 1, vocabulary], of each target token after those before it
+
+
 class EnergyFlowModel(nn.Module):
     """Mapper, flows and text bridge; the flows move once per call, for the whole batch."""
 
@@ -40,18 +49,26 @@ class EnergyFlowModel(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         """The losses of a batch of text pairs."""
-        surface = self.mapper.to_surface(batch.input_embedding)
-        flow: FlowResult = self.flows(surface)
-        predicted = self.mapper.from_surface(flow.surface)
-        embedding = (1 - functional.cosine_similarity(predicted, batch.target_embedding)).mean()
+        predicted = self.predict(batch)
+        embedding = (1 - functional.cosine_similarity(predicted.embedding, batch.target_embedding)).mean()
         # The mapper's surface is the encoder's target: the mapper must not move towards the encoder.
-        encoded = functional.mse_loss(self.encoder(batch.input_tokens), surface.detach())
-        logits = self.decoder(flow.surface, batch.target_tokens[:, :-1])
+        encoded = functional.mse_loss(self.encoder(batch.input_tokens), predicted.input_surface.detach())
         text = functional.cross_entropy(
-            logits.flatten(0, 1).float(), batch.target_tokens[:, 1:].flatten(), ignore_index=PADDING
+            predicted.logits.flatten(0, 1).float(), batch.target_tokens[:, 1:].flatten(), ignore_index=PADDING
         )
         total = embedding + self.weights.surface_loss_weight * encoded + self.weights.text_loss_weight * text
-        return Losses(total, embedding, encoded, text, flow.landed_share, flow.num_steps)
+        return Losses(total, embedding, encoded, text, predicted.flow.landed_share, predicted.flow.num_steps)
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Embedding and text that the flows bring a batch's inputs to."""
+        surface = self.mapper.to_surface(batch.input_embedding)
+        flow: FlowResult = self.flows(surface)
+        return Prediction(
+            input_surface=surface,
+            flow=flow,
+            embedding=self.mapper.from_surface(flow.surface),
+            logits=self.decoder(flow.surface, batch.target_tokens[:, :-1]),
+        )
 
 
 def build_model(config: EnergyConfig) -> EnergyFlowModel:

@@ -12,10 +12,10 @@ import click
 from energy_flow.config_parsing import load_config
 from energy_flow.energy_config import NAMED_CONFIGS, EnergyConfig
 from energy_flow.errors import EnergyFlowError
+from energy_flow.logs import set_up_logging
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a wrong option should not
     from energy_flow.data.dataset import PairDataset
-    from energy_flow.training.metrics import StepMetrics
 
 CACHE = Path("data/energy_flow")
 _WRONG_USAGE = 2
@@ -72,12 +72,31 @@ def train(
     given = (f"{path}={value}" for path, value in short.items() if value is not None)
     config = load_config(name, config_file=config_file, assignments=[*assignments, *given])
 
+    from energy_flow.training.device import choose_device
     from energy_flow.training.energy_trainer import EnergyTrainer
+    from energy_flow.training.processes import first_alone_then_all, joined, processes_of
 
-    trainer = EnergyTrainer(config, out=out or CACHE / "runs" / config.name)
-    if resume:
-        trainer.resume()
-    trainer.train(_dataset(config, folder), say=_say)
+    processes = processes_of()
+    set_up_logging(config.runtime.log_level, rank=processes.rank)
+    with joined(processes, choose_device(config.runtime, processes)):
+        dataset = first_alone_then_all(processes, lambda: _dataset(config, folder), what="the dataset")
+        trainer = EnergyTrainer(config, out=out or CACHE / "runs" / config.name, processes=processes)
+        if resume:
+            trainer.resume()
+        trainer.train(dataset)
+
+
+@energy_flow.command()
+@click.argument("part", default="")
+@click.option("--markdown", is_flag=True, help="As a table for the documentation.")
+def settings(part: str, markdown: bool) -> None:
+    """Say what every setting is, what it may be and what the configurations give it; PART: only names with it."""
+    from energy_flow.settings_table import list_settings, markdown_table
+
+    chosen = [setting for setting in list_settings() if part in setting.path]
+    if not chosen:
+        raise EnergyFlowError(f"no setting has '{part}' in its name; leave it out to see all")
+    click.echo(markdown_table(chosen).rstrip() if markdown else "\n".join(map(str, chosen)))
 
 
 @energy_flow.group()
@@ -105,10 +124,6 @@ def _dataset(config: EnergyConfig, folder: Path | None) -> PairDataset:
     if folder is not None:
         return PairDataset(folder, config)
     return open_or_build_dataset(config, CACHE / config.name)
-
-
-def _say(metrics: StepMetrics) -> None:
-    click.echo(str(metrics))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from energy_flow.energy_config import CarrierConfig, FlowConfig
 
-_NUM_MOVES = 5  # energy gate, energy, shift along x, shift along y, advance along z
+_MOVE_PARTS = (1, 1, 2, 1)  # energy gate, energy, shift along x and y, advance along z
 _MOVE_SPREAD = 2.0  # scale of a new move layer's weights: flows differ in pace from the first step on
 
 
@@ -29,7 +28,7 @@ class EnergyCarrier(nn.Module):
         self.flow = flow
         self.norm = nn.LayerNorm(carrier.neuron_size + 1)
         self.cell = nn.GRUCell(carrier.neuron_size + 1, carrier.hidden_size)
-        self.move = nn.Linear(carrier.hidden_size, _NUM_MOVES)
+        self.move = nn.Linear(carrier.hidden_size, sum(_MOVE_PARTS))
         for gate in self.cell.weight_hh.chunk(3):
             nn.init.orthogonal_(gate)
         with torch.no_grad():
@@ -42,12 +41,11 @@ class EnergyCarrier(nn.Module):
         """
         scaled_energy = (energy / self.flow.energy_bound)[:, None].to(signal.dtype)
         hidden = self.cell(self.norm(torch.cat([signal, scaled_energy], dim=-1)), hidden)
-        gate, proposal, *shift, advance = self.move(hidden).float().unbind(dim=-1)
-        proposed_energy = self.flow.energy_bound * torch.tanh(proposal)
-        energy = torch.lerp(energy, proposed_energy, torch.sigmoid(gate))
+        gate, proposal, shift, advance = self.move(hidden).float().split(_MOVE_PARTS, dim=-1)
+        proposed_energy = self.flow.energy_bound * torch.tanh(proposal.squeeze(-1))
+        energy = torch.lerp(energy, proposed_energy, torch.sigmoid(gate.squeeze(-1)))
         span = self.flow.max_advance - self.flow.min_advance
-        shift_x, shift_y = (self.flow.max_shift * torch.tanh(axis) for axis in shift)
-        displacement = torch.stack(
-            [shift_x, shift_y, self.flow.min_advance + span * functional.sigmoid(advance)], dim=-1
+        displacement = torch.cat(
+            [self.flow.max_shift * torch.tanh(shift), self.flow.min_advance + span * torch.sigmoid(advance)], dim=-1
         )
         return Carried(hidden=hidden, energy=energy, displacement=displacement)

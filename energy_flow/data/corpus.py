@@ -31,28 +31,30 @@ def python_documentation_pairs() -> list[TextPair]:
     return [TextPair(*pair) for name in sorted(topics) for pair in pairwise(_sentences(topics[name]))]
 
 
-def pairs_of_file(file: Path) -> list[TextPair]:
+def pairs_of_file(file: Path) -> Iterator[TextPair]:
     """The pairs of a `.tsv` file (input, tab, target) or a `.jsonl` file (objects with `input` and `target`).
 
+    They are read one by one as they are asked for, so a file may be larger than memory.
+
     Raises:
-        EnergyFlowError: naming the file, and the line where one is wrong.
+        EnergyFlowError: naming the file, and the line where one is wrong, once that line is reached.
 
     """
     readers = {".tsv": _pair_of_tsv_line, ".jsonl": _pair_of_json_line}
     reader = readers.get(file.suffix.lower())
     if reader is None:
         raise EnergyFlowError(f"{file} is neither .tsv nor .jsonl; give pairs in one of these forms")
-    pairs = []
-    for number, line in enumerate(_lines(file), start=1):
+    is_empty = True
+    for number, line in _lines(file):
         if not line.strip():
             continue
         pair = reader(line)
         if isinstance(pair, str):
             raise EnergyFlowError(f"{file}:{number} {pair}")
-        pairs.append(pair)
-    if not pairs:
+        is_empty = False
+        yield pair
+    if is_empty:
         raise EnergyFlowError(f"{file} has no pairs; give at least one")
-    return pairs
 
 
 def _sentences(topic: str) -> Iterator[str]:
@@ -66,13 +68,16 @@ def _sentences(topic: str) -> Iterator[str]:
                 yield sentence
 
 
-def _lines(file: Path) -> list[str]:
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Each line of the file with its number, the first one without a byte order mark."""
     try:
-        return file.read_text(encoding="utf-8-sig").split("\n")
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except OSError as error:
         raise EnergyFlowError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise EnergyFlowError(f"{file} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
+        raise EnergyFlowError(f"{file}:{number} is not UTF-8 text; save the file as UTF-8") from error
 
 
 def _pair_of_tsv_line(line: str) -> TextPair | str:

@@ -13,20 +13,22 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_flow.data.corpus import TextPair
-from energy_flow.data.teacher import Embeddings, Teacher, TeacherSettings, build_teacher
+from energy_flow.data.teacher import Embeddings, TeacherSettings, build_teacher
 from energy_flow.energy_config import EMBEDDING_SIZE
 from energy_flow.errors import EnergyFlowError
 
 FORMAT_VERSION = 1
 _MANIFEST = "dataset.json"
-_EMBED_AT_ONCE = 256  # texts; bounds what a transformers teacher holds
+PAIRS_AT_ONCE = 256  # bounds what writing holds, and what a transformers teacher does
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,14 @@ class DatasetFiles:
     def text(self, number: int) -> str:
         """Text `number`: the input of pair `number // 2` if even, its target if odd."""
         return bytes(self.text_bytes[self.offsets[number] : self.offsets[number + 1]]).decode()
+
+
+class EmbeddedPairs(NamedTuple):
+    """Some pairs on their way into a dataset."""
+
+    pairs: Sequence[TextPair]
+    inputs: Embeddings  # [pairs, 768], unit length
+    targets: Embeddings  # [pairs, 768], unit length
 
 
 def open_dataset(folder: Path) -> DatasetFiles:
@@ -91,19 +101,20 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def write_dataset(folder: Path, pairs: Sequence[TextPair], settings: TeacherSettings, source: str) -> None:
-    """Embed `pairs` and write them to `folder`, which appears under its name only once it is whole.
+def write_dataset(folder: Path, parts: Iterable[EmbeddedPairs], teacher: TeacherSettings, source: str) -> None:
+    """Write the pairs to `folder`, which appears under its name only once it is whole; one part is held at a time.
 
     A dataset that was there is replaced; a folder that holds anything else is refused.
     """
     if folder.exists() and any(folder.iterdir()):
         read_manifest(folder)
-    manifest = Manifest(format_version=FORMAT_VERSION, num_pairs=len(pairs), source=source, teacher=settings)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
-            _write_files(building, pairs, build_teacher(settings), manifest)
+            num_pairs = _write_files(building, parts)
+            manifest = Manifest(format_version=FORMAT_VERSION, num_pairs=num_pairs, source=source, teacher=teacher)
+            (building / _MANIFEST).write_text(json.dumps(dataclasses.asdict(manifest), indent=2), encoding="utf-8")
             if folder.exists():
                 shutil.rmtree(folder)
             building.chmod(0o755)  # mkdtemp lets nobody else in
@@ -114,19 +125,62 @@ def write_dataset(folder: Path, pairs: Sequence[TextPair], settings: TeacherSett
         raise EnergyFlowError(f"cannot write the dataset to {folder}: {error.strerror}") from error
 
 
-def _write_files(folder: Path, pairs: Sequence[TextPair], teacher: Teacher, manifest: Manifest) -> None:
-    encoded = [text.encode() for pair in pairs for text in pair]
-    (folder / "texts.bin").write_bytes(b"".join(encoded))
-    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
-    _write_embeddings(folder / "input_embeddings.npy", [pair.input_text for pair in pairs], teacher)
-    _write_embeddings(folder / "target_embeddings.npy", [pair.target_text for pair in pairs], teacher)
-    (folder / _MANIFEST).write_text(json.dumps(dataclasses.asdict(manifest), indent=2), encoding="utf-8")
+def embedded(pairs: Iterable[TextPair], settings: TeacherSettings) -> Iterator[EmbeddedPairs]:
+    """The pairs with the embeddings that the teacher gives them, in parts of bounded size."""
+    teacher = build_teacher(settings)
+    rest = iter(pairs)
+    while part := list(islice(rest, PAIRS_AT_ONCE)):
+        yield EmbeddedPairs(
+            pairs=part,
+            inputs=teacher.embed([pair.input_text for pair in part]),
+            targets=teacher.embed([pair.target_text for pair in part]),
+        )
 
 
-def _write_embeddings(file: Path, texts: Sequence[str], teacher: Teacher) -> None:
-    shape = (len(texts), EMBEDDING_SIZE)
-    embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
-    for first in range(0, len(texts), _EMBED_AT_ONCE):
-        chosen = slice(first, first + _EMBED_AT_ONCE)
-        embeddings[chosen] = teacher.embed(texts[chosen])
-    embeddings.flush()
+def _write_files(folder: Path, parts: Iterable[EmbeddedPairs]) -> int:
+    """Write texts and embeddings part by part; return the number of pairs."""
+    num_pairs = 0
+    with (
+        (folder / "texts.bin").open("wb") as texts,
+        _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
+        _GrowingArray(folder / "input_embeddings.npy", np.float32, EMBEDDING_SIZE) as inputs,
+        _GrowingArray(folder / "target_embeddings.npy", np.float32, EMBEDDING_SIZE) as targets,
+    ):
+        offsets.append(np.zeros(1, dtype=np.int64))
+        for part in parts:
+            encoded = [text.encode() for pair in part.pairs for text in pair]
+            offsets.append(texts.tell() + np.cumsum([len(text) for text in encoded], dtype=np.int64))
+            texts.write(b"".join(encoded))
+            inputs.append(part.inputs)
+            targets.append(part.targets)
+            num_pairs += len(part.pairs)
+    return num_pairs
+
+
+class _GrowingArray:
+    """An `.npy` file that rows are appended to; how many they are stands in it once it is closed."""
+
+    def __init__(self, file: Path, dtype: type[np.generic], *row_shape: int) -> None:
+        self._dtype, self._row_shape = np.dtype(dtype), row_shape
+        self._stream = file.open("wb")
+        self._num_rows = 0
+        self._write_header()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stream:
+            self._stream.seek(0)
+            self._write_header()
+
+    def append(self, rows: npt.NDArray[np.generic]) -> None:
+        assert rows.shape[1:] == self._row_shape
+        self._stream.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+        self._num_rows += len(rows)
+
+    def _write_header(self) -> None:
+        # NumPy pads the header so that its length is the same whatever the number of rows is.
+        shape = (self._num_rows, *self._row_shape)
+        descr = np.lib.format.dtype_to_descr(self._dtype)
+        np.lib.format.write_array_header_1_0(self._stream, {"descr": descr, "fortran_order": False, "shape": shape})

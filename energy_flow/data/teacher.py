@@ -31,6 +31,9 @@ class Teacher(Protocol):
         """Embeddings [texts, 768], float32, of unit length; the same text always gives the same numbers."""
 
 
+_STORED = "stored"  # the kind of a teacher of which nothing but its embeddings is left
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherSettings:
     """Which teacher embedded a dataset; kept with it, so that texts changed on the fly are embedded alike."""
@@ -50,12 +53,24 @@ class TeacherSettings:
             longest_ngram=data.longest_ngram,
         )
 
+    @classmethod
+    def unknown(cls) -> TeacherSettings:
+        """The teacher of embeddings that came from elsewhere: it can embed nothing anew."""
+        return cls(kind=_STORED, path="", shortest_ngram=0, longest_ngram=0)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether only the stored embeddings are left of it."""
+        return self.kind == _STORED
+
 
 def build_teacher(settings: TeacherSettings) -> Teacher:
-    """The teacher that `settings` name."""
+    """The teacher that `settings` name; EnergyFlowError when they name none that can embed."""
     if settings.kind == "transformers":
         return TransformersTeacher(Path(settings.path))
-    return NGramTeacher(settings.shortest_ngram, settings.longest_ngram)
+    if settings.kind == "ngram":
+        return NGramTeacher(settings.shortest_ngram, settings.longest_ngram)
+    raise EnergyFlowError(f"the dataset's teacher '{settings.kind}' can embed no text; build the dataset again")
 
 
 class NGramTeacher:

@@ -2,69 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from energy_flow.data.batch import Batch, prepare_batch
+from energy_flow.data.batch import Batch
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.loader import build_loader
+from energy_flow.data.device_copy import DeviceCopy
+from energy_flow.data.loader import batches_per_epoch, build_loader, build_validation_loader
 from energy_flow.energy_config import EnergyConfig
+from energy_flow.logs import PROFILING
 from energy_flow.model import Losses, build_model
-from energy_flow.training.checkpoint import load_checkpoint, save_checkpoint
-from energy_flow.training.device import choose_device, prepare_process
+from energy_flow.training.checkpoint import Progress, load_latest, write_checkpoint
+from energy_flow.training.checkpoint_folder import discard_checkpoints
+from energy_flow.training.device import choose_device, prepare_device, prepare_process, return_unused_memory
 from energy_flow.training.gradient_control import GradientControl
+from energy_flow.training.gradient_detail import LayerGradients
 from energy_flow.training.metrics import MetricsLog, StepMetrics
+from energy_flow.training.observation import observed
+from energy_flow.training.processes import ALONE, Processes, accumulating, wrap
+from energy_flow.training.validation import validate
 
-CHECKPOINT_NAME, METRICS_NAME = "checkpoint.pt", "metrics.jsonl"
+_logger = logging.getLogger(__name__)
 
 
 class EnergyTrainer:
     """Model, optimizer and gradient control of one run, and the step that uses them."""
 
-    def __init__(self, config: EnergyConfig, *, out: Path) -> None:
-        """Build everything that `config` asks for; checkpoints and metrics go to the folder `out`."""
-        prepare_process(config.runtime)
-        self.config, self.out = config, out
-        self.device = choose_device(config.runtime)
-        self.model = build_model(config).to(self.device)
-        self.optimizer = build_optimizer(config, self.model)
-        self.gradients = GradientControl(config, self.model, self.device)
-        self.num_batches = 0
-        self.step = 0
+    def __init__(self, config: EnergyConfig, *, out: Path, processes: Processes = ALONE) -> None:
+        """Build everything that `config` asks for; checkpoints and metrics go to the folder `out`.
 
-    def train(self, dataset: PairDataset, *, say: Callable[[StepMetrics], None]) -> None:
+        Several processes must have joined before (`processes.joined`).
+        """
+        prepare_process(config.runtime)
+        self.config, self.out, self.processes = config, out, processes
+        self.device = choose_device(config.runtime, processes)
+        prepare_device(self.device, config.runtime)
+        self.model = build_model(config).to(self.device)
+        self.replica = wrap(self.model, self.device, processes)
+        self.optimizer = build_optimizer(config, self.model)
+        self.gradients = GradientControl(
+            config, self.model, self.optimizer, self.device, is_distributed=processes.world_size > 1
+        )
+        self.to_device = DeviceCopy(self.device)
+        self.num_batches = 0
+        self.newest_checkpoint: Path | None = None
+        self.step = 0  # optimizer steps tried; those that were taken are `gradients.global_step`
+
+    def train(self, dataset: PairDataset, *, say: Callable[[StepMetrics], None] | None = None) -> None:
         """Train from the present step to `training.steps`; `say` is given a step's metrics now and then."""
-        loader: DataLoader[Batch] = build_loader(self.config, dataset, self.device, first_step=self.step)
-        log_interval = self.config.training.log_interval
+        config, processes = self.config, self.processes
+        loader = build_loader(config, dataset, self.device, first_step=self.step, processes=processes)
+        held_out = build_validation_loader(config, dataset, self.device, processes)
+        if self.step == 0 and processes.is_first:
+            discard_checkpoints(self.out)
         self.model.train()
-        if self.step == 0:
-            (self.out / METRICS_NAME).unlink(missing_ok=True)
-        with MetricsLog(self.out / METRICS_NAME, log_interval=log_interval, say=say) as metrics:
+        with observed(
+            config,
+            out=self.out,
+            model=self.model,
+            device=self.device,
+            batches_per_epoch=batches_per_epoch(config, len(dataset), processes),
+            first_step=self.step,
+            processes=processes,
+            say=say,
+        ) as metrics:
             for batch in loader:
                 metrics.batch_fetched()
                 self.train_batch(batch, metrics)
-        self.save()
+                if self.num_batches % config.training.accumulation == 0:
+                    self._pause_when_due(metrics, held_out)
+            with metrics.between_steps():
+                self._validate(held_out)
+                self.save()
+        if processes.is_first:
+            _logger.info("step %5d  saved %s", self.step, self.newest_checkpoint)
 
     def train_batch(self, batch: Batch, metrics: MetricsLog) -> None:
         """Go forward and backward over a micro-batch, and step when it is the last of its step."""
-        batch = prepare_batch(batch, self.device)
-        with self.autocast():
-            losses: Losses = self.model(batch)
-        loss = self.gradients.scaled(losses.total / self.config.training.accumulation)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types there
-        metrics.batch_done(losses, num_samples=batch.input_tokens.shape[0])
+        accumulation = self.config.training.accumulation
         self.num_batches += 1
-        if self.num_batches % self.config.training.accumulation:
+        is_last = self.num_batches % accumulation == 0
+        batch = self.to_device(batch)
+        with accumulating(self.replica, is_last=is_last):
+            with metrics.stages.forward(), self.autocast():
+                losses: Losses = self.replica(batch)
+            with metrics.stages.backward():
+                self.gradients.backward(losses.total / accumulation)
+        metrics.batch_done(losses, num_samples=batch.input_tokens.shape[0])
+        if not is_last:
             return
-        gradient = self.gradients.step(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
+        with metrics.stages.optimizer():
+            gradient = self.gradients.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         metrics.step_done(self.step, gradient)
-        self._save_when_due()
 
     def autocast(self) -> torch.autocast:
         """The precision that the forward pass runs in."""
@@ -76,29 +112,48 @@ class EnergyTrainer:
         )
 
     def save(self) -> None:
-        """Write a checkpoint of the present step."""
-        save_checkpoint(
-            self.out / CHECKPOINT_NAME,
-            config=self.config,
-            step=self.step,
-            model=self.model,
-            optimizer=self.optimizer,
-            scaler=self.gradients.scaler,
-        )
+        """Write a checkpoint of the present step; the first process does it for all."""
+        if self.processes.is_first:
+            self.newest_checkpoint = write_checkpoint(
+                self.out,
+                config=self.config,
+                progress=Progress(
+                    step=self.step, num_batches=self.num_batches, num_processes=self.processes.world_size
+                ),
+                model=self.model,
+                optimizer=self.optimizer,
+                extra={"gradients": self.gradients.state_dict()},
+            )
 
     def resume(self) -> None:
-        """Go on from the checkpoint in `out`."""
-        self.step = load_checkpoint(
-            self.out / CHECKPOINT_NAME,
-            model=self.model,
-            optimizer=self.optimizer,
-            scaler=self.gradients.scaler,
-        )
+        """Go on from the newest checkpoint in `out`."""
+        progress, extra = load_latest(self.out, config=self.config, model=self.model, optimizer=self.optimizer)
+        self.gradients.load_state_dict(extra["gradients"])
+        self.step, self.num_batches = progress.step, progress.num_batches
 
-    def _save_when_due(self) -> None:
-        interval = self.config.training.checkpoint_interval
-        if interval and self.step % interval == 0 and self.step < self.config.training.steps:
-            self.save()
+    def _pause_when_due(self, metrics: MetricsLog, held_out: DataLoader[Batch] | None) -> None:
+        """Do what interrupts training now and then; none of it when the run is over, for that does it too."""
+        training = self.config.training
+        if self.gradients.detail is not None:
+            _tell_layers(self.gradients.detail.arrived())
+        if self.step == training.steps:
+            return
+        if self._is_due(training.validation_interval):
+            with metrics.between_steps():
+                self._validate(held_out)
+        if self._is_due(training.checkpoint_interval):
+            with metrics.between_steps():
+                self.save()
+        if self._is_due(training.memory_cleanup_interval):
+            return_unused_memory(self.device)
+
+    def _is_due(self, interval: int) -> bool:
+        return interval > 0 and self.step % interval == 0
+
+    def _validate(self, held_out: DataLoader[Batch] | None) -> None:
+        if held_out is not None:
+            validation = validate(self.model, held_out, self.device, self.autocast(), self.processes)
+            _logger.info("step %5d  %s", self.step, validation)
 
 
 def build_optimizer(config: EnergyConfig, model: nn.Module) -> torch.optim.AdamW:
@@ -109,3 +164,9 @@ def build_optimizer(config: EnergyConfig, model: nn.Module) -> torch.optim.AdamW
         weight_decay=config.optimizer.weight_decay,
         fused=True,
     )
+
+
+def _tell_layers(measured: Iterable[LayerGradients]) -> None:
+    for layers in measured:
+        norms = "  ".join(f"{name} {norm:.3g}" for name, norm in layers.norms.items())
+        _logger.log(PROFILING, "step %5d  gradients  %s", layers.step, norms)

@@ -2,47 +2,106 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import torch
+from torch import Tensor
 
-from energy_flow.errors import EnergyFlowError
 from energy_flow.late_read import LateRead, Values
 from energy_flow.model import Losses
-from energy_flow.training.gradient_control import GradientReport
+from energy_flow.training.device_monitor import DeviceReading
+from energy_flow.training.epoch_summary import Epochs, EpochSummary, StepOutcome
+from energy_flow.training.gradient_control import GradientReport, SkipReason
+from energy_flow.training.metrics_file import MetricsFile, past_steps
+from energy_flow.training.progress import BatchProgress
+from energy_flow.training.stage_times import NoClock, Span, StageTimes
+
+_SKIP_REASONS: Final = {
+    SkipReason.TAKEN: None,
+    SkipReason.LOSS_NOT_FINITE: "loss not finite",
+    SkipReason.GRADIENT_NOT_FINITE: "gradient not finite",
+}
+
+_ON_DEVICE: Final = (*Losses._fields, *GradientReport._fields)
+"""What travels from the device each step, as one tensor."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """One optimizer step as it is logged."""
+    """One optimizer step as it is logged; None where this run, or this device, has no such number."""
 
-    step: int
+    step: int  # attempted steps, from 1: skipped ones count
+    global_step: int  # optimizer steps taken so far
+    epoch: int | None  # from 1; that of the step's first micro-batch
     loss: float
     embedding_loss: float
     surface_loss: float
     text_loss: float
     landed_share: float
     flow_steps: float
-    gradient_norm: float
+    gradient_norm: float  # before clipping
     is_skipped: bool
+    skip_reason: str | None
+    num_skipped: int  # so far, this step included
+    learning_rate: float
+    loss_scale: float  # the scaler's; 1 where losses are not scaled
     wait_ms: float  # host time from the end of the last step to this one's batch at hand
     step_ms: float  # host time of the whole step, the wait included
-    samples_per_second: float
+    samples_per_second: float  # of all processes together
+    forward_ms: float | None  # stage times: device time on CUDA, host time on the CPU
+    backward_ms: float | None
+    optimizer_ms: float | None
+    energy_ms: float | None  # the flows' part of forward
+    text_bridge_ms: float | None  # the encoder's and decoder's part of forward
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    gpu_used_bytes: int | None
+    gpu_utilisation_percent: float | None
+    host_rss_bytes: int | None
 
     def __str__(self) -> str:
         """Say in one line what a person watches."""
-        skipped = "  skipped: gradient not finite" if self.is_skipped else ""
+        skipped = f"  skipped: {self.skip_reason}" if self.is_skipped else ""
         return (
             f"step {self.step:>5}  loss {self.loss:.4f}  embedding {self.embedding_loss:.4f}  "
             f"text {self.text_loss:.3f}  gradient {self.gradient_norm:.2f}  {self.step_ms:.0f} ms "
             f"(wait {self.wait_ms:.1f} ms){skipped}"
         )
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _log_epoch(summary: EpochSummary) -> None:
+    _logger.info("%s", summary)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Where the metrics come from beside the training step itself."""
+
+    stages: StageTimes = field(default_factory=lambda: StageTimes(NoClock()))
+    read_device: Callable[[], DeviceReading] = DeviceReading
+    mean_over_processes: Callable[[Tensor], Tensor] = _same  # of losses, on the device, without waiting for it
+    world_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listeners:
+    """Who is told of the metrics as they are written."""
+
+    steps: Sequence[Callable[[StepMetrics], None]] = ()  # each step
+    epoch: Callable[[EpochSummary], None] = _log_epoch  # each epoch, when its last step is written
+    progress: BatchProgress | None = None  # each micro-batch, at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,39 +112,62 @@ class _HostPart:
     num_samples: int
     wait_ms: float
     step_ms: float
+    spans: list[Span]
+    device: DeviceReading
 
 
 class MetricsLog:
     """Collects the parts of each step and writes them out once the device's part has arrived.
 
-    `say` is given every `log_interval`-th step as it is written.
+    `stages` times the step's stages: `with metrics.stages.forward(): ...`.
     """
 
-    def __init__(self, file: Path, *, log_interval: int, say: Callable[[StepMetrics], None]) -> None:
-        """Append to `file`, which is made if need be."""
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = file.open("a", encoding="utf-8")
-        except OSError as error:
-            raise EnergyFlowError(f"cannot write metrics to {file}: {error.strerror}") from error
+    def __init__(
+        self,
+        file: Path | None,
+        *,
+        log_interval: int = 10,
+        say: Callable[[StepMetrics], None] | None = None,
+        first_step: int = 0,
+        batches_per_epoch: int | None = None,
+        accumulation: int = 1,
+        sources: Sources | None = None,
+        listeners: Listeners | None = None,
+    ) -> None:
+        """Append to `file`, whose lines after step `first_step` are dropped; without a file nothing is written.
+
+        `say` is given every `log_interval`-th step. Epochs need the micro-batches that this process takes in one.
+        """
         self._log_interval, self._say = log_interval, say
+        self._sources, self._listeners = sources or Sources(), listeners or Listeners()
+        self.stages = self._sources.stages
+        self._file = MetricsFile(file, first_step=first_step) if file else None
+        past = past_steps(file) if file else ()
+        self._epochs = (
+            Epochs(batches_per_epoch=batches_per_epoch, accumulation=accumulation, past=past)
+            if batches_per_epoch
+            else None
+        )
         self._under_way: LateRead[_HostPart] = LateRead()
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[Tensor] = []
         self._num_samples = 0
         self._wait_ms = 0.0
+        self._device = DeviceReading()
+        self._newest_loss: float | None = None
         self._last_step_end = self._last_batch_end = time.perf_counter()
 
     def __enter__(self) -> Self:
         """Start the clock."""
-        self._last_step_end = self._last_batch_end = time.perf_counter()
+        self._start_clock()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Write what is still under way, and close the file."""
-        self._write(self._under_way.drain())
-        self._stream.close()
+        try:
+            self._write(self._under_way.drain())
+        finally:
+            if self._file:
+                self._file.close()
 
     def batch_fetched(self) -> None:
         """Note that the batch is at hand."""
@@ -95,46 +177,102 @@ class MetricsLog:
         """Keep a micro-batch's losses, on the device and without their graph."""
         self._losses.append(torch.stack([part.detach().float() for part in losses]))
         self._num_samples += num_samples
+        if self._listeners.progress:
+            self._listeners.progress.batch_done(loss=self._newest_loss, memory_bytes=self._device.in_use_bytes)
         self._last_batch_end = time.perf_counter()
 
     def step_done(self, step: int, gradient: GradientReport) -> None:
-        """Send the step's numbers on their way, and write those of earlier steps that have arrived."""
-        losses = torch.stack(self._losses).mean(dim=0)
-        on_device = torch.cat([losses, torch.stack([gradient.norm.float(), gradient.is_skipped.float()])])
+        """Send the numbers of attempted step `step` on their way, and write those of earlier ones that have arrived."""
+        losses = self._sources.mean_over_processes(torch.stack(self._losses).mean(dim=0))
+        on_device = torch.cat([losses, torch.stack([part.float() for part in gradient])])
         now = time.perf_counter()
+        self._device = self._sources.read_device()
         host = _HostPart(
             step=step,
-            num_samples=self._num_samples,
+            num_samples=self._num_samples * self._sources.world_size,
             wait_ms=self._wait_ms,
             step_ms=(now - self._last_step_end) * 1000,
+            spans=self.stages.take(),
+            device=self._device,
         )
         self._write(self._under_way.arrived())
         self._under_way.push(host, on_device)
         self._losses, self._num_samples, self._wait_ms = [], 0, 0.0
         self._last_step_end = self._last_batch_end = now
 
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """Around a checkpoint or a validation pass: the file is whole before it, and its time counts to no step.
+
+        A checkpoint written within has all its steps' lines on the disk. Waits for the device.
+        """
+        self._write(self._under_way.drain())
+        if self._file:
+            self._file.sync()
+        yield
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._last_step_end = self._last_batch_end = time.perf_counter()
+        if self._listeners.progress:
+            self._listeners.progress.start()
+
     def _write(self, arrived: list[tuple[_HostPart, Values]]) -> None:
         for host, values in arrived:
-            metrics = _metrics(host, values)
-            self._stream.write(json.dumps(asdict(metrics)) + "\n")
+            metrics = self._metrics(host, values)
+            self._newest_loss = metrics.loss
+            if self._file:
+                self._file.write(metrics)
+            for listener in self._listeners.steps:
+                listener(metrics)
             if host.step % self._log_interval == 0:
-                self._stream.flush()
-                self._say(metrics)
+                self._tell(metrics)
+            self._add_to_epoch(metrics)
 
+    def _tell(self, metrics: StepMetrics) -> None:
+        if self._file:
+            self._file.flush()
+        if self._say:
+            self._say(metrics)
 
-def _metrics(host: _HostPart, values: Values) -> StepMetrics:
-    loss, embedding, surface, text, landed_share, flow_steps, norm, is_skipped = map(float, values)
-    return StepMetrics(
-        step=host.step,
-        loss=loss,
-        embedding_loss=embedding,
-        surface_loss=surface,
-        text_loss=text,
-        landed_share=landed_share,
-        flow_steps=flow_steps,
-        gradient_norm=norm,
-        is_skipped=bool(is_skipped),
-        wait_ms=host.wait_ms,
-        step_ms=host.step_ms,
-        samples_per_second=1000 * host.num_samples / host.step_ms,
-    )
+    def _add_to_epoch(self, metrics: StepMetrics) -> None:
+        if self._epochs is None:
+            return
+        summary = self._epochs.add(StepOutcome(*(getattr(metrics, name) for name in StepOutcome._fields)))
+        if summary:
+            self._listeners.epoch(summary)
+
+    def _metrics(self, host: _HostPart, values: Values) -> StepMetrics:
+        numbers = dict(zip(_ON_DEVICE, map(float, values), strict=True))
+        global_step = int(numbers["global_step"])
+        stages = self.stages.read(host.spans)
+        return StepMetrics(
+            step=host.step,
+            global_step=global_step,
+            epoch=self._epochs.epoch_of(host.step) if self._epochs else None,
+            loss=numbers["total"],
+            embedding_loss=numbers["embedding"],
+            surface_loss=numbers["surface"],
+            text_loss=numbers["text"],
+            landed_share=numbers["landed_share"],
+            flow_steps=numbers["flow_steps"],
+            gradient_norm=numbers["norm"],
+            is_skipped=bool(numbers["is_skipped"]),
+            skip_reason=_SKIP_REASONS[SkipReason(int(numbers["reason"]))],
+            num_skipped=host.step - global_step,
+            learning_rate=numbers["learning_rate"],
+            loss_scale=numbers["scale"],
+            wait_ms=host.wait_ms,
+            step_ms=host.step_ms,
+            samples_per_second=1000 * host.num_samples / host.step_ms,
+            forward_ms=stages.forward,
+            backward_ms=stages.backward,
+            optimizer_ms=stages.optimizer,
+            energy_ms=stages.energy,
+            text_bridge_ms=stages.text_bridge,
+            allocated_bytes=host.device.allocated_bytes,
+            reserved_bytes=host.device.reserved_bytes,
+            gpu_used_bytes=host.device.gpu_used_bytes,
+            gpu_utilisation_percent=host.device.gpu_utilisation_percent,
+            host_rss_bytes=host.device.host_rss_bytes,
+        )

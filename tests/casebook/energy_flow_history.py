@@ -52,10 +52,10 @@ class HistoricTrainer(EnergyTrainer):
         batch = prepare_batch(batch, self.device)
         with self.autocast():
             losses = self.model(batch)
-        losses.total.backward()
+        self.gradients.backward(losses.total)
         self.history.append(losses.total)  # fault: retained_graph
         metrics.batch_done(losses, num_samples=batch.input_tokens.shape[0])
-        gradient = self.gradients.step(self.optimizer)
+        gradient = self.gradients.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         metrics.step_done(self.step, gradient)

@@ -25,9 +25,24 @@ def test_a_users_pairs_become_a_dataset_that_trains(tmp_path: Path) -> None:
         *("--set", "training.log_interval=2"),
         folder=tmp_path,
     )
-    assert (trained.returncode, trained.stderr) == (0, "")
-    assert [line.split()[1] for line in trained.stdout.splitlines()] == ["2", "4"]
+    assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_says_each_epoch_once_and_what_it_came_to(tmp_path: Path) -> None:
+    result = _run("train", "--set", "data.max_pairs=32", "--steps", "6", "--out", "run", folder=tmp_path)
+    device, *epochs, validation, saved = result.stderr.splitlines()
+    assert "cpu" in device
+    assert [line.split()[:2] for line in epochs] == [["epoch", "1"], ["epoch", "2"]], "three steps to an epoch of 24"
+    assert "validation on 8 pairs" in validation
+    assert saved.endswith("saved run/checkpoints/step-000006")
+
+
+def test_steps_are_told_at_a_level_below_info(tmp_path: Path) -> None:
+    settings = ("--set", "runtime.log_level=training", "--set", "training.log_interval=2")
+    result = _run("train", "--steps", "4", *settings, folder=tmp_path)
+    steps = [line.split()[1] for line in result.stderr.splitlines() if line.startswith("step") and "loss" in line]
+    assert steps == ["2", "4"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +51,7 @@ def test_a_users_pairs_become_a_dataset_that_trains(tmp_path: Path) -> None:
         (["train", "--set", "lattice.widht=8"], "lattice.width"),
         (["train", "--steps", "many"], "training.steps"),
         (["train", "--data", "nowhere"], "nowhere"),
-        (["train", "--resume"], "checkpoint.pt"),
+        (["train", "--resume"], "no checkpoint in data/energy_flow/runs/debug"),
         (["data", "build", "--out", "set", "--pairs", "none.tsv"], "none.tsv"),
         (["train", "--stepz", "3"], "--steps"),
     ],

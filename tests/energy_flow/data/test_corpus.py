@@ -27,7 +27,7 @@ def test_tsv_and_jsonl_give_the_same_pairs(tmp_path: Path) -> None:
     jsonl = _written(
         tmp_path, "a.jsonl", '{"input": "one", "target": "two"}\n\n{"input": "Käfer", "target": "虫", "id": 3}\n'
     )
-    assert pairs_of_file(tsv) == pairs_of_file(jsonl) == [("one", "two"), ("Käfer", "虫")]
+    assert list(pairs_of_file(tsv)) == list(pairs_of_file(jsonl)) == [("one", "two"), ("Käfer", "虫")]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_tsv_and_jsonl_give_the_same_pairs(tmp_path: Path) -> None:
         ("a.tsv", "one\ttwo\tthree\n", "a.tsv:1"),
         ("a.tsv", "one\t \n", "a.tsv:1"),
         ("a.tsv", "\n\n", "no pairs"),
-        ("a.tsv", b"one\t\xff\n", "UTF-8"),
+        ("a.tsv", b"one\ttwo\none\t\xff\n", "a.tsv:2 is not UTF-8"),
         ("a.jsonl", '{"input": "one", "target": "two"}\n{"input": "one"\n', "a.jsonl:2"),
         ("a.jsonl", '{"input": "one", "target": 2}\n', "a.jsonl:1"),
         ("a.jsonl", '{"input": "one", "target": " "}\n', "a.jsonl:1"),
@@ -49,9 +49,9 @@ def test_a_wrong_file_is_refused_by_its_name_and_line(
     tmp_path: Path, name: str, content: str | bytes, named: str
 ) -> None:
     with pytest.raises(EnergyFlowError, match=named):
-        pairs_of_file(_written(tmp_path, name, content))
+        list(pairs_of_file(_written(tmp_path, name, content)))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnergyFlowError, match=r"none\.tsv"):
-        pairs_of_file(tmp_path / "none.tsv")
+        list(pairs_of_file(tmp_path / "none.tsv"))

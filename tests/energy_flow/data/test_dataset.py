@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from energy_flow.config_parsing import load_config
 from energy_flow.data.dataset import PairDataset, build_dataset, open_or_build_dataset
@@ -107,3 +108,32 @@ def test_a_build_that_fails_leaves_nothing_behind(config: EnergyConfig, tmp_path
     with pytest.raises(EnergyFlowError):
         build_dataset(dataclasses.replace(config, data=data), tmp_path / "new", pairs_file)
     assert sorted(tmp_path.iterdir()) == [pairs_file]
+
+
+def test_a_list_of_keys_gives_the_batch_that_a_plain_loader_would_stack(augmented_dataset: PairDataset) -> None:
+    keys = [3, 7, 3 + len(augmented_dataset)]
+    batch, stacked = augmented_dataset[keys], default_collate(augmented_dataset.__getitems__(keys))
+    single = augmented_dataset[keys[1]]
+    for field, stacked_field, single_field in zip(batch, stacked, single, strict=True):
+        assert torch.equal(field, stacked_field)
+        assert torch.equal(field[1], single_field)
+
+
+def test_pairs_beyond_the_configured_number_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("one\ttwo\nthree\tfour\nno pair\n")
+    config = load_config("debug", assignments=["data.max_pairs=2"])
+    assert len(build_dataset(config, tmp_path / "data", file)) == 2
+    with pytest.raises(EnergyFlowError, match=r"pairs\.tsv:3"):
+        build_dataset(load_config("debug"), tmp_path / "data", file)
+
+
+def test_a_dataset_of_an_unknown_teacher_cannot_drop_words(
+    augmented_config: EnergyConfig, config: EnergyConfig, copied: Path
+) -> None:
+    manifest = json.loads((copied / "dataset.json").read_text())
+    manifest["teacher"]["kind"] = "oracle"
+    (copied / "dataset.json").write_text(json.dumps(manifest))
+    assert len(PairDataset(copied, config)) == config.data.max_pairs
+    with pytest.raises(EnergyFlowError, match="'oracle'"):
+        PairDataset(copied, augmented_config)

@@ -1,62 +1,341 @@
 import dataclasses
+import io
+import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from energy_flow.energy_config import EnergyConfig
+from energy_flow.config_parsing import load_config
+from energy_flow.energy_config import EnergyConfig, OptimizerConfig
 from energy_flow.training.energy_trainer import build_optimizer
-from energy_flow.training.gradient_control import GradientControl
+from energy_flow.training.gradient_control import GradientControl, GradientReport, SkipReason, gradient_health
+from tests.gpu.cuda_runs import synchronisation_is_an_error
+from tests.scripts.ranks import leave_group
 
 CPU = torch.device("cpu")
+GOOD = torch.ones(2, 3)
+EVERYTHING_ON = [
+    "training.steps=12",
+    "training.gradient_detail_interval=2",
+    "optimizer.warmup_steps=2",
+    "optimizer.final_learning_rate_share=0.1",
+    "backoff.window=2",
+    "backoff.trigger=1.5",
+]
 
 
-def _trained_once(config: EnergyConfig) -> tuple[nn.Linear, torch.optim.AdamW, GradientControl]:
+def _config(*assignments: str) -> EnergyConfig:
+    return load_config("debug", assignments=assignments)
+
+
+def _build(config: EnergyConfig, device: torch.device = CPU) -> tuple[nn.Module, torch.optim.AdamW, GradientControl]:
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).to(device)
     optimizer = build_optimizer(config, model)
-    control = GradientControl(config, model, CPU)
-    control.scaled(model(torch.ones(1, 3)).sum()).backward()
-    control.step(optimizer)
+    return model, optimizer, GradientControl(config, model, optimizer, device)
+
+
+def _take(
+    model: nn.Module, optimizer: torch.optim.Optimizer, control: GradientControl, *batches: torch.Tensor
+) -> GradientReport:
+    for batch in batches:
+        control.backward(model(batch).square().sum())
+    report = control.step()
     optimizer.zero_grad()
-    return model, optimizer, control
+    return report
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    return [tensor.detach().clone() for tensor in (*model.parameters(), *moments)]
+    return [tensor.detach().clone() for tensor in (*model.state_dict().values(), *moments)]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def _are_equal(states: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(states, others, strict=True))
+
+
+def _batches(number: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, generator=generator) * (1 + 5 * (place % 4 == 3)) for place in range(number)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_gradient_that_is_not_finite_leaves_weights_and_moments_alone(
-    config: EnergyConfig, bad: float, precision: str
+def test_a_gradient_that_is_not_finite_leaves_weights_moments_and_running_state_alone(
+    bad: float, precision: str
 ) -> None:
-    runtime = dataclasses.replace(config.runtime, precision=precision)
-    model, optimizer, control = _trained_once(dataclasses.replace(config, runtime=runtime))
+    parts = _build(_config(f"runtime.precision={precision}"))
+    model, optimizer, control = parts
+    _take(*parts, GOOD)
     before = _state(model, optimizer)
-    control.scaled(model(torch.tensor([[1.0, bad, 1.0]])).sum()).backward()
-    report = control.step(optimizer)
+    control.backward(model(GOOD + 1).square().sum())
+    model[0].weight.grad[0, 0] = bad
+    report = control.step()
     assert report.is_skipped
-    for now, then in zip(_state(model, optimizer), before, strict=True):
-        assert torch.equal(now, then)
+    assert report.reason == SkipReason.GRADIENT_NOT_FINITE
+    assert _are_equal(_state(model, optimizer), before)
 
 
-def test_the_step_after_a_skipped_one_is_taken(config: EnergyConfig) -> None:
-    model, optimizer, control = _trained_once(config)
-    model.weight.grad = torch.full_like(model.weight, float("nan"))
-    control.step(optimizer)
-    optimizer.zero_grad()
-    before = model.weight.detach().clone()
-    model(torch.ones(1, 3)).sum().backward()
-    report = control.step(optimizer)
-    assert not report.is_skipped
-    assert not torch.equal(model.weight, before)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_loss_that_is_not_finite_skips_the_step_although_its_gradients_are_finite(bad: float, precision: str) -> None:
+    parts = _build(_config(f"runtime.precision={precision}"))
+    model, optimizer, control = parts
+    _take(*parts, GOOD)
+    before = _state(model, optimizer)
+    control.backward(model(GOOD).square().sum())
+    control.backward(model(GOOD).square().sum() + bad)
+    report = control.step()
+    assert report.reason == SkipReason.LOSS_NOT_FINITE
+    assert report.norm.isfinite()
+    assert _are_equal(_state(model, optimizer), before)
 
 
-def test_gradients_are_scaled_down_to_the_norm_and_reported_as_they_were(config: EnergyConfig) -> None:
-    model, optimizer, control = _trained_once(config)
-    model.weight.grad = torch.full_like(model.weight, 100.0)
-    report = control.step(optimizer)
+def test_on_the_cpu_no_backward_runs_from_a_loss_that_is_not_finite() -> None:
+    model, _, control = _build(_config())
+    control.backward(model(GOOD).sum() * math.nan)
+    assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_run_whose_first_loss_is_bad_skips_and_then_trains(precision: str) -> None:
+    parts = _build(_config(f"runtime.precision={precision}"))
+    assert _take(*parts, GOOD * math.nan).is_skipped
+    assert not _take(*parts, GOOD).is_skipped
+    assert not parts[0][1].running_mean.isnan().any()
+
+
+def test_the_step_after_a_skipped_one_is_taken() -> None:
+    parts = _build(_config())
+    _take(*parts, GOOD * math.nan)
+    before = parts[0][0].weight.detach().clone()
+    report = _take(*parts, _batches(1)[0])
+    assert report.reason == SkipReason.TAKEN
+    assert not torch.equal(parts[0][0].weight, before)
+
+
+def test_gradients_are_scaled_down_to_the_norm_and_reported_as_they_were() -> None:
+    config = _config()
+    model, _, control = _build(config)
+    model[0].weight.grad = torch.full_like(model[0].weight, 100.0)
+    report = control.step()
     assert float(report.norm) == pytest.approx(100 * 6**0.5, rel=1e-5)
-    assert float(model.weight.grad.norm()) == pytest.approx(config.optimizer.gradient_clip_norm, rel=1e-4)
+    assert float(model[0].weight.grad.norm()) == pytest.approx(config.optimizer.gradient_clip_norm, rel=1e-4)
+
+
+def test_one_norm_is_taken_over_all_parameter_groups() -> None:
+    config, model = _config(), nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW([{"params": [model.weight]}, {"params": [model.bias]}], fused=True)
+    model.weight.grad, model.bias.grad = torch.full((2, 3), 2.0), torch.full((2,), 1.0)
+    report = GradientControl(config, model, optimizer, CPU).step()
+    assert float(report.norm) == pytest.approx(26**0.5)
+
+
+def test_half_precision_gradients_are_clipped_and_reported_without_the_scale() -> None:
+    reports = [_take(*_build(_config(f"runtime.precision={name}")), GOOD) for name in ("float32", "float16")]
+    assert float(reports[1].norm) == pytest.approx(float(reports[0].norm), rel=1e-5)
+    assert [float(report.scale) for report in reports] == [1, 1024]
+
+
+@pytest.mark.parametrize("bad", [GOOD * math.nan, GOOD * 1e30], ids=["loss", "gradient"])
+def test_the_scale_backs_off_after_a_skipped_step_and_grows_after_enough_taken_ones(bad: torch.Tensor) -> None:
+    settings = (
+        "scaler.init_scale=64",
+        "scaler.growth_interval=2",
+        "scaler.growth_factor=3",
+        "scaler.backoff_factor=0.25",
+    )
+    parts = _build(_config("runtime.precision=float16", *settings))
+    scales = [float(_take(*parts, batch).scale) for batch in (GOOD, bad, GOOD, GOOD, GOOD)]
+    assert scales == [64, 64, 16, 16, 48]
+
+
+def test_a_skipped_step_counts_for_neither_the_step_number_nor_the_learning_rate() -> None:
+    rising = ("optimizer.warmup_steps=4", "optimizer.learning_rate=1.0")
+    parts = _build(_config(*rising))
+    reports = [_take(*parts, batch) for batch in (GOOD, GOOD * math.nan, GOOD, GOOD)]
+    assert [int(report.global_step) for report in reports] == [1, 1, 2, 3]
+    assert [float(report.learning_rate) for report in reports] == [0.25, 0.5, 0.5, 0.75]
+
+
+def test_the_optimizer_steps_by_the_learning_rate_that_is_reported() -> None:
+    config = _config("optimizer.warmup_steps=4", "optimizer.learning_rate=1.0", "optimizer.weight_decay=0")
+    model, _, control = _build(config)
+    weight = model[0].weight
+    before = weight.detach().clone()
+    weight.grad = torch.ones_like(weight)
+    report = control.step()
+    moved = before - weight.detach()  # Adam's first step is as long as the learning rate
+    torch.testing.assert_close(moved, torch.full_like(moved, float(report.learning_rate)), rtol=1e-4, atol=0)
+
+
+def test_a_constant_learning_rate_stays_a_number_of_the_configuration() -> None:
+    config = _config("optimizer.learning_rate=0.125")
+    model, optimizer, control = _build(config)
+    optimizer.param_groups[0]["lr"] = 7.0  # as after a checkpoint of a run with another one
+    report = _take(model, optimizer, control, GOOD)
+    assert optimizer.param_groups[0]["lr"] == config.optimizer.learning_rate
+    assert float(report.learning_rate) == config.optimizer.learning_rate
+
+
+def test_a_jump_of_the_gradient_norm_lowers_the_learning_rate() -> None:
+    model, optimizer, control = _build(_config("backoff.window=2", "optimizer.learning_rate=0.5"))
+    rates = []
+    for size in (1.0, 1.0, 50.0):
+        model[0].weight.grad = torch.full_like(model[0].weight, size)
+        rates.append(float(control.step().learning_rate))
+    assert rates == [0.5, 0.5, 0.25]
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_that_cannot_skip_on_the_device_skips_by_the_host(
+    kind: type[torch.optim.Optimizer], precision: str
+) -> None:
+    config = _config(f"runtime.precision={precision}", "optimizer.warmup_steps=2")
+    model, *_ = _build(config)
+    optimizer = kind(model.parameters(), lr=0.1, foreach=True)  # as on CUDA, where Adam then takes no tensor for lr
+    parts = model, optimizer, GradientControl(config, model, optimizer, CPU)
+    _take(*parts, GOOD)
+    before = _state(model, optimizer)
+    parts[2].backward(model(GOOD).square().sum())
+    model[0].weight.grad[0, 0] = math.nan
+    assert _take(*parts).is_skipped
+    assert _are_equal(_state(model, optimizer), before)
+    assert not _take(*parts, _batches(1)[0]).is_skipped
+    assert not _are_equal(_state(model, optimizer), before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_run_resumed_from_a_file_goes_on_with_the_same_bits(precision: str) -> None:
+    config = _config(f"runtime.precision={precision}", "scaler.growth_interval=2", *EVERYTHING_ON)
+    batches = _batches(10)
+    batches[4] = batches[4] * math.nan
+    whole = _build(config)
+    for batch in batches[:6]:
+        _take(*whole, batch)
+    resumed = _build(config)
+    for part, state in zip(resumed, _through_a_file([part.state_dict() for part in whole]), strict=True):
+        part.load_state_dict(state)
+    for batch in (GOOD * math.nan, *batches[6:]):
+        for expected, report in zip(_take(*whole, batch), _take(*resumed, batch), strict=True):
+            torch.testing.assert_close(report, expected, rtol=0, atol=0, equal_nan=True)
+    assert _are_equal(_state(*resumed[:2]), _state(*whole[:2]))
+    assert int(resumed[2].global_step) == 9
+    assert resumed[2].detail is not None
+    assert [measured.step for measured in resumed[2].detail.drain()] == [8, 10]
+
+
+def _through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_state_of_another_precision_or_without_a_backoff_can_be_gone_on_from() -> None:
+    plain = _build(_config())
+    _take(*plain, GOOD)
+    other = _build(_config("runtime.precision=float16", "backoff.window=2"))
+    other[2].load_state_dict(plain[2].state_dict())
+    report = _take(*other, GOOD)
+    assert int(report.global_step) == 2
+    assert float(report.scale) == 1024
+
+
+def test_layers_are_measured_before_clipping_when_asked_for() -> None:
+    parts = _build(_config("training.gradient_detail_interval=2", "runtime.precision=float16"))
+    assert parts[2].detail is not None
+    reports = [_take(*parts, batch) for batch in _batches(3)]
+    (measured,) = parts[2].detail.arrived()
+    assert measured.step == 2
+    assert set(measured.norms) == {"0", "1", "2"}
+    assert math.hypot(*measured.norms.values()) == pytest.approx(float(reports[1].norm), rel=1e-4)
+
+
+def test_layers_are_not_measured_unless_asked_for() -> None:
+    assert _build(_config())[2].detail is None
+
+
+def test_nothing_is_read_on_the_host_with_everything_on() -> None:
+    parts = _build(_config(*EVERYTHING_ON))
+    _take(*parts, GOOD)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        _take(*parts, GOOD)
+    operators = {event.name for event in profiler.events() if not _is_in_optimizer(event)}
+    assert "aten::linalg_vector_norm" in operators or "aten::_foreach_norm" in operators
+    assert operators.isdisjoint({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
+
+
+def _is_in_optimizer(event: Any) -> bool:
+    """Whether it ran inside the fused AdamW, which on the CPU reads its host numbers so."""
+    while event is not None and event.name != "aten::_fused_adamw_":
+        event = event.cpu_parent
+    return event is not None
+
+
+def test_a_loss_that_is_bad_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_train_as_rank, args=(tmp_path,), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for rank in ranks:
+        assert rank["reasons"] == [SkipReason.TAKEN, SkipReason.LOSS_NOT_FINITE, SkipReason.TAKEN]
+        assert not torch.equal(rank["weights"][0], rank["weights"][2])
+        assert torch.equal(rank["weights"][0], rank["weights"][1])
+    assert _are_equal(ranks[0]["weights"], ranks[1]["weights"])
+
+
+def _train_as_rank(rank: int, folder: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model, config = DistributedDataParallel(nn.Linear(3, 2)), _config()
+    optimizer = build_optimizer(config, model)
+    control = GradientControl(config, model, optimizer, CPU, is_distributed=True)
+    weights, reasons = [], []
+    for added in (0.0, math.nan if rank == 1 else 0.0, 0.0):
+        control.backward(model(GOOD + rank).square().sum() + added)
+        reasons.append(int(control.step().reason))
+        optimizer.zero_grad()
+        weights.append(model.module.weight.detach().clone())
+    torch.save({"reasons": reasons, "weights": weights}, folder / f"{rank}.pt")
+    leave_group()
+
+
+@pytest.mark.parametrize(
+    ("norm", "health"),
+    [
+        (0.0, "healthy"),
+        (4.99, "healthy"),
+        (5.0, "high"),
+        (9.99, "high"),
+        (10.0, "critical"),
+        (math.inf, "critical"),
+        (math.nan, "critical"),
+    ],
+)
+def test_a_norm_is_judged_by_the_two_limits(norm: float, health: str) -> None:
+    assert gradient_health(norm, OptimizerConfig()) == health
+
+
+def test_the_limits_are_those_of_the_configuration() -> None:
+    settings = dataclasses.replace(OptimizerConfig(), high_gradient_norm=1.0, critical_gradient_norm=2.0)
+    assert [gradient_health(norm, settings) for norm in (0.5, 1.5, 2.5)] == ["healthy", "high", "critical"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_on_cuda_steps_are_taken_and_skipped_without_waiting_for_the_device(precision: str) -> None:
+    cuda = torch.device("cuda")
+    parts = _build(_config(f"runtime.precision={precision}", "runtime.device=cuda", *EVERYTHING_ON), cuda)
+    good, bad = GOOD.cuda(), (GOOD * math.nan).cuda()
+    _take(*parts, good)
+    with synchronisation_is_an_error():
+        reports = [_take(*parts, batch) for batch in (good, bad, good)]
+    assert [int(report.reason) for report in reports] == [0, SkipReason.LOSS_NOT_FINITE, 0]
+    assert [int(report.global_step) for report in reports] == [2, 2, 3]
+    assert all(tensor.isfinite().all() for tensor in _state(*parts[:2]))

@@ -1,0 +1,97 @@
+"""Does training stay as it begins? The checklist over four phases on every device there is: `make stability`.
+
+Each phase trains in a process of its own. What this machine cannot check is said, device by device.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import torch
+
+from benchmarks.machine import machine_line
+from benchmarks.processes import ROOT
+from benchmarks.stability_checks import Outcome, Seen, outcomes
+from benchmarks.stability_phases import Phase, phases_of
+from energy_flow.config_parsing import load_config
+from energy_flow.data.dataset import build_dataset
+
+
+@click.command()
+@click.option("--phases", "wanted", default="", help="Only phases whose name begins so, with commas.")
+@click.option("--write", type=click.Path(path_type=Path), help="Also write the tables to this file.")
+def main(wanted: str, write: Path | None) -> None:
+    """Print a table per device, a row per point and a column per phase; exits with 1 where a point does not hold."""
+    start = time.monotonic()
+    said: list[str] = []
+
+    def say(*lines: str) -> None:
+        said.extend(lines)
+        click.echo("\n".join(lines))
+
+    say("# Does training stay as it begins?", "", machine_line())
+    with tempfile.TemporaryDirectory(prefix="stability-") as folder:
+        build_dataset(load_config("experiment", assignments=["data.max_pairs=2000"]), Path(folder) / "data")
+        is_held = True
+        for device in ("cpu", "cuda", "mps"):
+            if not _is_there(device):
+                say("", f"Not checked here: {device}, for this machine has no such device.")
+                continue
+            results = dict(_results(device, wanted.split(","), Path(folder)))
+            say("", f"## {device}", "", *_table(results))
+            is_held = is_held and all(outcome.is_held for column in results.values() for outcome in column)
+    say("", f"{'All of it held' if is_held else 'Not all of it held'}; {(time.monotonic() - start) / 60:.0f} minutes.")
+    if write is not None:
+        write.write_text("\n".join(said) + "\n", encoding="utf-8")
+    sys.exit(not is_held)
+
+
+def _is_there(device: str) -> bool:
+    return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[device]
+
+
+def _results(device: str, wanted: list[str], folder: Path) -> Iterator[tuple[str, list[Outcome]]]:
+    for phase in phases_of(device):
+        if phase.name.startswith(tuple(wanted)):
+            click.echo(f"{device}: {phase.name}, {phase.steps} steps", err=True)
+            yield phase.name, outcomes(_watched(phase, device, folder), phase.steps)
+
+
+def _watched(phase: Phase, device: str, folder: Path) -> Seen:
+    """What a child process saw of the phase; one that ends in an error shows it itself."""
+    out = folder / f"{device}-{phase.name}"
+    arguments = [phase.name, device, str(folder / "data"), str(out)]
+    # One size from which memory is asked of the system: glibc otherwise moves it up whenever a large block is freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.stability_watch", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return Seen(**json.loads(child.stdout.splitlines()[-1]))
+
+
+def _table(results: dict[str, list[Outcome]]) -> list[str]:
+    header = ["point", *results]
+    rows = [
+        [outcomes_of_point[0].point, *(_cell(outcome) for outcome in outcomes_of_point)]
+        for outcomes_of_point in zip(*results.values(), strict=True)
+    ]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def _cell(outcome: Outcome) -> str:
+    return outcome.figure if outcome.is_held else f"NOT HELD: {outcome.figure}"
+
+
+if __name__ == "__main__":
+    main()

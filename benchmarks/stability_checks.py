@@ -1,0 +1,121 @@
+"""The checklist: what must hold of a phase of training, each point a function of what was seen."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from efprof.facts.growth import block_minima, theil_sen
+
+FIRST_JUDGED_STEP = 3
+"""From here on memory is held to what this step took: AdamW's state is made in the first step, caches in the second."""
+MAX_PEAK_RATIO = 1.01
+WARM_UP_SHARE = 0.1
+MAX_TIME_RATIO = 1.1
+CLIP_TOLERANCE = 1e-3
+"""The clipped norm is computed from rounded numbers."""
+MAX_GRU_INPUT = 30.0
+"""A layer norm's output is at most the root of its size times its weight: 24 for the largest configuration's start."""
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one phase did, a value per optimizer step where it is a list."""
+
+    batch_size: int
+    clip_norm: float
+    energy_bound: float
+    peak_bytes: list[float] = field(default_factory=list)  # highest of three instants, less what was there before
+    retained_bytes: list[float] = field(default_factory=list)  # at the step's end
+    step_ms: list[float] = field(default_factory=list)  # CPU time on a CPU, else wall time
+    clipped_norm: list[float] = field(default_factory=list)
+    gru_input: list[float] = field(default_factory=list)  # largest absolute value that entered the GRU
+    gru_hidden: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    gradient_norm: list[float] = field(default_factory=list)
+    is_skipped: list[bool] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)  # operators that read a value on the host
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A point of the checklist: whether it holds, and the figure that says so."""
+
+    point: str
+    is_held: bool
+    figure: str
+
+
+def outcomes(seen: Seen, num_steps: int) -> list[Outcome]:
+    """Every point of the checklist for a phase that was to take `num_steps` steps."""
+    points: dict[str, Callable[[], tuple[bool, str]]] = {
+        "all steps, at the batch size": lambda: _ran_through(seen, num_steps),
+        "peak memory after step 3": lambda: _peak_stays(seen),
+        "step time, last third to first": lambda: _time_stays(seen),
+        "host reads in a step": lambda: (not seen.reads, ", ".join(seen.reads) or "none"),
+        "non-finite losses, norms, skips": lambda: _is_finite(seen),
+        "clipped gradient norm": lambda: _is_clipped(seen),
+        "GRU input and state": lambda: _is_bounded(seen),
+        "loss, first tenth to last": lambda: _loss_falls(seen),
+        "memory's slope, bytes per step": lambda: _memory_is_level(seen),
+    }
+    if len(seen.loss) < 2 * FIRST_JUDGED_STEP:
+        return [Outcome(point=point, is_held=False, figure=seen.error or "too few steps") for point in points]
+    return [Outcome(point=point, is_held=is_held, figure=text) for point, (is_held, text) in _called(points).items()]
+
+
+def _called(points: dict[str, Callable[[], tuple[bool, str]]]) -> dict[str, tuple[bool, str]]:
+    return {point: check() for point, check in points.items()}
+
+
+def _ran_through(seen: Seen, num_steps: int) -> tuple[bool, str]:
+    done = f"{len(seen.loss)} of {num_steps} x {seen.batch_size}"
+    return not seen.error and len(seen.loss) == num_steps, f"{done}: {seen.error}" if seen.error else done
+
+
+def _peak_stays(seen: Seen) -> tuple[bool, str]:
+    ratio = max(seen.peak_bytes[FIRST_JUDGED_STEP - 1 :]) / seen.peak_bytes[FIRST_JUDGED_STEP - 1]
+    return ratio <= MAX_PEAK_RATIO, f"{ratio:.4f}"
+
+
+def _time_stays(seen: Seen) -> tuple[bool, str]:
+    steady = seen.step_ms[int(WARM_UP_SHARE * len(seen.step_ms)) :]
+    third = len(steady) // 3
+    ratio = statistics.median(steady[-third:]) / statistics.median(steady[:third])
+    return ratio <= MAX_TIME_RATIO, f"{ratio:.3f}"
+
+
+def _is_finite(seen: Seen) -> tuple[bool, str]:
+    values = (*seen.loss, *seen.gradient_norm)
+    num_bad = sum(not (value is not None and math.isfinite(value)) for value in values)
+    num_skipped = sum(seen.is_skipped)
+    return num_bad == num_skipped == 0, f"{num_bad}, {num_skipped} skipped"
+
+
+def _is_clipped(seen: Seen) -> tuple[bool, str]:
+    largest = max(seen.clipped_norm)
+    return largest <= seen.clip_norm * (1 + CLIP_TOLERANCE), f"{largest:.3f} of {seen.clip_norm:g}"
+
+
+def _is_bounded(seen: Seen) -> tuple[bool, str]:
+    largest_input, largest_hidden = max(seen.gru_input), max(seen.gru_hidden)
+    is_bounded = 0 < largest_input <= MAX_GRU_INPUT and 0 < largest_hidden <= 1
+    return is_bounded, f"{largest_input:.2f}, {largest_hidden:.3f}"
+
+
+def _loss_falls(seen: Seen) -> tuple[bool, str]:
+    tenth = max(1, len(seen.loss) // 10)
+    first, last = statistics.mean(seen.loss[:tenth]), statistics.mean(seen.loss[-tenth:])
+    return last < first, f"{first:.3f} to {last:.3f}"
+
+
+def _memory_is_level(seen: Seen) -> tuple[bool, str]:
+    """Theil-Sen on block minima, as efprof's own audits judge growth; level where the interval holds zero."""
+    start = int(WARM_UP_SHARE * len(seen.retained_bytes))
+    trend = theil_sen(block_minima(_points(seen.retained_bytes, start)))
+    return trend.low <= 0 <= trend.high, f"{trend.slope:.1f} ({trend.low:.1f} to {trend.high:.1f})"
+
+
+def _points(sizes: Sequence[int], start: int) -> list[tuple[int, int]]:
+    return list(enumerate(sizes))[start:]

@@ -1,0 +1,82 @@
+"""`metrics.jsonl`: a line of JSON per step, cut back to the checkpoint that a run goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from energy_flow.errors import EnergyFlowError
+from energy_flow.training.epoch_summary import StepOutcome
+
+if TYPE_CHECKING:
+    from energy_flow.training.metrics import StepMetrics
+
+
+class MetricsFile:
+    """Appends steps to the file."""
+
+    def __init__(self, file: Path, *, first_step: int) -> None:
+        """Open `file`, made if need be, without its lines after step `first_step`.
+
+        A run that was killed may have written steps beyond the checkpoint that it goes on from, and half a line.
+
+        Raises:
+            EnergyFlowError: naming the file, when it cannot be written.
+
+        """
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = file.open("a", encoding="utf-8")
+            os.truncate(file, _end_of_step(file, first_step))
+        except OSError as error:
+            raise EnergyFlowError(f"cannot write metrics to {file}: {error.strerror}") from error
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append a line; it reaches the disk with the next `flush`."""
+        # Not by `asdict`, which copies each number as if it were a tree: 30 us a step.
+        self._stream.write(json.dumps({name: getattr(metrics, name) for name in metrics.__slots__}) + "\n")
+
+    def flush(self) -> None:
+        """Hand what was written to the system, where it survives the end of this process."""
+        self._stream.flush()
+
+    def sync(self) -> None:
+        """Bring it to the disk, where it survives the end of the machine, as a checkpoint does."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Flush, and close the file."""
+        self._stream.close()
+
+
+def past_steps(file: Path) -> Iterator[StepOutcome]:
+    """The steps in `file`, which `MetricsFile` has cut back; none where there is no file."""
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            fields = json.loads(line)
+            yield StepOutcome(**{name: fields[name] for name in StepOutcome._fields})
+
+
+def _end_of_step(file: Path, last_step: int) -> int:
+    """Bytes up to the first line that is torn, unreadable or of a step after `last_step`."""
+    end = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n") or not _is_kept(line, last_step):
+                break
+            end += len(line)
+    return end
+
+
+def _is_kept(line: bytes, last_step: int) -> bool:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(fields, dict) and fields.keys() >= set(StepOutcome._fields) and fields["step"] <= last_step

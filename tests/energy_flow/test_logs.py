@@ -1,0 +1,121 @@
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from energy_flow.logs import (
+    LEVELS,
+    PERFORMANCE,
+    PROFILING,
+    TRAINING,
+    Every,
+    EverySeconds,
+    FirstSteps,
+    log_lazily,
+    logging_through,
+    set_up_logging,
+)
+
+LOGGER = logging.getLogger("energy_flow.training.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def package_logger() -> Iterator[logging.Logger]:
+    """The package's logger, which is as it was afterwards."""
+    logger = logging.getLogger("energy_flow")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def _said(level_name: str, *, rank: int = 0) -> list[str]:
+    stream = io.StringIO()
+    set_up_logging(level_name, rank=rank, stream=stream)
+    for name, level in LEVELS.items():
+        LOGGER.log(level, "at %s", name)
+    return stream.getvalue().splitlines()
+
+
+def test_the_levels_of_detail_lie_between_debug_and_info_and_have_names() -> None:
+    assert logging.DEBUG < PROFILING < PERFORMANCE < TRAINING < logging.INFO
+    assert [logging.getLevelName(level) for level in (PROFILING, PERFORMANCE, TRAINING)] == [
+        "PROFILING",
+        "PERFORMANCE",
+        "TRAINING",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level_name", "said"),
+    [
+        ("profiling", ["at profiling", "at performance", "at training", "at info", "warning: at warning"]),
+        ("training", ["at training", "at info", "warning: at warning"]),
+        ("info", ["at info", "warning: at warning"]),
+        ("warning", ["warning: at warning"]),
+    ],
+)
+def test_the_first_rank_says_what_its_level_lets_through(level_name: str, said: list[str]) -> None:
+    assert _said(level_name) == said
+
+
+@pytest.mark.parametrize("level_name", list(LEVELS))
+def test_another_rank_says_only_warnings_and_its_number(level_name: str) -> None:
+    assert _said(level_name, rank=3) == ["rank 3: warning: at warning"]
+
+
+def test_setting_up_twice_says_everything_once() -> None:
+    _said("info")
+    assert _said("info") == ["at info", "warning: at warning"]
+
+
+def test_a_handler_of_the_root_does_not_say_it_again(caplog: pytest.LogCaptureFixture) -> None:
+    _said("info")
+    assert caplog.records == []
+
+
+def test_a_value_is_not_computed_where_its_level_is_off() -> None:
+    stream = io.StringIO()
+    set_up_logging("info", stream=stream)
+    log_lazily(LOGGER, TRAINING, "%d", lambda: pytest.fail("computed"))
+    assert stream.getvalue() == ""
+
+
+def test_a_value_is_computed_where_its_level_is_on() -> None:
+    stream = io.StringIO()
+    set_up_logging("training", stream=stream)
+    log_lazily(LOGGER, TRAINING, "%d and %d", lambda: (1, 2))
+    assert stream.getvalue() == "1 and 2\n"
+
+
+def test_within_a_progress_line_logs_go_through_it_and_afterwards_not() -> None:
+    stream, line = io.StringIO(), io.StringIO()
+    set_up_logging("info", stream=stream)
+    with logging_through(line, instead_of=stream):
+        LOGGER.info("within")
+    LOGGER.info("after")
+    assert (line.getvalue(), stream.getvalue()) == ("within\n", "after\n")
+
+
+def test_logs_for_another_stream_than_the_progress_line_s_stay_there() -> None:
+    stream, terminal = io.StringIO(), io.StringIO()
+    set_up_logging("info", stream=stream)
+    with logging_through(io.StringIO(), instead_of=terminal):
+        LOGGER.info("within")
+    assert stream.getvalue() == "within\n"
+
+
+def test_every_few_steps_is_due_at_first_and_then_after_as_many_steps() -> None:
+    every = Every(3)
+    assert [step for step in (5, 6, 7, 8, 9, 20, 22, 23) if every.is_due(step)] == [5, 8, 20, 23]
+
+
+def test_every_few_seconds_is_due_at_first_and_then_after_as_many_seconds() -> None:
+    times = iter([100.0, 101.0, 109.9, 110.0, 111.0])
+    every = EverySeconds(10, clock=lambda: next(times))
+    assert [every.is_due() for _ in range(5)] == [True, False, False, True, False]
+
+
+def test_the_first_steps_are_those_after_where_a_run_goes_on() -> None:
+    assert [step for step in range(1, 6) if FirstSteps(2).is_due(step)] == [1, 2]
+    assert [step for step in range(11, 16) if FirstSteps(2, first_step=10).is_due(step)] == [11, 12]

@@ -1,0 +1,129 @@
+"""What two processes under torchrun do together, for `test_processes.py`: each writes FOLDER/<rank>.json."""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from energy_flow.config_parsing import load_config
+from energy_flow.data.dataset import PairDataset, build_dataset
+from energy_flow.data.loader import build_loader, build_validation_loader
+from energy_flow.errors import EnergyFlowError
+from energy_flow.model import build_model
+from energy_flow.training.processes import (
+    Processes,
+    accumulating,
+    first_alone_then_all,
+    joined,
+    mean_over_processes,
+    processes_of,
+    wrap,
+)
+from energy_flow.training.validation import validate
+
+CPU = torch.device("cpu")
+SHARED = [
+    "training.batch_size=4",
+    "flow.max_flows=128",
+    "flow.convergence_threshold=1",  # convergence is of a batch, of which each process has another half
+    "training.text_loss_weight=0",  # a mean over tokens, of which the halves have unequal numbers
+]
+
+
+def main(folder: Path) -> None:
+    processes = processes_of()
+    seen: dict[str, Any] = {}
+    try:
+        with joined(processes, CPU):
+            dataset = _build_dataset(folder, processes, seen)
+            seen["failure"] = _first_fails(processes)
+            seen["too late"] = _first_is_late(processes)
+            seen["mean"] = mean_over_processes(torch.tensor([float(processes.rank), 4.0]), processes).tolist()
+            _train(dataset, processes, seen)
+            seen["validation"] = _validate(dataset, processes)
+            raise KeyError("an error")
+    except KeyError as error:
+        seen["end"] = [str(error), distributed.is_initialized()]
+    (folder / f"{processes.rank}.json").write_text(json.dumps(seen))
+
+
+def _build_dataset(folder: Path, processes: Processes, seen: dict[str, Any]) -> PairDataset:
+    config, place = load_config("debug"), folder / "dataset"
+
+    def build() -> PairDataset:
+        seen["found"] = place.exists()
+        return build_dataset(config, place) if processes.is_first else PairDataset(place, config)
+
+    return first_alone_then_all(processes, build, what="the dataset")
+
+
+def _first_fails(processes: Processes) -> str:
+    def build() -> None:
+        raise ValueError("no space")
+
+    try:
+        first_alone_then_all(processes, build, what="the dataset")
+    except (EnergyFlowError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _first_is_late(processes: Processes) -> str:
+    release = distributed.distributed_c10d._get_default_store()
+
+    def build() -> None:
+        if processes.is_first:
+            release.wait(["second gave up"], timedelta(seconds=30))
+
+    try:
+        first_alone_then_all(processes, build, what="the dataset", max_wait=timedelta(seconds=1))
+    except EnergyFlowError as error:
+        release.set("second gave up", "")
+        return str(error)
+    except RuntimeError:  # nobody is left to be told
+        return "nobody waits"
+    return ""
+
+
+def _train(dataset: PairDataset, processes: Processes, seen: dict[str, Any]) -> None:
+    """Two steps of two micro-batches by plain gradient descent."""
+    config = load_config("debug", assignments=[*SHARED, "training.steps=2", "training.accumulation=2"])
+    model = build_model(config)
+    replica = wrap(model, CPU, processes)
+    num_exchanges = 0
+
+    def count(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal num_exchanges
+        num_exchanges += bucket.is_last()
+        return allreduce_hook(None, bucket)
+
+    assert isinstance(replica, DistributedDataParallel)
+    replica.register_comm_hook(None, count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(build_loader(config, dataset, CPU, processes=processes)):
+        is_last = number % 2 == 1
+        with accumulating(replica, is_last=is_last):
+            (replica(batch).total / 2).backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+    seen["exchanges"] = num_exchanges
+    seen["weights"] = model.mapper.from_cells.weight.detach()[:4].tolist()
+
+
+def _validate(dataset: PairDataset, processes: Processes) -> list[float]:
+    config = load_config("debug", assignments=["training.validation_share=0.3"])
+    loader = build_validation_loader(config, dataset, CPU, processes)
+    assert loader is not None
+    validation = validate(build_model(config), loader, CPU, torch.autocast("cpu", enabled=False), processes)
+    return [validation.cosine, validation.retrieval_accuracy, validation.token_accuracy, validation.num_pairs]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch import nn
+
+from energy_flow.training.gradient_detail import GradientDetail
+
+ONE = torch.ones(())
+
+
+def _model() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 1, bias=False))
+    model[0].weight.grad = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
+    model[0].bias.grad = torch.tensor([0.0, 12.0])
+    model[2].weight.grad = torch.tensor([[3.0, 4.0]])
+    return model
+
+
+def test_each_layer_has_one_norm_over_its_own_parameters() -> None:
+    detail = GradientDetail(_model(), interval=1)
+    detail.measure(7, ONE)
+    (measured,) = detail.arrived()
+    assert measured.step == 7
+    assert measured.norms == pytest.approx({"0": 13.0, "2": 5.0})
+
+
+def test_norms_are_those_without_the_loss_scale() -> None:
+    detail = GradientDetail(_model(), interval=1)
+    detail.measure(1, torch.tensor(1024.0))
+    assert detail.arrived()[0].norms == pytest.approx({"0": 13 / 1024, "2": 5 / 1024})
+
+
+def test_only_every_so_many_steps_are_measured() -> None:
+    detail = GradientDetail(_model(), interval=3)
+    for step in range(1, 8):
+        detail.measure(step, ONE)
+    assert [measured.step for measured in detail.drain()] == [3, 6]
+
+
+def test_a_layer_without_a_gradient_is_left_out() -> None:
+    model = _model()
+    model[0].zero_grad()
+    detail = GradientDetail(model, interval=1)
+    detail.measure(1, ONE)
+    model.zero_grad()
+    detail.measure(2, ONE)
+    assert [sorted(measured.norms) for measured in detail.arrived()] == [["2"]]
+
+
+def test_the_layer_whose_gradient_is_not_finite_can_be_told_from_the_others() -> None:
+    model = _model()
+    model[2].weight.grad = torch.tensor([[torch.nan, 1.0]])
+    detail = GradientDetail(model, interval=1)
+    detail.measure(1, ONE)
+    norms = detail.arrived()[0].norms
+    assert norms["0"] == pytest.approx(13.0)
+    assert norms["2"] != norms["2"]

@@ -1,0 +1,181 @@
+import io
+import logging
+import os
+import termios
+
+import pytest
+
+from energy_flow.logs import logging_through, set_up_logging
+from energy_flow.training.progress import BatchProgress, Progress, ProgressLine, format_duration
+
+PROGRESS = Progress(
+    elapsed_s=62,
+    epoch=2,
+    batch=3,
+    batches_per_epoch=15,
+    seconds_per_batch=0.25,
+    loss=1.5,
+    memory_bytes=3 * 2**30,
+    remaining_s=3600,
+)
+
+
+class Terminal(io.StringIO):
+    """A terminal of unknown width."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """What a person sees: the lines, with what was drawn over or erased gone."""
+        lines = [""]
+        text = self.getvalue()
+        while text:
+            if text.startswith("\r\x1b[K"):
+                lines[-1], text = "", text[len("\r\x1b[K") :]
+            elif text[0] == "\n":
+                lines, text = [*lines, ""], text[1:]
+            else:
+                lines[-1], text = lines[-1] + text[0], text[1:]
+        return lines
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _able_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_a_line_says_where_training_is() -> None:
+    assert PROGRESS.text(200) == "1:02  epoch 2  batch 3/15  0.25 s/batch  loss 1.5000  3.0 GiB  1:00:00 left"
+
+
+@pytest.mark.parametrize("width", range(90))
+def test_a_line_fits_any_width_by_leaving_out_whole_parts(width: int) -> None:
+    text = PROGRESS.text(width)
+    assert len(text) <= width
+    assert width < 5 or all(part in PROGRESS.text(200).split("  ") for part in text.split("  "))
+
+
+def test_a_new_line_takes_the_place_of_the_old_one() -> None:
+    terminal = Terminal()
+    line = ProgressLine("auto", stream=terminal)
+    for batch in ("batch 3/15", "batch 3/15"):
+        line.draw(PROGRESS)
+        assert [batch in text for text in terminal.screen()] == [True]
+
+
+def test_clearing_leaves_nothing() -> None:
+    terminal = Terminal()
+    line = ProgressLine("auto", stream=terminal)
+    line.draw(PROGRESS)
+    line.clear()
+    assert terminal.screen() == [""]
+
+
+def test_log_lines_stand_whole_above_the_line() -> None:
+    terminal = Terminal()
+    line = ProgressLine("auto", stream=terminal)
+    logger = logging.getLogger("energy_flow")
+    before = logger.handlers[:], logger.level, logger.propagate
+    set_up_logging("info", stream=terminal)
+    try:
+        with logging_through(line, instead_of=terminal):
+            logger.info("before anything is drawn")
+            line.draw(PROGRESS)
+            logger.info("while it is drawn")
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+    *above, last = terminal.screen()
+    assert above == ["before anything is drawn", "while it is drawn"]
+    assert last == PROGRESS.text(79)
+
+
+def test_nothing_is_drawn_in_a_pipe() -> None:
+    assert not ProgressLine("auto", stream=io.StringIO()).is_due()
+
+
+def test_nothing_is_drawn_on_a_terminal_that_cannot_erase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert not ProgressLine("auto", stream=Terminal()).is_due()
+
+
+def test_on_draws_in_a_pipe_and_off_not_on_a_terminal() -> None:
+    assert ProgressLine("on", stream=io.StringIO()).is_due()
+    assert not ProgressLine("off", stream=Terminal()).is_due()
+
+
+def test_a_line_is_drawn_ten_times_a_second_at_most() -> None:
+    clock = Clock()
+    line = ProgressLine("on", stream=io.StringIO(), clock=clock)
+    num_due = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        num_due += line.is_due()
+    assert 90 <= num_due <= 100
+
+
+def test_a_real_terminal_s_width_is_kept_free_by_a_column() -> None:
+    leader, follower = os.openpty()
+    with open(leader, "rb", buffering=0) as screen, open(follower, "w") as terminal:  # noqa: PTH123  # descriptors
+        termios.tcsetwinsize(follower, (24, 30))
+        line = ProgressLine("auto", stream=terminal)
+        assert line.is_due()
+        line.draw(PROGRESS)
+        drawn = screen.read(1000)
+    assert drawn == b"\r\x1b[K" + b"1:02  epoch 2  batch 3/15"
+
+
+def test_a_terminal_that_is_gone_ends_the_line_and_not_the_training() -> None:
+    class Gone(Terminal):
+        def flush(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    line = ProgressLine("auto", stream=Gone())
+    line.draw(PROGRESS)
+    assert not line.is_due()
+
+
+def _drawn(*, first_batch: int, num_batches: int, seconds: list[float]) -> str:
+    clock, terminal = Clock(), Terminal()
+    line = ProgressLine("auto", stream=terminal, clock=clock)
+    progress = BatchProgress(line, first_batch=first_batch, num_batches=num_batches, batches_per_epoch=4, clock=clock)
+    for number, elapsed in enumerate(seconds):
+        clock.now += elapsed
+        progress.batch_done(loss=float(number) if number else None, memory_bytes=None)
+    return terminal.screen()[-1]
+
+
+def test_batches_are_counted_within_their_epoch() -> None:
+    assert _drawn(first_batch=0, num_batches=10, seconds=[2.0] * 5) == (
+        "0:10  epoch 2  batch 1/4  2 s/batch  loss 4.0000  0:10 left"
+    )
+
+
+def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
+    assert _drawn(first_batch=6, num_batches=10, seconds=[2.0]) == "0:02  epoch 2  batch 3/4  2 s/batch  0:06 left"
+
+
+def test_what_lies_between_steps_is_no_batch_s_time() -> None:
+    clock, terminal = Clock(), Terminal()
+    line = ProgressLine("auto", stream=terminal, clock=clock)
+    progress = BatchProgress(line, first_batch=0, num_batches=9, batches_per_epoch=9, clock=clock)
+    clock.now += 500
+    progress.start()
+    clock.now += 1
+    progress.batch_done(loss=None, memory_bytes=None)
+    assert "  1 s/batch" in terminal.screen()[-1]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (10923, "3:02:03")])
+def test_durations_are_said_as_a_clock_does(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

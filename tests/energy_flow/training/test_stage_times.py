@@ -1,0 +1,163 @@
+import pytest
+import torch
+from torch import nn
+
+from energy_flow.energy_config import EnergyConfig
+from energy_flow.model import build_model
+from energy_flow.training.stage_times import CudaClock, HostClock, NoClock, StageMs, StageTimes, stage_times
+from tests.gpu.cuda_runs import synchronisation_is_an_error
+
+
+class Ticks:
+    """A clock on which a millisecond passes between two marks."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        return end - start
+
+
+class Event:
+    """A CUDA event of a device that is `num_passed` events far."""
+
+    num_passed = 0
+    made: list["Event"] = []  # noqa: RUF012  # cleared by the fixture
+
+    def __init__(self) -> None:
+        self.number = 0
+        Event.made.append(self)
+
+    def record(self) -> None:
+        self.number = max(event.number for event in Event.made) + 1
+
+    def query(self) -> bool:
+        return self.number <= Event.num_passed
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.query(), "the host would have to wait"
+        return end.number - self.number
+
+
+@pytest.fixture
+def events() -> type[Event]:
+    Event.made, Event.num_passed = [], 0
+    return Event
+
+
+def _twice() -> tuple[StageTimes, nn.Module, nn.Module]:
+    energy, bridge = nn.Linear(2, 2), nn.Linear(2, 2)
+    return StageTimes(Ticks(), {"energy": [energy], "text_bridge": [bridge]}), energy, bridge
+
+
+def test_micro_batches_of_a_step_are_added_up() -> None:
+    times, energy, bridge = _twice()
+    with times:
+        for _ in range(2):
+            with times.forward():
+                energy(torch.ones(2))
+                bridge(torch.ones(2))
+                bridge(torch.ones(2))
+            with times.backward():
+                pass
+        with times.optimizer():
+            pass
+    assert times.read(times.take()) == StageMs(forward=14, backward=2, optimizer=1, energy=2, text_bridge=4)
+
+
+def test_each_step_has_its_own_times() -> None:
+    times, _, _ = _twice()
+    with times.optimizer():
+        pass
+    times.take()
+    with times.backward():
+        pass
+    assert times.read(times.take()) == StageMs(backward=1)
+
+
+def test_a_forward_outside_the_stage_is_not_timed() -> None:
+    times, energy, _ = _twice()
+    with times:
+        energy(torch.ones(2))
+    assert times.take() == []
+
+
+def test_a_forward_that_fails_leaves_no_part_open() -> None:
+    times, energy, _ = _twice()
+    with times, pytest.raises(RuntimeError, match="shapes"), times.forward():
+        energy(torch.ones(3))
+    with times.forward():
+        pass
+    assert times.read(times.take()).energy is None
+
+
+def test_the_hooks_are_gone_afterwards(config: EnergyConfig) -> None:
+    model = build_model(config)
+    with stage_times(model, torch.device("cpu")):
+        assert model.flows._forward_hooks
+        assert model.decoder._forward_pre_hooks
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_parts_of_the_model_s_forward_are_timed_on_the_host(config: EnergyConfig) -> None:
+    model = build_model(config)
+    with stage_times(model, torch.device("cpu")) as times, times.forward():
+        surface = torch.zeros(2, config.lattice.height, config.lattice.width)
+        model.flows(surface)
+        model.decoder(surface, torch.zeros(2, 5, dtype=torch.long))
+    read = times.read(times.take())
+    assert read.forward is not None
+    assert read.energy is not None
+    assert read.text_bridge is not None
+    assert 0 < read.energy + read.text_bridge <= read.forward
+
+
+def test_the_host_s_clock_counts_milliseconds() -> None:
+    assert HostClock().elapsed_ms(1.0, 1.25) == 250
+
+
+def test_a_device_that_cannot_be_asked_has_no_times() -> None:
+    times = StageTimes(NoClock())
+    with times.forward():
+        pass
+    assert times.read(times.take()) == StageMs()
+
+
+def test_a_stage_that_the_device_has_not_passed_is_unknown(events: type[Event]) -> None:
+    times = StageTimes(CudaClock(events))
+    with times.forward():
+        pass
+    with times.backward():
+        pass
+    events.num_passed = 3
+    assert times.read(times.take()) == StageMs(forward=1)
+
+
+def test_events_that_were_read_are_used_again(events: type[Event]) -> None:
+    times = StageTimes(CudaClock(events))
+    for _ in range(5):
+        with times.forward():
+            pass
+        events.num_passed += 2
+        assert times.read(times.take()) == StageMs(forward=1)
+    assert len(events.made) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_stages_on_cuda_are_timed_without_waiting_for_the_device() -> None:
+    model = nn.Linear(2048, 2048).cuda()
+    values = torch.ones(2048, 2048, device="cuda")
+    times = StageTimes(CudaClock(), {"energy": [model]})
+    with synchronisation_is_an_error(), times, times.forward():
+        for _ in range(20):
+            model(values)
+    torch.cuda.synchronize()
+    read = times.read(times.take())
+    assert read.forward is not None
+    assert read.energy is not None
+    assert 0 < read.energy <= read.forward

@@ -1,0 +1,80 @@
+import logging
+
+import pytest
+
+from energy_flow.energy_config import OptimizerConfig
+from energy_flow.logs import PERFORMANCE, PROFILING, TRAINING
+from energy_flow.training.metrics import StepMetrics
+from energy_flow.training.step_messages import StepMessages
+from tests.energy_flow.training.step_numbers import metrics
+
+
+def _said(
+    caplog: pytest.LogCaptureFixture,
+    steps: list[StepMetrics],
+    *,
+    level: int,
+    log_interval: int = 10,
+    first_step: int = 0,
+) -> list[tuple[int, str]]:
+    messages = StepMessages(OptimizerConfig(), log_interval=log_interval, first_step=first_step)
+    with caplog.at_level(level, logger="energy_flow"):
+        for step in steps:
+            messages.tell(step)
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+def _steps(numbers: range, **changes: object) -> list[StepMetrics]:
+    return [metrics(number, **changes) for number in numbers]
+
+
+def test_a_healthy_run_is_silent_in_production(caplog: pytest.LogCaptureFixture) -> None:
+    assert _said(caplog, _steps(range(1, 31)), level=logging.INFO) == []
+
+
+def test_at_level_training_the_losses_are_said_every_few_steps(caplog: pytest.LogCaptureFixture) -> None:
+    steps = _steps(range(1, 31), loss=0.25)
+    assert _said(caplog, steps, level=TRAINING) == [(TRAINING, str(steps[number - 1])) for number in (10, 20, 30)]
+
+
+def test_at_level_performance_the_known_stage_times_are_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    step = metrics(10, wait_ms=1.0, forward_ms=2.0, energy_ms=1.5, backward_ms=3.25, samples_per_second=64.0)
+    assert _said(caplog, [step], level=PERFORMANCE)[1:] == [
+        (PERFORMANCE, "step    10  wait 1.0 ms  forward 2.0 ms  energy 1.5 ms  backward 3.2 ms  64 samples/s")
+    ]
+
+
+def test_at_level_profiling_the_device_is_said_in_the_first_steps_and_then_every_few(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = {"reserved_bytes": 2**30, "host_rss_bytes": 2**29, "gpu_utilisation_percent": 71.0}
+    said = _said(caplog, _steps(range(41, 61), **known), level=PROFILING, first_step=40)
+    assert [text for level, text in said if level == PROFILING] == [
+        f"step    {step}  reserved 1.0 GiB  host 512 MiB  GPU busy 71 %" for step in (41, 42, 43, 44, 45, 50, 60)
+    ]
+
+
+def test_skipped_steps_are_warned_of_with_reason_and_count_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    steps = [
+        metrics(number, is_skipped=True, skip_reason="loss not finite", num_skipped=number, gradient_norm=float("nan"))
+        for number in range(1, 151)
+    ]
+    assert _said(caplog, steps, level=logging.INFO) == [
+        (logging.WARNING, "step 1 was skipped: loss not finite; 1 skipped so far"),
+        (logging.WARNING, "step 101 was skipped: loss not finite; 101 skipped so far"),
+    ]
+
+
+def test_a_critical_gradient_norm_is_warned_of_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    assert _said(caplog, _steps(range(3, 100), gradient_norm=12.5), level=logging.INFO) == [
+        (
+            logging.WARNING,
+            "the gradient norm of step 3 is 12.5, above optimizer.critical_gradient_norm=10; "
+            "lower optimizer.learning_rate if it stays there",
+        )
+    ]
+
+
+def test_a_high_gradient_norm_is_said_at_level_training_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    said = _said(caplog, _steps(range(3, 100), gradient_norm=7.0), level=TRAINING, log_interval=1000)
+    assert said == [(TRAINING, "the gradient norm of step 3 is 7, above optimizer.high_gradient_norm=5")]
