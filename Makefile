@@ -52,10 +52,10 @@ bench-memory: $(INSTALLED) ## Replay recorded GPU memory, and time a million eve
 	$(BIN)/python -m benchmarks.memory
 
 bench-trainer: $(INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
-	$(BIN)/python -m benchmarks.trainer
+	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
 
 stability: $(INSTALLED) ## Train energy_flow in four phases on every device there is, and check that nothing grows, slows or breaks
-	$(BIN)/python -m benchmarks.stability
+	$(BIN)/python -m benchmarks.stability --write reports/stability.md
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs

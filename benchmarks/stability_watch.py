@@ -18,14 +18,14 @@ from torch import Tensor
 
 from benchmarks.stability_checks import Seen
 from benchmarks.stability_phases import Phase, phases_of
+from benchmarks.stability_yardstick import Yardstick
 from efprof.recorder.memory import Memory
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.observation import METRICS_NAME
 
-PROFILED_STEP = 60
 NUM_PROFILED = 4
-"""Steps that are looked at for host reads, from this one on: after warm-up, logging and its late reads included."""
+"""The last steps of a phase are looked at for host reads; the profiler's memory and time count to nothing else."""
 
 READING_OPERATORS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 """What makes the host wait for a device; the fused AdamW's own reads of its step counters on a CPU do not count."""
@@ -46,13 +46,14 @@ def watch(phase: Phase, device: str, dataset: Path, out: Path) -> Seen:
         clip_norm=config.optimizer.gradient_clip_norm,
         energy_bound=config.flow.energy_bound,
     )
-    memory = Memory()
+    memory, pairs = Memory(), PairDataset(dataset, config)
+    yardstick = Yardstick(config, pairs) if device == "cpu" else None
     before = memory.read()[0]
     trainer = EnergyTrainer(config, out=out)
-    observer = _Observer(trainer, config.training.steps, memory, before)
+    observer = _Observer(trainer, config.training.steps, memory, before, yardstick)
     try:
         with observer.watching():
-            trainer.train(PairDataset(dataset, config))
+            trainer.train(pairs)
     except (RuntimeError, MemoryError) as error:  # out of memory, and reads that are forbidden on CUDA
         seen.error = str(error).splitlines()[0]
     observer.write_to(seen)
@@ -69,11 +70,14 @@ class _Observer:
     All room for them is made before the first step: what watching takes must not look like what training takes.
     """
 
-    def __init__(self, trainer: EnergyTrainer, num_steps: int, memory: Memory, before_bytes: int) -> None:
+    def __init__(
+        self, trainer: EnergyTrainer, num_steps: int, memory: Memory, before_bytes: int, yardstick: Yardstick | None
+    ) -> None:
         self.trainer, self.memory, self.before_bytes = trainer, memory, before_bytes
         self.is_cuda = trainer.device.type == "cuda"
         self.clock = time.process_time if trainer.device.type == "cpu" else time.perf_counter
-        self.on_host = np.zeros((num_steps, 3))  # peak bytes, retained bytes, ms
+        self.on_host = np.zeros((num_steps, 4))  # peak bytes, retained bytes, ms of the step, ms of the yardstick
+        self.yardstick = yardstick
         self.on_device = torch.zeros(num_steps, 3, device=trainer.device)  # clipped norm, GRU input, GRU state
         self.num_steps = 0
         self.peak_bytes = 0
@@ -115,7 +119,8 @@ class _Observer:
         self.note_memory()
         peak = torch.cuda.max_memory_allocated() if self.is_cuda else self.peak_bytes
         retained = self.memory.read()[0] - self.before_bytes
-        self.on_host[self.num_steps] = peak, retained, 1000 * (now - self.last)
+        yardstick_ms = self.yardstick.measure(self.num_steps) if self.yardstick else 1.0
+        self.on_host[self.num_steps] = peak, retained, 1000 * (now - self.last), yardstick_ms
         self.num_steps += 1
         self.peak_bytes = 0
         if self.is_cuda:
@@ -125,7 +130,7 @@ class _Observer:
 
     def look_for_reads(self) -> None:
         """Forbid them for a while on CUDA, where torch can; elsewhere see which operators a step runs."""
-        is_looked_at = PROFILED_STEP <= self.num_steps < NUM_PROFILED + PROFILED_STEP
+        is_looked_at = len(self.on_host) - NUM_PROFILED <= self.num_steps < len(self.on_host)
         if self.is_cuda:
             torch.cuda.set_sync_debug_mode("error" if is_looked_at else "default")
         elif is_looked_at and self.profiler is None:
@@ -139,7 +144,7 @@ class _Observer:
     def write_to(self, seen: Seen) -> None:
         """Hand over all that was noted."""
         on_host, on_device = self.on_host[: self.num_steps], self.on_device[: self.num_steps].tolist()
-        seen.peak_bytes, seen.retained_bytes, seen.step_ms = on_host.T.tolist()
+        seen.peak_bytes, seen.retained_bytes, seen.step_ms, seen.yardstick_ms = on_host[:-NUM_PROFILED].T.tolist()
         seen.clipped_norm, seen.gru_input, seen.gru_hidden = (list(column) for column in zip(*on_device, strict=True))
         seen.reads = self.reads
 

@@ -61,16 +61,17 @@ def device_lines(device: str) -> Iterator[str]:
         f"{_COPIED_BYTES // 2**20} MiB."
     )
     yield from (METHOD, *HEAD)
+    requirement = ""
     for name in CONFIGS:
         try:
             step = measure_step(name)
         except torch.OutOfMemoryError:
             yield f"| {name} | out of memory | | | | | | | |"
-            yield f"- Share of the step in kernels at `{name}` not held: out of memory; set flow.checkpoint_steps=10."
-            continue
-        yield table_line(name, step, flop_per_second, bytes_per_second)
-    yield ""
-    yield kernel_requirement(name, step.kernel_seconds / step.seconds)
+            requirement = f"- Share of the step in kernels at `{name}` not held: out of memory."
+        else:
+            yield table_line(name, step, flop_per_second, bytes_per_second)
+            requirement = kernel_requirement(name, step.kernel_seconds / step.seconds)
+    yield from ("", requirement)  # of the last and largest configuration
 
 
 def table_line(name: str, step: DeviceStep, flop_per_second: float, bytes_per_second: float) -> str:

@@ -89,5 +89,16 @@ def format_value(value: float, unit: str) -> str:
             return f"{value:,.4g}" + (f" {unit}" if unit else "")
 
 
+def format_interval(low: float, high: float, unit: str) -> str:
+    """`10.1 ms to 14.0 ms`; empty where both ends read the same, as then the value between them does."""
+    first, last = format_value(low, unit), format_value(high, unit)
+    return "" if first == last else f"{first} to {last}"
+
+
+def in_brackets(text: str) -> str:
+    """What is put behind a value, with the space before it; empty where there is nothing to say."""
+    return f" ({text})" if text else ""
+
+
 def _decimals(size: float) -> int:
     return 0 if size >= 100 else 1 if size >= 10 else 2

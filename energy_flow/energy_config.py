@@ -97,7 +97,7 @@ class OptimizerConfig:
     warmup_steps: CountOrZero = 0  # steps over which the learning rate rises from zero; skipped steps do not count
     final_learning_rate_share: Share = 1.0  # of learning_rate, reached along a cosine at training.steps; 1: constant
     weight_decay: NonNegative = 0.01  # of AdamW, decoupled from the gradient
-    gradient_clip_norm: Positive = 1.0  # global norm that gradients are scaled down to
+    gradient_clip_norm: Positive = 0.1  # global norm that gradients are scaled down to; see reports/clip_norm.md
     high_gradient_norm: Positive = 5.0  # from here on a gradient norm is told of
     critical_gradient_norm: Positive = 10.0  # from here on it is warned of
 
@@ -118,8 +118,8 @@ class ScalerConfig:
     """The loss scale in float16, as `torch.amp.GradScaler` takes it."""
 
     init_scale: Positive = 1024.0  # of the first step
-    growth_factor: Annotated[float, Range(1.0)] = 1.5  # of the scale, after growth_interval steps that were not skipped
-    backoff_factor: Annotated[float, Range(0.01, 1.0)] = 0.5  # of the scale, after a skipped step
+    growth_factor: Annotated[float, Range(1.001)] = 1.5  # of the scale, after growth_interval steps that were not skipped
+    backoff_factor: Annotated[float, Range(0.01, 0.99)] = 0.5  # of the scale, after a skipped step
     growth_interval: Count = 200  # steps in a row that were not skipped, after which the scale grows
 
 

@@ -118,6 +118,16 @@ def build(name: str, config_file: Path | None, assignments: tuple[str, ...], out
     click.echo(f"{len(dataset)} pairs in {out}")
 
 
+@data.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the dataset to.")
+def import_(file: Path, out: Path) -> None:
+    """Import a dataset of the older layout, a .pt file, as a dataset folder."""
+    from energy_flow.data.old_layout import import_old_dataset
+
+    click.echo(f"{len(import_old_dataset(file, out, NAMED_CONFIGS['debug']))} pairs in {out}")
+
+
 def _dataset(config: EnergyConfig, folder: Path | None) -> PairDataset:
     from energy_flow.data.dataset import PairDataset, open_or_build_dataset
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.stability_checks import Outcome, Seen, outcomes
+from benchmarks.stability_checks import LONG_PHASE_STEPS, Outcome, Seen, outcomes
 
 NUM_STEPS = 300
 
@@ -17,6 +17,7 @@ def sound() -> Seen:
         peak_bytes=[50e6, 60e6, *[70e6] * (NUM_STEPS - 2)],
         retained_bytes=[30e6 + 1000 * (step % 3) for step in range(NUM_STEPS)],
         step_ms=[50.0, *[10.0] * (NUM_STEPS - 1)],
+        yardstick_ms=[0.5] * NUM_STEPS,
         clipped_norm=[0.5] * (NUM_STEPS - 1) + [1.0],
         gru_input=[3.0] * NUM_STEPS,
         gru_hidden=[0.9] * NUM_STEPS,
@@ -47,7 +48,7 @@ def test_sound_training_holds_every_point() -> None:
         (replace(sound(), gru_input=[1e3] * NUM_STEPS), "GRU input and state"),
         (replace(sound(), loss=[2.0] * NUM_STEPS), "loss, first tenth to last"),
         (
-            replace(sound(), retained_bytes=[30e6 + 500.0 * step for step in range(NUM_STEPS)]),
+            replace(sound(), retained_bytes=[30e6 + 1000.0 * step for step in range(NUM_STEPS)]),
             "memory's slope, bytes per step",
         ),
         (replace(sound(), error="out of memory"), "all steps, at the batch size"),
@@ -55,6 +56,17 @@ def test_sound_training_holds_every_point() -> None:
 )
 def test_each_fault_breaks_its_own_point(fault: Seen, point: str) -> None:
     assert broken(fault) == [point]
+
+
+def test_a_machine_that_slows_down_is_no_training_that_does() -> None:
+    slowed = replace(sound(), step_ms=[10.0] * 150 + [15.0] * 150, yardstick_ms=[0.5] * 150 + [0.75] * 150)
+    assert broken(slowed) == []
+
+
+def test_a_long_phase_may_not_grow_at_all() -> None:
+    seen = sound()
+    seen.retained_bytes = [30e6 + 2.0 * step for step in range(LONG_PHASE_STEPS)]
+    assert broken(seen) == ["memory's slope, bytes per step"]
 
 
 def test_a_phase_that_broke_off_holds_nothing() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from efprof.units import format_about, format_change, format_value
+from efprof.units import MIB, format_about, format_change, format_interval, format_value
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,11 @@ def test_a_change_is_a_percentage_until_it_more_than_doubles(effect: float, text
 @pytest.mark.parametrize("unit", ["bytes", "bytes_per_step", "ms", "s", "percent", "ratio", "count", ""])
 def test_what_is_not_finite_is_written_by_name_in_every_unit(unit: str) -> None:
     assert [format_value(value, unit) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+
+
+def test_an_interval_whose_ends_read_the_same_is_left_out() -> None:
+    assert format_interval(33.0 * MIB, 33.01 * MIB, "bytes") == ""
+    assert format_interval(33.0 * MIB, 33.1 * MIB, "bytes") == "33.0 MiB to 33.1 MiB"
 
 
 def test_a_prediction_has_two_digits() -> None:

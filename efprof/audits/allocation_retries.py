@@ -101,7 +101,7 @@ def _fix(run: Run, advice: RetryAdvice) -> Fix:
     if advice.tried is not None:
         recorded, best = advice.tried.what_if, advice.tried.best
         spared = f"Replayed under it, the recorded requests need {best.outcome.calls.num_retries} retries instead of "
-        spared += f"{recorded.recorded.calls.num_retries}."
+        spared += f"{advice.tried.num_recorded}."
         caution = " ".join([spared, *best.warnings])
         return set_allocator(recorded.recorded_configuration, best.configuration, caution=caution)
     return Fix(

@@ -1,10 +1,10 @@
 """A data set that lies on the device while steps use a slice of it."""
 
 from efprof.facts.device_dataset import DeviceDataset, DeviceDatasets
-from efprof.facts.device_dataset_edits import keep_on_host
 from efprof.facts.device_evidence import composition_numbers, owner_map
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
+from efprof.fixes.keep_on_host import keep_on_host
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, SourceLine
 from efprof.units import format_bytes, format_share
 
@@ -105,7 +105,8 @@ def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), dataset.use)
+    use = dataset.use
+    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), use.moves, use.slices)
     return Fix(
         summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
         "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",

@@ -58,23 +58,18 @@ def _better(device: DeviceHistory) -> Trial | None:
     best = device.best
     if best is None or device.what_if.recorded.is_out_of_memory:  # that is another audit's
         return None
-    saved = _saved(device, best)
+    saved = device.what_if.saved_bytes(best.outcome)
     least = max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * device.what_if.recorded.peak_reserved_bytes)
     return best if saved >= least else None
 
 
-def _saved(device: DeviceHistory, best: Trial) -> int:
-    what_if = device.what_if
-    return what_if.recorded.peak_reserved_bytes - what_if.missed_bytes - best.outcome.peak_reserved_bytes
-
-
 def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
-    sources, parts = run.get(Sources), device.peak.composition
+    sources, parts, saved = run.get(Sources), device.peak.composition, device.what_if.saved_bytes(best.outcome)
     blame = line_of(sources, device.peak)
     if blame is None:
         raise ThinEvidence(
             f"no stack in {device.file} names a line of yours, so nobody can be blamed; "
-            f"'efprof allocator what-if' says which setting would reserve {format_bytes(_saved(device, best))} less."
+            f"'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
         )
     idle = parts.stranded_bytes + parts.releasable_bytes + parts.slack_bytes
     return Finding(
@@ -96,7 +91,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             trial_table(device),
             how_replay_is_known(device),
         ),
-        severity="high" if _saved(device, best) >= HIGH_SHARE * parts.reserved_bytes else "medium",
+        severity="high" if saved >= HIGH_SHARE * parts.reserved_bytes else "medium",
     )
 
 
@@ -105,7 +100,7 @@ def _gain(device: DeviceHistory, best: Trial) -> Gain:
     return Gain(
         basis="replay",
         explanation="the recorded requests replayed under the recorded settings and under these",
-        peak_bytes=_saved(device, best),
+        peak_bytes=device.what_if.saved_bytes(outcome),
         peak_bytes_interval=(
             float(recorded.peak_reserved_low_bytes - outcome.peak_reserved_high_bytes),
             float(recorded.peak_reserved_high_bytes - outcome.peak_reserved_low_bytes),

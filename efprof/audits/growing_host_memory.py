@@ -21,7 +21,7 @@ def growing_host_memory(run: Run) -> Examination:
     What it finds
     -------------
     Python objects that outlive their step: a log of dictionaries, a cache keyed by the step, lists of numbers. Where
-    tensors grow too, the audits of tensors tell of it, and this one stays silent until that is mended.
+    tensors grow by more than all else, the audits of tensors tell of it, and this one is silent until that is mended.
 
     Why it matters
     --------------
@@ -36,9 +36,11 @@ def growing_host_memory(run: Run) -> Examination:
     None of the peak of allocated memory, which counts no Python objects; the rise that was measured is told.
     """
     growth = run.get(HostGrowth)
-    looked_at = f"memory of the host after {len(growth.steps)} steps"
-    if not growth.is_growing or is_told_of_tensors(run):
+    looked_at = f"memory of the host {growth.fit.looked_at}"
+    if not growth.is_growing:
         return Examination(looked_at=looked_at)
+    if is_told_of_tensors(run):
+        return Examination(looked_at=f"{looked_at}, which grows no more than tensors do")
     lines = run.get(HostGrowthLines)
     if lines.mapping is not None:
         raise ThinEvidence(
@@ -59,8 +61,8 @@ def _finding(run: Run, growth: HostGrowth, lines: HostGrowthLines) -> Finding:
         fix=_fix(run, lines),
         gain=Gain(
             basis="measured bound",
-            explanation=f"{format_bytes(growth.rise_bytes)} of host memory over the recorded steps; it is no part of "
-            "the peak of allocated memory, so nothing is claimed of that",
+            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory {growth.fit.stretch}; it is no "
+            "part of the peak of allocated memory, so nothing is claimed of that",
         ),
         evidence=host_growth_evidence(run),
         severity=host_growth_severity(run),

@@ -1,10 +1,9 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
-from efprof.audits.retained_graph import keeping_statement
 from efprof.facts.bounded_holders import is_bounded
-from efprof.facts.growth import MemoryGrowth
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
@@ -33,7 +32,7 @@ def growing_tensors(run: Run) -> Examination:
     The measured slope times the steps recorded, and never more than the rise that was measured.
     """
     growth = run.get(MemoryGrowth)
-    looked_at = f"memory retained after each of {len(growth.steps)} steps"
+    looked_at = f"memory retained {growth.fit.looked_at}"
     if not growth.is_growing:
         return Examination(looked_at=looked_at)
     keeping = [
@@ -45,14 +44,15 @@ def growing_tensors(run: Run) -> Examination:
 
 
 def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
-    statement = keeping_statement(suspect)
+    assert suspect.holder is not None
+    holder, most = suspect.holder.holder, run.get(RunLimits).most_kept(suspect.share * growth.fit.trend.slope)
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline=f"`{statement.name}` keeps tensors",
+        headline=f"`{holder.name}` keeps tensors",
         message=growth_message(run, suspect),
-        fix=keep_fewer(statement, run.get(RunLimits).most_kept(suspect.share * growth.trend.slope)),
-        gain=growth_gain(growth, suspect.share),
+        fix=keep_fewer(holder.name, holder.type, most),
+        gain=growth_gain(growth.fit, suspect.share),
         evidence=growth_evidence(run, suspect),
         severity=growth_severity(run),
     )

@@ -3,9 +3,9 @@
 import contextlib
 
 from efprof.facts.cycle_sawtooth import CycleSawtooth
-from efprof.facts.growth import MemoryGrowth
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity, is_counted
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
 
@@ -16,7 +16,8 @@ def memory_growth(run: Run) -> Examination:
     What it finds
     -------------
     Memory still allocated after the optimizer's step that rises steadily from step to step, and is held by no
-    variable that was counted: `retained_graph` and `growing_tensors` tell of those.
+    variable that was counted: `retained_graph` and `growing_tensors` tell of those. Where `backward(create_graph=True)`
+    gives a tensor of the step a gradient whose graph leads back to it, that call is blamed.
 
     Why it matters
     --------------
@@ -31,7 +32,7 @@ def memory_growth(run: Run) -> Examination:
     The measured slope times the steps recorded, and never more than the rise that was measured.
     """
     growth = run.get(MemoryGrowth)
-    looked_at = f"memory retained after each of {len(growth.steps)} steps"
+    looked_at = f"memory retained {growth.fit.looked_at}"
     if not growth.is_growing or _is_sawtooth(run):
         return Examination(looked_at=looked_at)
     unheld = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.holder is None]
@@ -49,18 +50,25 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline="Memory is left behind by every step",
+        headline="Memory is left behind by every step"
+        if suspect.cycle is None
+        else f"`{suspect.cycle.tensor}.grad` leads back to its own tensor",
         message=growth_message(run, suspect),
-        fix=Fix(
-            summary="Find what this line's result is kept in: "
-            + (
-                "no variable that was counted; look for a cache, a hook, or an object that only C++ holds."
-                if is_counted(run)
-                else "`efprof record --holders` counts what each variable keeps."
-            ),
-            applicability="manual",
-        ),
-        gain=growth_gain(growth, suspect.share),
+        fix=_fix(run, suspect),
+        gain=growth_gain(growth.fit, suspect.share),
         evidence=growth_evidence(run, suspect),
         severity=growth_severity(run),
     )
+
+
+def _fix(run: Run, suspect: GrowthSuspect) -> Fix:
+    if suspect.cycle is not None:
+        tensor = suspect.cycle.tensor
+        summary = f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
+        summary += f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
+    elif is_counted(run):
+        summary = "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook, or "
+        summary += "an object that only C++ holds."
+    else:
+        summary = "Find what this line's result is kept in: `efprof record --holders` counts what each variable keeps."
+    return Fix(summary=summary, applicability="manual")

@@ -112,9 +112,8 @@ def _gain(run: Run, device: DeviceHistory, failure: Failure) -> Gain:
     survivor = _survivor(device)
     if survivor is None:
         return gain_of(run, shortage_on(run, device, failure))
-    saved = device.what_if.recorded.peak_reserved_bytes - survivor.outcome.peak_reserved_bytes
     return Gain(
         basis="replay",
         explanation="the recorded requests replayed: under these settings all are served, the failed one too",
-        peak_bytes=max(0, saved),
+        peak_bytes=max(0, device.what_if.saved_bytes(survivor.outcome)),
     )

@@ -1,8 +1,8 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
-from efprof.facts.growth import MemoryGrowth
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
@@ -30,7 +30,7 @@ def retained_graph(run: Run) -> Examination:
     The measured slope times the steps recorded, and never more than the rise that was measured.
     """
     growth = run.get(MemoryGrowth)
-    looked_at = f"memory retained after each of {len(growth.steps)} steps"
+    looked_at = f"memory retained {growth.fit.looked_at}"
     if not growth.is_growing and not growth.is_growing_slowly:
         return Examination(looked_at=looked_at)
     keeping = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.keeps_graphs]
@@ -38,7 +38,7 @@ def retained_graph(run: Run) -> Examination:
 
 
 def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
-    statement, sources = keeping_statement(suspect), run.get(Sources)
+    statement, sources = _keeping_statement(suspect), run.get(Sources)
     tree = sources.tree(statement.file)
     assert tree is not None, "the statement was found in it"
     return Finding(
@@ -47,13 +47,13 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
         headline=f"`{statement.name}` keeps tensors with their graphs",
         message=growth_message(run, suspect),
         fix=keep_without_graph(statement, sources.files[statement.file], tree),
-        gain=growth_gain(growth, suspect.share),
+        gain=growth_gain(growth.fit, suspect.share),
         evidence=growth_evidence(run, suspect),
         severity=growth_severity(run),
     )
 
 
-def keeping_statement(suspect: GrowthSuspect) -> KeepingStatement:
+def _keeping_statement(suspect: GrowthSuspect) -> KeepingStatement:
     """The likeliest statement that feeds a suspect's holder; a suspect with a holder has one."""
     assert suspect.holder is not None
     holder, kept = suspect.holder.holder, suspect.holder.statements[0]

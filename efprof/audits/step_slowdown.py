@@ -5,9 +5,10 @@ from collections import Counter
 from efprof.facts.input_waits import InputWaits
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Slowdown
-from efprof.facts.slowdown_evidence import slowdown_evidence
+from efprof.facts.slowdown_evidence import slowdown_evidence, slowdown_message
 from efprof.facts.slowdown_line import SlowdownLine, SlowdownLines
 from efprof.facts.sources import Sources
+from efprof.facts.step_sizes import larger_steps
 from efprof.facts.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_value
@@ -27,7 +28,8 @@ def step_slowdown(run: Run) -> Examination:
     What it finds
     -------------
     A last third of the steps that takes at least a quarter longer than the first third, the stage that grew, and the
-    line whose time grew between the first profiler window and the last.
+    line whose time grew between the first profiler window and the last. Where the steps themselves were seen to become
+    larger, it is silent.
 
     Why it matters
     --------------
@@ -55,6 +57,8 @@ def step_slowdown(run: Run) -> Examination:
         raise ThinEvidence(f"Unclear: {looked_at}, but the interval reaches down to {slowdown.ratio_interval[0]:.2f}x.")
     if doubt := slowdown.doubt(is_gpu=bool(run.run_file.devices), is_explained=is_explained):
         raise ThinEvidence(f"Unclear: {looked_at}, but {doubt}.")
+    if not is_explained and (larger := larger_steps(run)):
+        raise ThinEvidence(f"Unclear: {looked_at}, but {larger}.")
     if lines.line is None and (slowdown.is_uniform or lines.is_compared):
         why = "all stages grew alike, as on a machine that became busier" if slowdown.is_uniform else lines.reason
         raise ThinEvidence(f"Unclear: {looked_at}, but {why}.")
@@ -67,7 +71,7 @@ def _finding(run: Run, slowdown: Slowdown, lines: SlowdownLines) -> Finding:
         blame=blame,
         category="time",
         headline="Later steps take longer",
-        message=_message(slowdown, lines),
+        message=slowdown_message(slowdown, lines),
         fix=_fix(slowdown, lines.line),
         gain=Gain(
             basis="measured bound",
@@ -88,18 +92,6 @@ def _stage_line(run: Run, slowdown: Slowdown) -> SourceLine:
     if site is None:
         raise ThinEvidence(f"Later steps take {slowdown.ratio:.2f}x as long, but no line of the step was recorded.")
     return run.get(Sources).line(site)
-
-
-def _message(slowdown: Slowdown, lines: SlowdownLines) -> str:
-    early, late = slowdown.early, slowdown.late
-    took = f"A step takes {format_ms(early.typical_ms)} in steps {early.first_step} to {early.last_step} and "
-    took += f"{format_ms(late.typical_ms)} in steps {late.first_step} to {late.last_step}; the {slowdown.stage} "
-    took += "stage grew most"
-    if lines.line is None:
-        return f"{took}; which line makes it grow is not known: {lines.reason.removesuffix('.')}."
-    if lines.line.container is None:
-        return f"{took}, by this line."
-    return f"{took}, by this line, which goes through `{lines.line.container.name}`."
 
 
 def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:

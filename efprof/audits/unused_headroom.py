@@ -3,9 +3,9 @@
 import contextlib
 from collections import Counter
 
-from efprof.facts.growth import MemoryGrowth
 from efprof.facts.headroom import Headroom
 from efprof.facts.headroom_evidence import headroom_evidence
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, Prediction
-    from efprof.facts.gpu_estimate_accounts import DeviceEstimate, EstimatedPrediction
+    from efprof.facts.gpu_estimate_accounts import DeviceEstimate
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
+DEFAULT = "torch's default"
 JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 
 
@@ -129,16 +132,13 @@ def render_predictions(device: "DevicePredictions") -> str:
         return f"device {device.device}: no prediction. {device.reason}"
     assert device.recorded is not None
     assert device.match_share is not None
-    rows = [("recorded: " + (device.recorded.conf or "torch's default"), device.recorded)]
-    rows += [(prediction.conf or "torch's default", prediction) for prediction in device.predictions]
-    width = max(len(name) for name, _ in rows)
-    lines = [
-        f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was",
-        f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries",
-    ]
-    for name, prediction in rows:
-        lines.append(f"  {name:{width}}  {_figures(prediction)}")
-        lines += [f"  {'':{width}}  {warning}" for warning in prediction.warnings]
+    rows = [("recorded: " + (device.recorded.conf or DEFAULT), device.recorded)]
+    rows += [] if device.recorded_cold is None else [("as recorded, cold", device.recorded_cold)]
+    rows += [(prediction.conf or DEFAULT, prediction) for prediction in device.predictions]
+    lines = [f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was"]
+    lines += _table([(name, prediction, "") for name, prediction in rows])
+    if device.recorded_cold is not None:
+        lines.append("  Other settings start cold, with what was in use then: compare them with 'as recorded, cold'.")
     lines.append(f"  {_advice(device)}")
     return "\n".join(lines)
 
@@ -147,17 +147,11 @@ def render_estimate(device: "DeviceEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
     from efprof.units import format_bytes
 
-    rows = [(prediction.conf or "torch's default", prediction) for prediction in device.predictions]
-    if all(prediction.conf for prediction in device.predictions):
-        rows.insert(0, ("torch's default", device.default))
-    width = max(len(name) for name, _ in rows)
-    lines = [
-        f"An estimate of what this run would reserve on a GPU, from {' and '.join(device.windows)} of a CPU:",
-        f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries",
-    ]
-    for name, prediction in rows:
-        lines.append(f"  {name:{width}}  {_figures(prediction)}{_verdict(prediction)}")
-        lines += [f"  {'':{width}}  {warning}" for warning in prediction.warnings]
+    predictions = list(device.predictions)
+    if all(prediction.conf for prediction in predictions):
+        predictions.insert(0, device.default)
+    lines = [f"An estimate of what this run would reserve on a GPU, from {' and '.join(device.windows)} of a CPU:"]
+    lines += _table([(one.conf or DEFAULT, one, f"  fits: {one.fits}" if one.fits else "") for one in predictions])
     in_use, parameters, states = map(
         format_bytes, (device.peak_allocated_bytes, device.parameter_bytes, device.optimizer_state_bytes)
     )
@@ -177,11 +171,16 @@ def render_estimate(device: "DeviceEstimate") -> str:
     return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])
 
 
-def _verdict(prediction: "EstimatedPrediction") -> str:
-    return "" if prediction.fits is None else f"  fits: {prediction.fits}"
+def _table(rows: "Sequence[tuple[str, Prediction, str]]") -> "Iterator[str]":
+    """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
+    width = max(len(name) for name, _, _ in rows)
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    for name, prediction, end in rows:
+        yield f"  {name:{width}}  {_figures(prediction)}{end}"
+        yield from (f"  {'':{width}}  {warning}" for warning in prediction.warnings)
 
 
-def _figures(prediction: "Prediction | EstimatedPrediction") -> str:
+def _figures(prediction: "Prediction") -> str:
     from efprof.units import format_bytes
 
     low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from efprof.facts.allocator.composition import Instant, Owner
-from efprof.facts.allocator.what_if import Outcome
+from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
 from efprof.model import (
@@ -21,6 +21,9 @@ from efprof.model import (
 )
 from efprof.units import format_bytes, format_share
 
+DEFAULT = "torch's default"
+COLD = "as recorded, cold"
+"""Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
 MOST_BARS = 8
 MOST_POINTS = 600
 
@@ -71,12 +74,11 @@ def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryM
 
 def trial_table(device: DeviceHistory) -> Table:
     """The settings that were tried, the recorded ones first."""
-    recorded = device.what_if.recorded
-    outcomes = [(device.what_if.recorded_configuration or "torch's default", recorded, " (as recorded)")]
-    outcomes += [(trial.configuration or "torch's default", trial.outcome, "") for trial in device.trials]
+    outcomes = recorded_rows(device.what_if)
+    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in device.trials]
     rows = tuple(
         (
-            name + note,
+            name,
             float(outcome.peak_reserved_bytes),
             float(outcome.peak_reserved_high_bytes),
             float(outcome.stranded_bytes),
@@ -84,7 +86,7 @@ def trial_table(device: DeviceHistory) -> Table:
             float(outcome.calls.num_retries),
             "yes" if outcome.is_out_of_memory else "no",
         )
-        for name, outcome, note in outcomes
+        for name, outcome in outcomes
     )
     return Table(
         title="The same program under other settings (PYTORCH_CUDA_ALLOC_CONF)",
@@ -94,10 +96,18 @@ def trial_table(device: DeviceHistory) -> Table:
     )
 
 
+def recorded_rows(what_if: WhatIf) -> list[tuple[str, Outcome]]:
+    """The recorded settings as they were, and from the cold start of the others where that is another one."""
+    cold = what_if.recorded_cold
+    rows = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
+    return rows if cold is None else [*rows, (COLD, cold)]
+
+
 def trial_bars(device: DeviceHistory) -> Alternatives:
     """The same settings as bars: what each would reserve, between which ends, and what the device has."""
     what_if, best = device.what_if, device.best
-    recorded = _alternative(what_if.recorded_configuration, what_if.recorded, "recorded")
+    recorded = [_alternative(what_if.recorded_configuration, what_if.recorded, "recorded")]
+    recorded += [] if what_if.recorded_cold is None else [_alternative(COLD, what_if.recorded_cold, "other")]
     trials = [
         _alternative(trial.configuration, trial.outcome, "best" if trial is best else "other")
         for trial in device.trials
@@ -105,14 +115,14 @@ def trial_bars(device: DeviceHistory) -> Alternatives:
     return Alternatives(
         title="Peak of reserved memory under other settings, as the replay predicts it",
         unit="bytes",
-        alternatives=(recorded, *trials),
+        alternatives=(*recorded, *trials),
         limit=None if what_if.capacity is None else (float(what_if.capacity), "what the device has for this program"),
     )
 
 
 def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded", "best", "other"]) -> Alternative:
     return Alternative(
-        label=configuration or "torch's default",
+        label=configuration or DEFAULT,
         value=float(outcome.peak_reserved_bytes),
         low=float(outcome.peak_reserved_low_bytes),
         high=float(outcome.peak_reserved_high_bytes),
@@ -160,7 +170,8 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
     replay, script = device.replay, device.what_if.script
     cold = "" if not script.num_live else (
         " The recording began when memory was in use already: under other settings the replay starts cold with what "
-        "was allocated then, and 'at most' adds what the same cold start misses under the recorded settings."
+        f"was allocated then, as in '{COLD}', which they are to be compared with; 'at most' adds what that cold start "
+        "misses under the recorded settings."
     )  # fmt: skip
     capacity = (
         "It does not tell how much memory the device has, so no setting runs out of it here."

@@ -17,8 +17,8 @@ from efprof.facts.allocator.from_cpu_older import (
 )
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
-from efprof.facts.growth import MemoryGrowth
 from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, ThinEvidence
@@ -197,4 +197,4 @@ def _growth(run: Run) -> float:
         growth = run.get(MemoryGrowth)
     except (NotRecorded, ThinEvidence):
         return 0.0
-    return growth.trend.slope if growth.is_growing else 0.0
+    return growth.fit.trend.slope if growth.is_growing else 0.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.facts.allocator.accounts import DeviceReplay, FileReplay
+from efprof.facts.allocator.accounts import DeviceReplay, FileReplay, Prediction
 from efprof.facts.allocator.settings import parse_configuration
 from efprof.facts.gpu_estimate import CAVEATS, Estimate, Fit, GpuEstimate
 from efprof.facts.run import open_run
@@ -15,22 +15,12 @@ NOT_REPLAYABLE = (
 )
 
 
-class EstimatedPrediction(msgspec.Struct, kw_only=True):
+class EstimatedPrediction(Prediction, kw_only=True):
     """One configuration; low and high are over what no CPU recording tells and over the layouts that were tried."""
 
-    conf: str
-    peak_reserved_bytes: int
-    peak_reserved_low_bytes: int
-    peak_reserved_high_bytes: int
-    stranded_bytes: int
-    device_allocs: int
-    device_frees: int
-    retries: int
-    out_of_memory: bool
     fits: Fit | None
     """None where no device was named."""
     estimate: bool = True
-    warnings: tuple[str, ...] = ()
 
 
 class AssumedPeak(msgspec.Struct, kw_only=True):
@@ -127,8 +117,8 @@ def _prediction_of(program: GpuEstimate, estimate: Estimate, unlimited: GpuEstim
         peak_reserved_low_bytes=needed.low_bytes,
         peak_reserved_high_bytes=needed.high_bytes,
         stranded_bytes=needed.outcome.stranded_bytes,
-        device_allocs=outcome.calls.num_allocs + outcome.calls.num_maps,
-        device_frees=outcome.calls.num_frees + outcome.calls.num_unmaps,
+        device_allocs=outcome.calls.num_taken,
+        device_frees=outcome.calls.num_returned,
         retries=outcome.calls.num_retries,
         out_of_memory=outcome.is_out_of_memory,
         fits=None if program.capacity is None else program.fits(estimate),

@@ -1,4 +1,4 @@
-"""Whether memory that is retained after each step grows without end, and how fast.
+"""Whether a memory's size after steps grows without end, and how fast: the trend of its readings.
 
 Method: Theil-Sen on the minima of equal blocks, with the rule and the false-alarm rates of statistics.md section 1.8
 for long runs; for short ones the thresholds below, measured on simulated healthy runs in tests/facts/test_growth.py.
@@ -9,31 +9,22 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Self
 
-from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.run import Run
-from efprof.model import ThinEvidence
+from efprof.artifacts.steps import StepRecord
 from efprof.units import MIB
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.2, 3
 """Steps left out at the start: lazily made optimizer state and library caches grow there in every run."""
-LEAST_STEPS = 20
-"""Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
 MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
 LEAST_SLOPE = 8 * MIB / 1000
 """Bytes per step: less costs under 1 GiB in 100,000 steps (statistics.md section 1.8)."""
-LEAST_SLOPE_OF_GRAPHS = 512.0
-"""The same where a variable is seen to keep more autograd graphs with every step, which no sound program does: a node
-and its tensor take a kilobyte (facts/holder_lines.py), and what a logger keeps of numbers is a tenth of that."""
 LEAST_SLOPE_OF_RETAINED = 0.002 / 1000
 LEAST_RISING, LEAST_HALF = 0.7, 0.6
 """Shares of the blocks that rise, and of the slope that each half shows: a cache that fills up grows in its first
 half only. At a half of 1/3, the value of statistics.md, caches with a time constant of up to 0.4 of the run alarm in
 54 % of simulated runs; at 0.6 in 1 %."""
-LONG_RUN = 200
-"""Below it a cache or a sawtooth can look like a line (up to 10 % false alarms), so a short run must show more:"""
 SHORT_LEAST_RISING, SHORT_LEAST_HALF = 1.0, 0.7
+"""A short run must show more than a long one."""
 SHORT_LEAST_STRAIGHTNESS = 8.0
 """Rise over the largest distance of a block from the line: a leak of equal pieces is straight, noise is not."""
 SHORT_LEAST_RISE = 2.0
@@ -44,6 +35,8 @@ LEVEL_STEPS = 3
 NUM_ALIGNMENTS = 12
 """Taking a window's level out takes a little of a leak with it, up to half where short steps are rarely looked at; the
 slope puts that back, and each time leaves a smaller part of it out: a half, a quarter, at last 1/4096."""
+MOST_UNREAD_SHARE = 0.1
+"""Of the run: where memory was last read before that, what is told of it is told up to that step only."""
 NORMAL_95 = 1.96
 
 Point = tuple[int, int]
@@ -67,63 +60,46 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryGrowth:
-    """Retained bytes at the end of each step outside windows, their trend, and whether that is a leak.
+class Fit:
+    """Bytes after the steps that were read outside windows, less what windows left behind, and their trend.
 
-    `retained_bytes` is less what each window's collector left behind. The trend is fitted to the minima of
-    `num_blocks` equal blocks of the steps from place `first_steady` on. Memory is not read in every short step.
+    The trend is that of `blocks`, the minima of equal stretches of the readings from place `first_steady` on. The run
+    has `num_steps` steps, read or not, the last of them `last_step`.
     """
 
     steps: tuple[int, ...]
-    retained_bytes: tuple[int, ...]
+    sizes: tuple[int, ...]
     first_steady: int
-    num_blocks: int
+    blocks: tuple[Point, ...]
     trend: Trend
-    is_growing: bool
-    is_growing_slowly: bool = False
-    """Too slow to matter, unless what is kept are graphs."""
+    num_steps: int
+    last_step: int
 
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
-        samples = _samples(read_steps(run.rank_folder)[0])
-        steps = tuple(sample[0] for sample in samples if sample is not IN_WINDOW)
-        if len(steps) < LEAST_STEPS:
-            raise ThinEvidence(
-                f"{len(steps)} steps with their memory were recorded outside windows, a trend needs {LEAST_STEPS}."
-            )
-        first_steady = _first_steady(steps)
-        slope = 0.0
-        for _ in range(NUM_ALIGNMENTS):
-            retained = without_window_residue(samples, slope)
-            points = retained[first_steady:]
-            blocks = block_minima(points)
-            trend = theil_sen(blocks)
-            slope = max(0.0, trend.slope)
+    @property
+    def steady(self) -> list[Point]:
+        """The readings after warm-up."""
+        return list(zip(self.steps, self.sizes, strict=True))[self.first_steady :]
 
-        last = points[-1]
-        reaches_end = last[1] - trend.level - slope * points[0][0] >= LEAST_HALF * slope * (last[0] - points[0][0])
+    @property
+    def read_until(self) -> int | None:
+        """The last step that was read, where the run went on for long after it."""
+        last = self.steps[-1]
+        return last if self.last_step - last > MOST_UNREAD_SHARE * (self.last_step - self.steps[0]) else None
 
-        def is_above(least_slope: float) -> bool:
-            if not reaches_end:
-                return False  # most readings are early where steps are short, and it stopped growing since
-            if len(steps) >= LONG_RUN:
-                return is_leak(blocks, trend, least_slope=least_slope)
-            return is_plain_leak(points, blocks, trend, least_slope=least_slope)
+    @property
+    def looked_at(self) -> str:
+        """How many of the steps were read, in words: `after 26 of 400 steps, none of them later than step 309`."""
+        end = "" if self.read_until is None else f", none of them later than step {self.read_until:,}"
+        return f"after {len(self.steps):,} of {self.num_steps:,} steps{end}"
 
-        return cls(
-            steps=steps,
-            retained_bytes=tuple(num_bytes for _, num_bytes in retained),
-            first_steady=first_steady,
-            num_blocks=len(blocks),
-            trend=trend,
-            is_growing=is_above(LEAST_SLOPE),
-            is_growing_slowly=is_above(LEAST_SLOPE_OF_GRAPHS) and not is_above(LEAST_SLOPE),
-        )
+    @property
+    def stretch(self) -> str:
+        """The steps that what is told of growth holds for: `over the recorded steps`, `up to step 309`."""
+        return "over the recorded steps" if self.read_until is None else f"up to step {self.read_until:,}"
 
     @property
     def rise_bytes(self) -> float:
-        """What growth added to the last recorded step, and no more than the rise that was measured."""
+        """What growth added up to the last step that was read, and no more than the rise that was measured."""
         return self._rise(self.trend.slope)
 
     @property
@@ -132,7 +108,37 @@ class MemoryGrowth:
         return self._rise(self.trend.low), self._rise(self.trend.high)
 
     def _rise(self, slope: float) -> float:
-        return min(slope * (self.steps[-1] - self.steps[0]), max(self.retained_bytes) - min(self.retained_bytes))
+        return min(slope * (self.steps[-1] - self.steps[0]), max(self.sizes) - min(self.sizes))
+
+
+def steps_read(samples: Sequence[Point | None]) -> list[int]:
+    """Those outside windows."""
+    return [sample[0] for sample in samples if sample is not IN_WINDOW]
+
+
+def first_after_warm_up(steps: Sequence[int]) -> int:
+    """The place of the first step after it."""
+    return max(LEAST_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
+
+
+def fit(samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int) -> Fit:
+    """The trend of samples of these records, from place `first_steady` of those outside windows on."""
+    slope = 0.0
+    for _ in range(NUM_ALIGNMENTS):
+        points = without_window_residue(samples, slope)
+        blocks = block_minima(points[first_steady:])
+        trend = theil_sen(blocks)
+        slope = max(0.0, trend.slope)
+    steps, sizes = zip(*points, strict=True)
+    return Fit(
+        steps=steps,
+        sizes=sizes,
+        first_steady=first_steady,
+        blocks=tuple(blocks),
+        trend=trend,
+        num_steps=len(records),
+        last_step=records[-1].step,
+    )
 
 
 def without_window_residue(samples: Sequence[Point | None], slope: float) -> list[Point]:
@@ -218,25 +224,6 @@ def is_plain_leak(
     tenth = len(scatter) // 10
     spread = scatter[-1 - tenth] - scatter[tenth]
     return rise >= SHORT_LEAST_STRAIGHTNESS * farthest and rise >= SHORT_LEAST_RISE * spread
-
-
-def _samples(records: Sequence[StepRecord]) -> list[Point | None]:
-    """What each step whose memory was read leaves allocated after the optimizer."""
-    samples: list[Point | None] = []
-    for record in records:
-        sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
-        if record.window is not None:
-            samples.append(IN_WINDOW)
-        elif sizes:
-            samples.append((record.step, sizes[-1]))
-    return samples
-
-
-def _first_steady(steps: Sequence[int]) -> int:
-    """The place of the first step after warm-up; the steps from there on are enough for a trend."""
-    warm = steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])
-    least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)
-    return max(LEAST_WARM_UP, min(bisect_left(steps, warm), len(steps) - least_left))
 
 
 def _lowest(points: Sequence[Point]) -> Point:

@@ -2,14 +2,15 @@
 
 import contextlib
 
-from efprof.facts.growth import MemoryGrowth
+from efprof.facts.growth import Fit
 from efprof.facts.growth_suspects import GrowthSuspect
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.facts.sources import Sources
+from efprof.facts.sources import Sources, place_of
 from efprof.model import Evidence, Gain, Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, Severity, Table
-from efprof.units import format_about, format_bytes
+from efprof.units import format_about, format_bytes, format_interval, in_brackets
 
 MOST_HOLDERS = 5
 SOON_STEPS = 10_000
@@ -22,11 +23,11 @@ def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
     """All of it, the curve first."""
     growth, sources = run.get(MemoryGrowth), run.get(Sources)
     return (
-        growth_series(growth),
+        growth_series(growth.fit, "Memory retained after each step", "allocated"),
         sources.snippet(suspect.blame),
-        growth_numbers(growth, run.get(RunLimits)),
+        growth_numbers(growth.fit, run.get(RunLimits)),
         *holder_table(run),
-        how_growth_is_known(growth, suspect, is_counted=is_counted(run)),
+        how_growth_is_known(growth.fit, suspect, is_counted=is_counted(run)),
     )
 
 
@@ -39,64 +40,70 @@ def is_counted(run: Run) -> bool:
 
 def growth_message(run: Run, suspect: GrowthSuspect) -> str:
     """How fast, why, and where it ends."""
-    growth, limits = run.get(MemoryGrowth), run.get(RunLimits)
-    low, high = (suspect.share * end for end in (growth.trend.low, growth.trend.high))
-    slope = format_bytes(suspect.share * growth.trend.slope)
-    about = (
-        "" if format_bytes(low) == slope == format_bytes(high) else f" ({format_bytes(low)} to {format_bytes(high)})"
-    )
-    return f"Memory grows {slope} per step{about}{why_it_grows(suspect)}{_end(limits, growth)}."
+    fit, limits = run.get(MemoryGrowth).fit, run.get(RunLimits)
+    low, high = (suspect.share * end for end in (fit.trend.low, fit.trend.high))
+    slope, ends = format_bytes(suspect.share * fit.trend.slope), format_interval(low, high, "bytes")
+    rate = f"{slope} per step{in_brackets(ends)}"
+    grows = f"Memory grows {rate}" if fit.read_until is None else f"{_sentence_start(fit)}memory grew {rate}"
+    return f"{grows}{why_it_grows(suspect)}{_end(limits, fit)}."
 
 
 def growth_severity(run: Run) -> Severity:
     """By the step at which memory is used up."""
     limits = run.get(RunLimits)
-    end = limits.end_step(run.get(MemoryGrowth).trend.slope)
+    end = limits.end_step(run.get(MemoryGrowth).fit.trend.slope)
     return "high" if limits.ran_out or end < SOON_STEPS else "medium" if end < LATE_STEPS else "low"
 
 
-def growth_gain(growth: MemoryGrowth, share: float) -> Gain:
-    """What the recorded steps kept of it."""
-    low, high = growth.rise_interval
+def growth_gain(fit: Fit, share: float) -> Gain:
+    """What the recorded steps kept of it, as far as memory was read."""
+    low, high = fit.rise_interval
     return Gain(
         basis="measured bound",
-        explanation="the measured slope over the recorded steps, and no more than the rise that was measured",
-        peak_bytes=round(share * growth.rise_bytes),
+        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured",
+        peak_bytes=round(share * fit.rise_bytes),
         peak_bytes_interval=(share * low, share * high),
     )
 
 
-def growth_series(growth: MemoryGrowth) -> Series:
-    """The staircase: bytes retained after each step outside windows, the trend, and where its fit begins."""
-    ends = (float(growth.steps[growth.first_steady]), float(growth.steps[-1]))
+def growth_series(fit: Fit, title: str, label: str) -> Series:
+    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
+    ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
     measured = SeriesLine(
-        label="allocated after the step",
-        x=tuple(float(step) for step in growth.steps),
-        y=tuple(float(num_bytes) for num_bytes in growth.retained_bytes),
+        label=f"{label} after the step",
+        x=tuple(float(step) for step in fit.steps),
+        y=tuple(float(num_bytes) for num_bytes in fit.sizes),
         is_highlighted=True,
     )
-    trend = SeriesLine(label="trend", x=ends, y=tuple(growth.trend.level + growth.trend.slope * step for step in ends))
+    trend = SeriesLine(label="trend", x=ends, y=tuple(fit.trend.level + fit.trend.slope * step for step in ends))
     return Series(
-        title="Memory retained after each step",
+        title=title,
         x_label="step",
         x_unit="count",
-        y_label="allocated",
+        y_label=label,
         y_unit="bytes",
         lines=(measured, trend),
         marks=((ends[0], "fit begins"),),
     )
 
 
-def growth_numbers(growth: MemoryGrowth, limits: RunLimits) -> Numbers:
-    """The slope with its interval, the rise, and where it leads."""
-    trend = growth.trend
+def rate_numbers(fit: Fit) -> tuple[Number, ...]:
+    """The slope with its interval, and the rise."""
+    trend = fit.trend
+    return (
+        Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
+        Number(label=f"rise {fit.stretch}", value=fit.rise_bytes, unit="bytes"),
+    )
+
+
+def growth_numbers(fit: Fit, limits: RunLimits) -> Numbers:
+    """The same, and where it leads."""
     return Numbers(
         title="Growth",
         numbers=(
-            Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
-            Number(label="rise over the recorded steps", value=growth.rise_bytes, unit="bytes"),
+            *rate_numbers(fit),
             Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes"),
-            Number(label="step at which it is used up", value=limits.end_step(trend.slope), unit="count"),
+            Number(label="step at which it is used up", value=limits.end_step(fit.trend.slope), unit="count"),
         ),
     )
 
@@ -126,24 +133,44 @@ def why_it_grows(suspect: GrowthSuspect) -> str:
             assert suspect.holder is not None
             what = "tensors with their graphs" if suspect.holder.keeps_graphs else "tensors"
             return f" because `{suspect.holder.holder.path}` keeps {what}"
+        case "cycle":
+            assert suspect.cycle is not None
+            return (
+                f" because the gradient that this call gives `{suspect.cycle.tensor}` has a graph that leads back to it"
+            )
         case "survivors":
             return "; most of it is allocated by this line and still alive a step later"
     return "; what holds it is not known, so this is the line that runs backward"
 
 
-def how_growth_is_known(growth: MemoryGrowth, suspect: GrowthSuspect, *, is_counted: bool) -> Narrative:
+def how_growth_is_known(fit: Fit, suspect: GrowthSuspect, *, is_counted: bool) -> Narrative:
     """What it means, how we know, and when it is wrong."""
+    ends = format_interval(fit.trend.low, fit.trend.high, "bytes")
+    steps = "the run" if fit.read_until is None else "these steps"
     return Narrative(
         title="What it means, how we know, when it is wrong",
         paragraphs=(
             _meaning(suspect),
-            f"The lowest points of {growth.num_blocks} equal stretches after warm-up were compared: the "
-            f"median of their slopes is {format_bytes(growth.trend.slope)} per step (95 % interval "
-            f"{format_bytes(growth.trend.low)} to {format_bytes(growth.trend.high)}), and both halves of the run show "
-            f"it. {_how_the_line_is_known(suspect, is_counted=is_counted)}",
-            "A cache that is still filling at the end of the recording, or reference cycles that Python's garbage "
-            "collector has not reached yet, look the same: record more steps to tell.",
+            f"The lowest points of {len(fit.blocks)} equal stretches after warm-up were compared: the "
+            f"median of their slopes is {format_bytes(fit.trend.slope)} per step"
+            f"{in_brackets(f'95 % interval {ends}' if ends else '')}, and both halves of {steps} show it. "
+            f"{_how_the_line_is_known(suspect, is_counted=is_counted)}",
+            *unread_steps(fit),
+            "A cache that is still filling at the end of the recording, batches that get longer from step to step, or "
+            "reference cycles that Python's garbage collector has not reached yet, look the same: record more steps to "
+            "tell.",
         ),
+    )
+
+
+def unread_steps(fit: Fit) -> tuple[str, ...]:
+    """What is not known of the steps after the last one that was read; nothing where there are few."""
+    if fit.read_until is None:
+        return ()
+    return (
+        f"Memory was read after {len(fit.steps):,} steps, the last of them step {fit.read_until:,} of "
+        f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
+        "recording tells.",
     )
 
 
@@ -171,6 +198,12 @@ def _meaning(suspect: GrowthSuspect) -> str:
 
 
 def _how_the_line_is_known(suspect: GrowthSuspect, *, is_counted: bool) -> str:
+    if suspect.cycle is not None:
+        return (
+            f"By the text: each step makes `{suspect.cycle.tensor}` at {place_of(suspect.cycle.made_at)}, this call of "
+            "backward gives it a gradient with a graph, and no line takes that away. Tensor, gradient and graph keep "
+            "each other alive through C++, where Python's garbage collector does not see them."
+        )
     if suspect.holder is None and is_counted:
         return (
             "Python's objects were counted twice, and no variable of the program keeps it: a cache of a library, an "
@@ -193,10 +226,16 @@ def _how_the_line_is_known(suspect: GrowthSuspect, *, is_counted: bool) -> str:
     )
 
 
-def _end(limits: RunLimits, growth: MemoryGrowth) -> str:
+def _sentence_start(fit: Fit) -> str:
+    return f"{fit.stretch.capitalize()}, the last one whose memory was read, "
+
+
+def _end(limits: RunLimits, fit: Fit) -> str:
     if limits.ran_out:
         return f" and ended this run at step {limits.last_step:,}"
-    end, total = limits.end_step(growth.trend.slope), f"{format_bytes(limits.total_bytes)} of {limits.name}"
-    if end < SOON_STEPS:
-        return f" and will end this run at step {format_about(end)} ({total})"
-    return f"; at this rate the {total} would last until step {format_about(end)}"
+    end, total = limits.end_step(fit.trend.slope), f"{format_bytes(limits.total_bytes)} of {limits.name}"
+    if end >= SOON_STEPS:
+        return f"; at this rate the {total} would last until step {format_about(end)}"
+    if fit.read_until is not None:
+        return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
+    return f" and will end this run at step {format_about(end)} ({total})"

@@ -1,4 +1,4 @@
-"""The line to blame for memory that grows, by the best evidence there is: holder, survivors, or only the loop."""
+"""The line to blame for memory that grows, by the best evidence: holder, gradient's cycle, survivors, only the loop."""
 
 import contextlib
 from collections import Counter
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth import MemoryGrowth
+from efprof.facts.gradient_cycles import GradientCycle, GradientCycles
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.survivors import Survivors
@@ -29,9 +30,10 @@ class GrowthSuspect:
     """A line, how it is known, and the share of the measured slope that it stands for."""
 
     blame: SourceLine
-    known_by: Literal["holder", "survivors", "loop"]
+    known_by: Literal["holder", "cycle", "survivors", "loop"]
     share: float
     holder: HolderGrowth | None = None
+    cycle: GradientCycle | None = None
 
     @property
     def keeps_graphs(self) -> bool:
@@ -48,8 +50,14 @@ class GrowthSuspects:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises ThinEvidence where not even the line that calls backward is known."""
-        slope = run.get(MemoryGrowth).trend.slope
-        suspects = _by_holder(run, slope) or _by_survivors(run, slope) or _by_only_holder(run, slope) or _by_loop(run)
+        slope = run.get(MemoryGrowth).fit.trend.slope
+        suspects = (
+            _by_holder(run, slope)
+            or _by_cycle(run)
+            or _by_survivors(run, slope)
+            or _by_only_holder(run, slope)
+            or _by_loop(run)
+        )
         if not suspects:
             raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
         return cls(suspects=tuple(suspects))
@@ -80,6 +88,14 @@ def _by_holder(run: Run, slope: float) -> list[GrowthSuspect]:
         )
         for site, (growth, share) in found.items()
     ]
+
+
+def _by_cycle(run: Run) -> list[GrowthSuspect]:
+    """The only call that can be it."""
+    found = run.get(GradientCycles).found
+    if len(found) != 1:
+        return []
+    return [GrowthSuspect(blame=run.get(Sources).line(found[0].site), known_by="cycle", share=1.0, cycle=found[0])]
 
 
 def _by_survivors(run: Run, slope: float) -> list[GrowthSuspect]:

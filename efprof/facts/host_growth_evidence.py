@@ -1,13 +1,13 @@
 """What growth of host memory shows for itself: the curve, its slope, where it ends, and how the line is known."""
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth_evidence import LATE_STEPS, SOON_STEPS
+from efprof.facts.growth_evidence import LATE_STEPS, SOON_STEPS, growth_series, rate_numbers, unread_steps
 from efprof.facts.host_growth import HostGrowth
 from efprof.facts.host_growth_lines import HostGrowthLines
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.model import Evidence, Narrative, Number, Numbers, Series, SeriesLine, Severity, Table
-from efprof.units import format_about, format_bytes
+from efprof.model import Evidence, Narrative, Number, Numbers, Series, Severity, Table
+from efprof.units import format_about, format_bytes, format_interval, in_brackets
 
 MOST_LINES = 8
 KEPT_SHARE = 0.01
@@ -29,8 +29,8 @@ def host_growth_evidence(run: Run) -> tuple[Evidence, ...]:
 def host_growth_message(run: Run) -> str:
     """How fast, why, and where it ends."""
     growth, lines = run.get(HostGrowth), run.get(HostGrowthLines)
-    trend, total = growth.trend, _total_bytes(run)
-    slope = f"{format_bytes(trend.slope)} per step ({format_bytes(trend.low)} to {format_bytes(trend.high)})"
+    trend, total = growth.fit.trend, _total_bytes(run)
+    slope = f"{format_bytes(trend.slope)} per step{in_brackets(format_interval(trend.low, trend.high, 'bytes'))}"
     what = "memory outside of tensors" if growth.is_heap_read else "memory on the host"
     why = "what holds it is not known, so this is the line that runs backward"
     if lines.name is not None:
@@ -50,7 +50,7 @@ def host_growth_severity(run: Run) -> Severity:
 def most_steps_kept(run: Run) -> int | None:
     """How many steps' worth takes a hundredth of the host's memory; None where its size is not known."""
     total = _total_bytes(run)
-    return max(1, int(KEPT_SHARE * total / run.get(HostGrowth).trend.slope)) if total else None
+    return max(1, int(KEPT_SHARE * total / run.get(HostGrowth).fit.trend.slope)) if total else None
 
 
 def _total_bytes(run: Run) -> int:
@@ -61,37 +61,20 @@ def _total_bytes(run: Run) -> int:
 def _end_step(run: Run) -> int:
     growth = run.get(HostGrowth)
     resident = next((one.rss_bytes for one in reversed(read_steps(run.rank_folder)[0]) if one.rss_bytes), 0)
-    return growth.steps[-1] + int(max(0, _total_bytes(run) - resident) / growth.trend.slope)
+    return growth.fit.last_step + int(max(0, _total_bytes(run) - resident) / growth.fit.trend.slope)
 
 
 def _series(growth: HostGrowth) -> Series:
-    ends = (float(growth.steps[growth.first_steady]), float(growth.steps[-1]))
-    measured = SeriesLine(
-        label="resident after the step",
-        x=tuple(float(step) for step in growth.steps),
-        y=tuple(float(num_bytes) for num_bytes in growth.outside_bytes),
-        is_highlighted=True,
-    )
-    trend = SeriesLine(label="trend", x=ends, y=tuple(growth.trend.level + growth.trend.slope * step for step in ends))
-    return Series(
-        title="Memory of the process outside of tensors and the C heap, after each step"
+    title = (
+        "Memory of the process outside of tensors and the C heap, after each step"
         if growth.is_heap_read
-        else "Resident memory of the process after each step",
-        x_label="step",
-        x_unit="count",
-        y_label="resident",
-        y_unit="bytes",
-        lines=(measured, trend),
-        marks=((ends[0], "fit begins"),),
+        else "Resident memory of the process after each step"
     )
+    return growth_series(growth.fit, title, "resident")
 
 
 def _numbers(run: Run, growth: HostGrowth) -> Numbers:
-    trend = growth.trend
-    numbers = [
-        Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
-        Number(label="rise over the recorded steps", value=growth.rise_bytes, unit="bytes"),
-    ]
+    numbers = list(rate_numbers(growth.fit))
     if _total_bytes(run):
         numbers += [
             Number(label="memory of the host", value=float(_total_bytes(run)), unit="bytes"),
@@ -125,8 +108,9 @@ def _narrative(growth: HostGrowth, lines: HostGrowthLines) -> Narrative:
         paragraphs=(
             "Every step leaves memory behind that no tensor explains: Python's small objects (numbers, short texts, "
             "lists, dictionaries) lie in memory of their own, which no counter of an allocator shows.",
-            f"The lowest points of {growth.num_blocks} equal stretches after warm-up were compared: the median of "
-            f"their slopes is {format_bytes(growth.trend.slope)} per step. {line}",
+            f"The lowest points of {len(growth.fit.blocks)} equal stretches after warm-up were compared: the median of "
+            f"their slopes is {format_bytes(growth.fit.trend.slope)} per step. {line}",
+            *unread_steps(growth.fit),
             "A cache that is still filling, files that are mapped into memory and read for the first time, or a heap "
             "that breaks into pieces look the same: record more steps to tell.",
         ),

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Self
 
 from efprof.artifacts.events import Event, WindowClosed, read_events
-from efprof.facts.growth import MemoryGrowth
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
 from efprof.facts.stall_lines import StallLines
@@ -161,7 +161,7 @@ def _growth_bytes_per_step(run: Run) -> float | None:
         growth = run.get(MemoryGrowth)
     except ThinEvidence:
         return None
-    return growth.trend.slope if growth.is_growing else 0.0
+    return growth.fit.trend.slope if growth.is_growing else 0.0
 
 
 def _timeline(times: StepTimes) -> Timeline:

@@ -33,7 +33,7 @@ def retaining_call(sources: Sources, site: str) -> RetainingCall | None:
     if len(calls) != 1:
         return None
     given = {keyword.arg: keyword.value for keyword in calls[0].keywords}
-    arguments = tuple(name for name in (RETAIN, CREATE) if _is_true(given.get(name)))
+    arguments = tuple(name for name in (RETAIN, CREATE) if is_true(given.get(name)))
     is_told_not_to = (
         RETAIN in given and RETAIN not in arguments
     )  # a variable, or False: whether it is kept is not known
@@ -48,10 +48,23 @@ def graph_making_line(sources: Sources, file: str) -> int | None:
     lines = [
         node.lineno
         for node in (ast.walk(tree) if tree else ())
-        if isinstance(node, ast.Call) and _called(node) == "grad"
-        if any(keyword.arg == CREATE and _is_true(keyword.value) for keyword in node.keywords)
+        if isinstance(node, ast.Call) and called(node) == "grad"
+        if any(keyword.arg == CREATE and is_true(keyword.value) for keyword in node.keywords)
     ]
     return min(lines, default=None)
+
+
+def called(call: ast.Call) -> str | None:
+    """The last name of what is called."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return None
+
+
+def is_true(value: ast.expr | None) -> bool:
+    """Whether it is the literal `True`."""
+    return isinstance(value, ast.Constant) and value.value is True
 
 
 def _backward_calls(tree: ast.Module | None, line: int) -> list[ast.Call]:
@@ -59,16 +72,5 @@ def _backward_calls(tree: ast.Module | None, line: int) -> list[ast.Call]:
         node
         for node in (ast.walk(tree) if tree else ())
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if _called(node) in BACKWARD_NAMES
+        if called(node) in BACKWARD_NAMES
     ]
-
-
-def _called(call: ast.Call) -> str | None:
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return None
-
-
-def _is_true(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Constant) and value.value is True

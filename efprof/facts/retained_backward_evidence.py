@@ -116,9 +116,10 @@ def _how_much(replay: GraphReplay | None) -> str:
             "No allocation window was recorded together with these calls, so that no gain is claimed; it is at most "
             "what the forward pass leaves behind."
         )
-    least, most = replay.saved_interval
+    least, most = map(format_bytes, replay.saved_interval)
+    doubt = f"if all did, {least} would be saved, if none did, {most}" if least != most else f"it is {least} either way"
     return (
         "The recorded allocations were replayed with every block of the graph released when backward had run the "
-        "operation that made it. Whether an operation needs its own result for that is known for the common ones; if "
-        f"all did, {format_bytes(least)} would be saved, if none did, {format_bytes(most)}."
+        "operation that made it. Whether an operation needs its own result for that is known for the common ones; "
+        f"{doubt}."
     )

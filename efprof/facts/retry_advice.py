@@ -14,9 +14,13 @@ from efprof.model import NotRecorded, UnreadableInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryTrials:
-    """A device's history under the recorded settings and under others, on a device as large as the real one."""
+    """A device's history under the recorded settings and under others, on a device as large as the real one.
+
+    `num_recorded` are the retries under the recorded settings from the start that the others have.
+    """
 
     what_if: WhatIf
+    num_recorded: int
     trials: tuple[Trial, ...]
     best: Trial
 
@@ -45,7 +49,7 @@ def _try(device: DeviceHistory, capacity: int | None) -> RetryTrials | None:
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
     """
     what_if = device.what_if if capacity is None else WhatIf(device.history, capacity=capacity)
-    recorded = what_if.recorded.calls.num_retries
+    recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
     if not recorded:
         return None
     candidates = worth_a_try(what_if)
@@ -55,7 +59,9 @@ def _try(device: DeviceHistory, capacity: int | None) -> RetryTrials | None:
     served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
     fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
     best = min(fewer, key=_cost, default=None)
-    return None if best is None else RetryTrials(what_if=what_if, trials=tuple(trials), best=best)
+    if best is None:
+        return None
+    return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
 
 
 def _cost(trial: Trial) -> tuple[int, int]:

@@ -3,13 +3,13 @@
 from collections import Counter
 
 from efprof.facts.allocation_retries import AllocationRetries
+from efprof.facts.device_evidence import DEFAULT, recorded_rows
 from efprof.facts.retry_advice import RetryAdvice, RetryTrials
 from efprof.facts.sources import place_of
 from efprof.model import Evidence, Narrative, Number, Numbers, Series, SeriesLine, Table
-from efprof.units import format_ms
+from efprof.units import format_interval, format_ms, in_brackets
 
 MOST_LINES = 6
-DEFAULT = "torch's default"
 
 
 def retry_evidence(retries: AllocationRetries, sites: Counter[str | None], advice: RetryAdvice) -> tuple[Evidence, ...]:
@@ -25,7 +25,8 @@ def how_much_slower(retries: AllocationRetries) -> str:
     low, high = retries.slower_interval_ms
     if low <= 0:
         return "; steps with a retry take no longer that could be told"
-    return f"; such a step takes {format_ms(retries.slower_ms)} longer ({format_ms(low)} to {format_ms(high)})"
+    ends = in_brackets(format_interval(low, high, "ms"))
+    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 
 def _series(retries: AllocationRetries) -> Series:
@@ -85,7 +86,7 @@ def _requests(sites: Counter[str | None]) -> tuple[Table, ...]:
 
 def _trials(tried: RetryTrials) -> Table:
     """The recorded settings first."""
-    outcomes = [(f"{tried.what_if.recorded_configuration or DEFAULT} (as recorded)", tried.what_if.recorded)]
+    outcomes = recorded_rows(tried.what_if)
     outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in tried.trials]
     return Table(
         title="The recorded requests under other settings (PYTORCH_CUDA_ALLOC_CONF)",

@@ -9,11 +9,15 @@ from efprof.facts.run import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLimits:
-    """The memory that training allocates from; `used_bytes` of it at the last step, all of the process's."""
+    """The memory that training allocates from; `used_bytes` of it at `used_step`, the last one that was read.
+
+    What is used on the host is all of the process's.
+    """
 
     name: str
     total_bytes: int
     used_bytes: int
+    used_step: int
     last_step: int
     num_steps: int
     ran_out: bool
@@ -24,14 +28,18 @@ class RunLimits:
         records = read_steps(run.rank_folder)[0]
         host = run.run_file.host
         is_device = bool(run.run_file.devices) and "CUDA" in run.run_file.memory_source
-        read = next((record.memory for record in reversed(records) if record.memory), None)  # not of every short step
-        on_device = read[-1].allocated_bytes if read else 0
-        # Steps that a killed run left in steps.pending have none.
-        resident = next((record.rss_bytes for record in reversed(records) if record.rss_bytes), 0)
+        # Not every short step is read, and none of those that a killed run left in steps.pending.
+        used = [
+            (record.memory[-1].allocated_bytes if is_device else record.rss_bytes, record.step)
+            for record in records
+            if (record.memory if is_device else record.rss_bytes)
+        ]
+        used_bytes, used_step = used[-1] if used else (0, 0)
         return cls(
             name=run.run_file.devices[0].name if is_device else "the host",
             total_bytes=run.run_file.devices[0].total_bytes if is_device else host.total_bytes if host else 0,
-            used_bytes=on_device if is_device else resident,
+            used_bytes=used_bytes,
+            used_step=used_step,
             last_step=records[-1].step if records else 0,
             num_steps=len(records),
             ran_out=run.run_file.ended == "out_of_memory",
@@ -39,7 +47,8 @@ class RunLimits:
 
     def end_step(self, bytes_per_step: float) -> int:
         """The step at which memory that grows so fast is used up."""
-        return self.last_step + max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
+        steps_left = max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
+        return max(self.last_step, self.used_step + steps_left)
 
     def most_kept(self, bytes_each: float) -> int:
         """How many pieces of that size take a hundredth of the memory."""

@@ -4,6 +4,7 @@ from efprof.facts.slowdown import Slowdown
 from efprof.facts.slowdown_line import SlowdownLines
 from efprof.facts.step_times import StepTimes
 from efprof.model import STAGES, Evidence, Narrative, Series, SeriesLine, Table
+from efprof.units import format_ms
 
 
 def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: SlowdownLines) -> tuple[Evidence, ...]:
@@ -14,6 +15,20 @@ def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: SlowdownLines
         *((_line_table(slowdown, lines),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
+
+
+def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
+    """How much longer a step takes, in which stage, by which line, and how sure that is."""
+    early, late, line = slowdown.early, slowdown.late, lines.line
+    took = f"A step takes {format_ms(early.typical_ms)} in steps {early.first_step} to {early.last_step} and "
+    took += f"{format_ms(late.typical_ms)} in steps {late.first_step} to {late.last_step}; the {slowdown.stage} "
+    took += "stage grew most"
+    if line is None:
+        reason = lines.reason.removesuffix(".")
+        return f"{took}; which line makes it grow is not known ({reason}), or the steps themselves became larger."
+    through = f", which goes through `{line.container.name}`" if line.container else ""
+    doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
+    return f"{took}, by this line{through}{doubt}."
 
 
 def _series(times: StepTimes, slowdown: Slowdown) -> Series:
@@ -97,7 +112,8 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
             "The work of a step depends on how many steps came before it, so it goes on growing.",
             f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
             f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
-            "It is wrong where the later batches are larger, as in data sorted by length or a curriculum, or where the "
-            "machine became busier for one kind of work only.",
+            "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
+            "micro-batches and allocation windows tell of that as far as they were recorded, but not how long each "
+            "sample is. It is wrong too where the machine became busier for one kind of work only.",
         ),
     )

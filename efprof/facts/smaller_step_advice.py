@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from efprof.facts.growth import MemoryGrowth
+from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.smaller_step import Shortage
@@ -61,9 +61,10 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
     with contextlib.suppress(ThinEvidence, NotRecorded):
         growth = run.get(MemoryGrowth)
         if growth.is_growing:
+            slope = format_bytes(growth.fit.trend.slope)
             return (
-                f"Memory grew by {format_bytes(growth.trend.slope)} with every step until it was full: mend the line "
-                "that keeps it, which the finding about growing memory names; a smaller batch only puts the end off."
+                f"Memory grew by {slope} with every step until it was full: mend the line that keeps it, which the "
+                "finding about growing memory names; a smaller batch only puts the end off."
             )
     if shortage.stage == "optimizer":
         return (

@@ -55,16 +55,16 @@ def keep_without_graph(statement: KeepingStatement, lines: Sequence[str], tree: 
     )
 
 
-def keep_fewer(statement: KeepingStatement, most_kept: int) -> Fix:
-    """Bound what grows although no graph hangs on it; how much of it the program needs, only a person knows."""
+def keep_fewer(name: str, kind: str, most_kept: int) -> Fix:
+    """Bound the holder `name` of type `kind`, which keeps no graph; only a person knows how much of it is needed."""
     how = {
         "list": f"make it `collections.deque(maxlen={most_kept})`, ",
         "deque": f"give it `maxlen={most_kept}`, ",
         "dict": f"drop the oldest entries beyond {most_kept}, ",
         "Tensor": "write it to disk every so often, ",
-    }.get(statement.kind, "")
+    }.get(kind, "")
     return Fix(
-        summary=f"Bound `{statement.name}`: {how}keep numbers instead of tensors (`.item()`), or move what is kept "
+        summary=f"Bound `{name}`: {how}keep numbers instead of tensors (`.item()`), or move what is kept "
         f"off the device (`.cpu()`). {most_kept} of them take 1 % of the memory there is.",
         applicability="manual",
     )

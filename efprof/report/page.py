@@ -23,7 +23,7 @@ from efprof.model import (
 from efprof.report.alternative_bars import AlternativeBars, alternative_bars
 from efprof.report.chart import Chart, TrackChart, has_curve
 from efprof.report.evidence_charts import series_chart, tracks_chart
-from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings, share_of
+from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
 from efprof.report.segment_picture import SegmentPicture, segment_picture
 from efprof.report.timeline_charts import memory_chart, number_charts, time_chart
 from efprof.report.wording import anchor_of, change_name, change_sides, count_of, gain_verb, show, show_interval
@@ -252,8 +252,9 @@ def _gain_lines(finding: Finding, report: Report) -> tuple[GainLine, ...]:
         details = _joined(show_interval(gain.step_ms_interval, "ms"), share, "of the median step")
         lines.append(GainLine(amount=f"{gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details=details))
     if gain.peak_bytes is not None:
-        share = share_of(gain.peak_bytes, peak_bytes(report))
-        details = _joined(show_interval(gain.peak_bytes_interval, "bytes"), share, "of the peak")
+        share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
+        whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
+        details = _joined(show_interval(gain.peak_bytes_interval, "bytes"), share, whole)
         amount = f"{gain_verb(gain)} {show(gain.peak_bytes, 'bytes')} of peak memory"
         lines.append(GainLine(amount=amount, details=details))
     return tuple(lines)

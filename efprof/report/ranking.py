@@ -6,6 +6,8 @@ from typing import Final
 
 from efprof.model import Finding, Report, Severity
 
+MOST_UNREAD_SHARE: Final = 0.1
+"""Of the run: memory that was last read before that is told of up to that step only."""
 SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -42,6 +44,16 @@ def peak_bytes(report: Report) -> int | None:
     sampled = [sample.allocated_bytes for sample in report.measurements.timeline.memory]
     within = [metric.samples for metric in report.measurements.metrics if metric.name == "window_peak_bytes"]
     return max([*sampled, *(int(peak) for peaks in within for peak in peaks)], default=None)
+
+
+def last_read_step(report: Report) -> int | None:
+    """The last step that the peak was looked for in, where the run went on for long after it; None elsewhere."""
+    timeline = report.measurements.timeline
+    if not timeline.steps or not timeline.memory:
+        return None
+    first, end = timeline.steps[0].step, timeline.steps[-1].step
+    last = max(sample.step for sample in timeline.memory)
+    return last if end - last > MOST_UNREAD_SHARE * (end - first) else None
 
 
 def share_of(saving: float | None, whole: float | None) -> float | None:

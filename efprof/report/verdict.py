@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from efprof.model import Report, RunIdentity, SourceLine
 from efprof.report.ending import BAD_ENDINGS, FOREIGN, ending_sentence, error_phrase, next_after_ending
-from efprof.report.ranking import RankedFinding, median_step_ms, peak_bytes, rank_findings
+from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings
 from efprof.report.wording import count_of, device_phrase, one_line, sentence, show, source_phrase
 from efprof.units import format_share
 
@@ -99,7 +99,8 @@ def revision(run: RunIdentity) -> str:
 def measured_phrase(report: Report) -> str:
     """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
     peak, source = show(peak_bytes(report), "bytes"), source_phrase(report.measurements.memory_source)
-    counted = f" read from {source}" if source else ""
+    counted, last = f" read from {source}" if source else "", last_read_step(report)
+    counted += "" if last is None else f" up to step {last:,}"
     return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
 
 

@@ -49,8 +49,8 @@ def show(value: float | None, unit: str) -> str:
 
 
 def show_interval(interval: tuple[float, float] | None, unit: str) -> str:
-    """`10.1 ms to 14.0 ms`; empty where there is none."""
-    return f"{show(interval[0], unit)} to {show(interval[1], unit)}" if interval else ""
+    """`10.1 ms to 14.0 ms`; empty where there is none, and where it reads as no interval."""
+    return units.format_interval(*interval, unit) if interval else ""
 
 
 def sentence(text: str) -> str:
@@ -124,4 +124,4 @@ def anchor_of(key: str) -> str:
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None, unit: str) -> str:
-    return show(value, unit) + (f" ({show_interval(interval, unit)})" if interval else "")
+    return show(value, unit) + units.in_brackets(show_interval(interval, unit))

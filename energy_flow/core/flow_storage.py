@@ -2,8 +2,8 @@
 
 A flow step makes new tensors and writes into none. Under autograd it must: what backward needs of a step may not be
 written over, and steps that write into slices of one block do just that in autograd's eyes. Without autograd, steps
-that write into one pre-allocated set took 0 to 6 % longer on the CPU (debug, cpu_demo and experiment sizes), a copy
-each, since torch's allocators already hand out the same memory again.
+that write into one pre-allocated set took from 3 % less to 6 % longer on the CPU (debug, cpu_demo and experiment
+sizes), no faster beyond noise: torch's allocators already hand out the same memory again.
 """
 
 from typing import NamedTuple

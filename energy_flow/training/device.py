@@ -77,7 +77,7 @@ def given_up_on(device: torch.device, runtime: RuntimeConfig) -> list[str]:
         losses.append("landed flows stay in the computation, and values are read by waiting for the step before")
         losses.append("checked on no such device")
     elif runtime.precision != "float32":
-        losses.append(f"{runtime.precision} runs, but is slower than float32 on most processors")
+        losses.append(f"{runtime.precision} saves memory, but time only where the processor computes in it")
     return losses
 
 

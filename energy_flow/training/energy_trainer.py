@@ -77,6 +77,8 @@ class EnergyTrainer:
                 if self.num_batches % config.training.accumulation == 0:
                     self._pause_when_due(metrics, held_out)
             with metrics.between_steps():
+                if self.gradients.detail is not None:
+                    _tell_layers(self.gradients.detail.drain())
                 self._validate(held_out)
                 self.save()
         if processes.is_first:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.run_file import Device
+from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.allocation_retries import allocation_retries
 from efprof.facts.allocation_retries import AllocationRetries
@@ -51,8 +52,12 @@ def steps_with(
 
 
 def run_of(folder: Path, steps: list[StepRecord], *programs: Program) -> Run:
+    return run_with(folder, steps, *(program.snapshot() for program in programs))
+
+
+def run_with(folder: Path, steps: list[StepRecord], *snapshots: Snapshot) -> Run:
     return write_run(
-        folder, steps=steps, sources={"train.py": TRAIN}, snapshots=[program.snapshot() for program in programs],
+        folder, steps=steps, sources={"train.py": TRAIN}, snapshots=snapshots,
         devices=[GPU], memory_source="CUDA allocator",
     )  # fmt: skip
 
@@ -145,6 +150,18 @@ def test_an_emptied_cache_is_no_retry(tmp_path: Path) -> None:
         program.empty_cache()
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), program))
     assert str(finding.blame) == "train.py:5", "the history holds no retry, so the stage's line it is"
+
+
+def test_a_setting_is_not_praised_for_starting_without_what_was_cached_before(tmp_path: Path) -> None:
+    """The one retry gives back what lay there when the recording began: no setting, started cold, has any."""
+    program = Program(AllocatorSettings(), capacity=GPU_BYTES)
+    program.free(program.at(OUTPUT).malloc(300 * MIB))
+    first_entry = len(program.entries)
+    program.at(CACHE).malloc(400 * MIB)
+    finding = only_finding(
+        run_with(tmp_path / "run", steps_with(every_third), program.snapshot(first_entry=first_entry))
+    )
+    assert "No setting of the allocator is known to spare it" in finding.fix.summary
 
 
 def test_a_step_in_a_window_counts_for_the_counter_and_not_as_a_steady_step(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from efprof.audits.growing_host_memory import growing_host_memory
 from efprof.audits.memory_growth import memory_growth
 from efprof.facts.run import Run
 from efprof.model import Finding, NotRecorded, Series, Table, ThinEvidence
-from efprof.units import MIB
+from efprof.units import KIB, MIB
 from tests.builders import GPU, make_step, write_run
 
 TRAIN = """\
@@ -56,7 +56,7 @@ def test_it_blames_the_line_that_fills_what_nothing_empties(tmp_path: Path) -> N
     finding = only_finding(run_of(tmp_path / "run", growing()))
     assert str(finding.blame) == "train.py:8"
     assert finding.headline == "`log` fills the host's memory"
-    assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step ")
+    assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step: ")
     assert "deque(maxlen=...)" in finding.fix.summary
 
 
@@ -119,6 +119,26 @@ def test_never_both_for_what_keeps_tensors_and_python_objects(tmp_path: Path) ->
     assert len(memory_growth(run).findings) == 1
 
 
+@pytest.mark.parametrize("tensor_bytes", [16 * KIB, 900 * KIB])
+def test_a_smaller_leak_of_tensors_does_not_hide_a_larger_one_of_the_hosts(tensor_bytes: int, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", growing(tensor_bytes=tensor_bytes))
+    assert str(only_finding(run).blame) == "train.py:8"
+    assert len(memory_growth(run).findings) == 1
+
+
+def test_where_it_gives_way_it_says_that_there_is_growth(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB))
+    assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
+
+
+def test_a_gain_is_told_up_to_the_last_step_that_was_read(tmp_path: Path) -> None:
+    steps = growing(160)
+    for step in steps[120:]:
+        step.memory = []
+    finding = only_finding(run_of(tmp_path / "run", steps))
+    assert "of host memory up to step 119;" in finding.gain.explanation
+
+
 def test_a_heap_that_breaks_into_pieces_is_no_growth_of_objects(tmp_path: Path) -> None:
     steps = growing(python_bytes=0)
     for step in steps:
@@ -131,7 +151,7 @@ def test_a_heap_that_breaks_into_pieces_is_no_growth_of_objects(tmp_path: Path) 
 def test_what_is_level_or_rises_little_is_silent(python_bytes: float, tmp_path: Path) -> None:
     examination = growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=python_bytes)))
     assert examination.findings == ()
-    assert examination.looked_at == "memory of the host after 119 steps"
+    assert examination.looked_at == "memory of the host after 119 of 120 steps"
 
 
 def test_a_cache_that_is_full_by_half_time_is_silent(tmp_path: Path) -> None:

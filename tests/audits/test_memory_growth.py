@@ -1,18 +1,23 @@
 """memory_growth: tells of growth that no variable explains, is silent where one does, abstains on little."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.holders import HolderCensus
+from efprof.artifacts.steps import StepRecord
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import Table, ThinEvidence
+from efprof.facts.run import Run
+from efprof.model import Examination, Table, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, census, leaking_steps
 from tests.builders import START_NS, write_run
+
+Audit = Callable[[Run], Examination]
 
 
 def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own(tmp_path: Path) -> None:
@@ -56,6 +61,34 @@ def test_without_a_census_the_line_whose_allocations_survive_is_blamed(tmp_path:
     assert finding.fix.applicability == "manual"
 
 
+PENALTY = """\
+def train(model, loader, optimizer):
+    for x in loader:
+        x.requires_grad_()
+        out = model(x).sum()
+        out.backward(create_graph=True)
+        x.grad.square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_on_the_call_that_made_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": PENALTY})
+    (finding,) = memory_growth(run).findings
+    assert str(finding.blame) == "train.py:5"
+    assert finding.headline == "`x.grad` leads back to its own tensor"
+    assert "because the gradient that this call gives `x` has a graph that leads back to it" in finding.message
+    assert "`x.grad = None`" in finding.fix.summary
+    assert "each step makes `x` at train.py:3" in str(finding.evidence)
+
+
+def test_a_variable_that_is_seen_to_keep_it_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
+    text = PENALTY.replace("    for x", "    history = []\n    for x") + "        history.append(out)\n"
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": text}, censuses=[census()])
+    assert memory_growth(run).findings == ()
+    assert len(retained_graph(run).findings) == 1
+
+
 def test_a_holder_that_explains_little_of_the_slope_is_not_blamed(tmp_path: Path) -> None:
     small = census(graph_bytes_before=0, graph_bytes_after=0)
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[small])
@@ -76,5 +109,61 @@ def test_steady_memory_is_silent(tmp_path: Path) -> None:
 
 
 def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
-    with pytest.raises(ThinEvidence, match="10 steps"):
+    with pytest.raises(ThinEvidence, match=r"after 10 of 10 steps outside windows, a trend needs 20; record a longer"):
         memory_growth(write_run(tmp_path, steps=leaking_steps(10)))
+
+
+def test_a_run_whose_windows_take_the_readings_names_the_option_that_leaves_them(tmp_path: Path) -> None:
+    steps = leaking_steps(24)
+    for step in steps[4:12]:
+        step.window = "trace-1"
+    with pytest.raises(ThinEvidence, match=r"after 16 of 24 steps .* 'efprof record --windows none'"):
+        memory_growth(write_run(tmp_path, steps=steps))
+
+
+def test_a_run_whose_memory_was_never_read_is_not_judged(tmp_path: Path) -> None:
+    steps = leaking_steps(60)
+    for step in steps:
+        step.memory = []
+    with pytest.raises(ThinEvidence, match=r"after 0 of 60 steps .* short steps are read now and then"):
+        memory_growth(write_run(tmp_path, steps=steps))
+
+
+def read_early(*, bytes_per_step: int = MIB) -> list[StepRecord]:
+    """240 steps, of which the first forty are read, as short ones are."""
+    steps = leaking_steps(240, bytes_per_step)
+    for step in steps[40:]:
+        step.memory = []
+    return steps
+
+
+@pytest.mark.parametrize("audit", [memory_growth, retained_graph, growing_tensors])
+def test_what_passes_says_how_many_steps_were_read(audit: Audit, tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole", steps=leaking_steps(bytes_per_step=0))
+    assert audit(whole).looked_at == "memory retained after 60 of 60 steps"
+    early = write_run(tmp_path / "early", steps=read_early(bytes_per_step=0))
+    assert audit(early).looked_at == "memory retained after 40 of 240 steps, none of them later than step 39"
+
+
+def test_growth_that_is_known_early_only_is_told_up_to_there(tmp_path: Path) -> None:
+    (finding,) = memory_growth(write_run(tmp_path, steps=read_early(), sources={"train.py": TRAIN})).findings
+    assert finding.message.startswith(
+        "Up to step 39, the last one whose memory was read, memory grew 1.00 MiB per step; what holds it"
+    )
+    assert "the measured slope up to step 39," in finding.gain.explanation
+    assert finding.gain.peak_bytes == 39 * MIB
+    assert "rise up to step 39" in str(finding.evidence)
+    assert "Whether it went on growing is not known" in str(finding.evidence)
+
+
+def test_early_growth_that_would_end_the_run_is_told_as_a_condition(tmp_path: Path) -> None:
+    steps = read_early(bytes_per_step=64 * MIB)
+    (finding,) = memory_growth(write_run(tmp_path, steps=steps, sources={"train.py": TRAIN})).findings
+    assert "; if it goes on, it ends this run at step " in finding.message
+
+
+def test_growth_that_is_known_to_the_end_is_told_of_the_whole_run(tmp_path: Path) -> None:
+    (finding,) = memory_growth(write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})).findings
+    assert finding.message.startswith("Memory grows 1.00 MiB per step")
+    assert "over the recorded steps" in finding.gain.explanation
+    assert "Whether it went on growing" not in str(finding.evidence)

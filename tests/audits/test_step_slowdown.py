@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
+from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.model import NotRecorded, ThinEvidence
-from tests.builders import GPU, loader_built, make_steps, trace_event, write_run
+from tests.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
 def main():
@@ -119,7 +120,68 @@ def test_steps_of_equal_length_are_silent(tmp_path):
 def test_without_windows_the_stage_s_line_is_shown_and_the_line_said_to_be_unknown(tmp_path):
     (finding,) = examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s)).findings
     assert str(finding.blame) == "train.py:7"
-    assert "which line makes it grow is not known: trace-<n>.json.gz is missing" in finding.message
+    assert "which line makes it grow is not known (trace-<n>.json.gz is missing" in finding.message
+    assert finding.message.endswith(", or the steps themselves became larger.")
+
+
+def test_a_line_that_goes_through_nothing_may_have_had_more_to_do(tmp_path):
+    traces = (window_of(5, 0.1, model_ms=2.0), window_of(60, 0.1, model_ms=24.0))
+    (finding,) = examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings
+    assert str(finding.blame) == "train.py:3"
+    assert finding.message.endswith("by this line, unless the steps themselves became larger.")
+
+
+@pytest.mark.parametrize(("field", "name"), [("samples", "samples"), ("micro_batches", "micro-batches")])
+def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
+    steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
+    for step in steps:
+        setattr(step, field, 16 + step.step // 4)
+    with pytest.raises(ThinEvidence, match=rf"but a step has 41 {name} there instead of 22"):
+        examine(tmp_path / "run", steps)
+
+
+def test_more_samples_that_explain_little_of_it_do_not_excuse_it(tmp_path):
+    steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
+    for step in steps:
+        step.samples = 100 + step.step // 10
+    assert len(examine(tmp_path / "run", steps).findings) == 1
+
+
+def test_more_samples_do_not_excuse_a_line_that_goes_through_what_gets_longer(tmp_path):
+    steps = steps_with(other_ms=grows)
+    for step in steps:
+        step.samples = 16 + step.step
+    (finding,) = examine(tmp_path / "run", steps, traces=GROWING_LINE).findings
+    assert str(finding.blame) == "train.py:5"
+
+
+def allocated_in(step, **bytes_by_line):
+    """What lines of the forward pass of a step allocate, each in a stack of its own."""
+    return [
+        AllocationEvent(
+            time_ns=START_NS + step * 1_000_000_000 + 2_000_000 + place,
+            address=100 * step + place,
+            num_bytes=num_bytes,
+            operation="aten::addmm",
+            stack=(f"train.py:{line.removeprefix('line_')}:main",),
+            forward_stack=(),
+            modules=(),
+            is_backward=False,
+        )
+        for place, (line, num_bytes) in enumerate(bytes_by_line.items(), start=1)
+    ]
+
+
+def test_lines_that_all_allocate_more_show_longer_data(tmp_path):
+    windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=16_000, line_6=3000))
+    with pytest.raises(ThinEvidence, match=r"lines of the forward pass allocate 3\.00x as much there"):
+        examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
+
+
+def test_one_line_that_allocates_more_does_not(tmp_path):
+    windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=4000, line_6=9000))
+    run = examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
+    assert len(run.findings) == 1
 
 
 def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):

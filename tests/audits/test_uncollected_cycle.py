@@ -12,7 +12,7 @@ from efprof.audits.memory_growth import memory_growth
 from efprof.audits.uncollected_cycle import uncollected_cycle
 from efprof.facts.cycle_sawtooth import CycleSawtooth
 from efprof.facts.run import Run
-from efprof.model import CodeEdit, Finding, NotRecorded
+from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import leaking_steps
 from tests.builders import START_NS, make_step, write_run
@@ -244,3 +244,8 @@ def test_a_sawtooth_is_no_growth(num_steps: int, tmp_path: Path) -> None:
 def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
         uncollected_cycle(write_run(tmp_path / "run", steps=[make_step(0)]))
+
+
+def test_a_run_without_any_collection_is_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
+        uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))

@@ -134,6 +134,26 @@ def test_each_setting_that_is_asked_for_is_tried(snapshot: Path) -> None:
     assert device["best"] == "expandable_segments:True"
 
 
+def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_path: Path) -> None:
+    recording, path = Recording(AllocatorSettings()), tmp_path / "warm.pickle"
+    recording.free(recording.malloc(100 * MIB))
+    first_entry = len(recording.entries)
+    recording.malloc(5 * MIB)
+    write_snapshot(path, recording.snapshot(first_entry=first_entry))
+    (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
+    assert device["recorded"]["peak_reserved_bytes"] == 100 * MIB
+    assert device["recorded_cold"]["peak_reserved_bytes"] == 20 * MIB
+    text = run(allocator, "what-if", path).output
+    assert "  as recorded, cold " in text
+    assert "compare them with 'as recorded, cold'" in text
+
+
+def test_a_recording_that_began_cold_has_no_such_row(snapshot: Path) -> None:
+    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
+    assert device["recorded_cold"] is None
+    assert "cold" not in run(allocator, "what-if", snapshot).output
+
+
 def test_settings_that_hurt_or_do_nothing_are_said_to(snapshot: Path) -> None:
     words = ("--conf", "expandable_segments:True,max_split_size_mb:64", "--conf", "garbage_collection_threshold:0.8")
     text = run(allocator, "what-if", snapshot, *words).output

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device_evidence import trial_bars
+from efprof.facts.device_evidence import trial_bars, trial_table
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.segment_evidence import segment_map
 from efprof.model import SourceLine
@@ -14,8 +14,8 @@ from tests.facts.allocator.recording import Recording
 DEFAULT = AllocatorSettings()
 
 
-def device_of(folder: Path, recording: Recording) -> DeviceHistory:
-    snapshots = [recording.snapshot()]
+def device_of(folder: Path, recording: Recording, *, first_entry: int = 0) -> DeviceHistory:
+    snapshots = [recording.snapshot(first_entry=first_entry)]
     run = write_run(
         folder, steps=make_steps(3), snapshots=snapshots, devices=[GPU], memory_source="CUDA caching allocator"
     )
@@ -43,6 +43,19 @@ def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> N
     assert by_role["best"].value < by_role["recorded"].value
     assert bars.limit is None
     assert all(one.low <= one.value <= one.high for one in bars.alternatives)
+
+
+def test_where_the_recording_began_warm_there_is_a_row_that_starts_as_the_others_do(tmp_path: Path) -> None:
+    recording = Recording(DEFAULT)
+    recording.free(recording.malloc(100 * MIB))
+    first_entry = len(recording.entries)
+    recording.malloc(5 * MIB)
+    device = device_of(tmp_path / "run", recording, first_entry=first_entry)
+    recorded, cold, *others = trial_bars(device).alternatives
+    assert (cold.label, recorded.value, cold.value) == ("as recorded, cold", 100 * MIB, 20 * MIB)
+    assert len(others) == len(device.trials)
+    names = [row[0] for row in trial_table(device).rows]
+    assert names[:2] == ["large_segment_size_mb:20 (as recorded)", "as recorded, cold"]
 
 
 def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from efprof.facts.growth import (
     IN_WINDOW,
-    LONG_RUN,
-    MemoryGrowth,
     block_minima,
     is_leak,
     is_plain_leak,
     theil_sen,
     without_window_residue,
 )
+from efprof.facts.memory_growth import LONG_RUN, MemoryGrowth
 from efprof.model import ThinEvidence
 from efprof.units import KIB, MIB
 from tests.builders import make_step, write_run
@@ -97,8 +96,8 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
         for step in range(60)
     ]
     growth = write_run(tmp_path, steps=steps).get(MemoryGrowth)
-    assert growth.trend.slope == pytest.approx(MIB, rel=0.01)
-    assert growth.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
+    assert growth.fit.trend.slope == pytest.approx(MIB, rel=0.01)
+    assert growth.fit.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,12 +120,12 @@ def test_a_leak_has_the_same_slope_however_seldom_memory_is_read(
         steps.append(make_step(step, allocated_bytes=sizes, window="trace-1" if step in windows else None))
     growth = write_run(tmp_path_factory.mktemp("run"), steps=steps).get(MemoryGrowth)
     assert growth.is_growing
-    assert growth.trend.slope == pytest.approx(slope, rel=0.02)
+    assert growth.fit.trend.slope == pytest.approx(slope, rel=0.02)
 
 
 def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=[make_step(step) for step in range(19)])
-    with pytest.raises(ThinEvidence, match="19 steps"):
+    with pytest.raises(ThinEvidence, match="19 of 19 steps"):
         run.get(MemoryGrowth)
 
 

@@ -19,8 +19,8 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
         step.rss_bytes += 30 * MIB if step.step > 31 else 0
         step.window = "trace-2" if step.step in (30, 31) else None
     growth = run_of(tmp_path, steps).get(HostGrowth)
-    assert growth.trend.slope == pytest.approx(MIB, rel=0.01)
-    assert growth.rise_bytes == pytest.approx(118 * MIB, rel=0.02)
+    assert growth.fit.trend.slope == pytest.approx(MIB, rel=0.01)
+    assert growth.fit.rise_bytes == pytest.approx(118 * MIB, rel=0.02)
 
 
 def test_what_the_program_lets_go_of_at_its_end_is_no_reading(tmp_path: Path) -> None:

@@ -18,6 +18,13 @@ def test_on_a_device_it_is_what_the_allocator_gave_last(tmp_path: Path) -> None:
     assert (limits.name, limits.used_bytes) == (GPU.name, 7)
 
 
+def test_the_end_is_counted_from_the_step_that_was_read_and_lies_in_no_past(tmp_path: Path) -> None:
+    steps = [make_step(0, allocated_bytes=[100] * 5), *(make_step(step, memory=[]) for step in range(1, 41))]
+    limits = write_run(tmp_path, steps=steps, devices=[GPU], memory_source="CUDA allocator").get(RunLimits)
+    assert limits.end_step((GPU.total_bytes - 100) / 50) == 50
+    assert limits.end_step((GPU.total_bytes - 100) / 10) == 40, "the run's last step, which did not end it"
+
+
 def test_a_run_without_a_step_used_nothing(tmp_path: Path) -> None:
     limits = write_run(tmp_path, steps=[]).get(RunLimits)
     assert (limits.used_bytes, limits.last_step, limits.num_steps) == (0, 0, 0)

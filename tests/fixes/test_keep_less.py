@@ -78,9 +78,6 @@ def test_a_carried_state_is_cut_where_it_enters_the_call() -> None:
 
 
 def test_tensors_without_graphs_are_bounded_by_a_person() -> None:
-    statement = KeepingStatement(
-        file="train.py", line=1, name="history", kind="list", value=ast.Name("x"), carried=None, readers=()
-    )
-    fix = keep_fewer(statement, 500)
+    fix = keep_fewer("history", "list", 500)
     assert fix.applicability == "manual"
     assert "deque(maxlen=500)" in fix.summary

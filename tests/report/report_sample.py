@@ -1,5 +1,6 @@
 """A synthetic report with everything a page must cope with: all evidence, broken numbers, hostile strings."""
 
+import dataclasses
 import math
 
 from efprof.model import (
@@ -152,6 +153,13 @@ def make_clean_report() -> Report:
         for name in ("memory_growth", "blocking_scalar_read", "nonfinite_loss")
     )
     return make_report(audits=audits, warnings=())
+
+
+def read_until(report: Report, last_step: int) -> Report:
+    """The same where memory was read no more after that step."""
+    timeline = report.measurements.timeline
+    early = dataclasses.replace(timeline, memory=tuple(one for one in timeline.memory if one.step <= last_step))
+    return dataclasses.replace(report, measurements=dataclasses.replace(report.measurements, timeline=early))
 
 
 def memory_finding() -> Finding:
@@ -336,6 +344,19 @@ def time_finding() -> Finding:
         ),
         severity="high",
     )
+
+
+def certain_finding() -> Finding:
+    """A gain and a number whose intervals are too narrow to be told from their values."""
+    finding = time_finding()
+    number = Number(label="growth", value=33.0 * MIB, unit="bytes", interval=(33.0 * MIB, 33.001 * MIB))
+    gain = Gain(
+        basis="replay",
+        explanation="Replayed.",
+        peak_bytes=33 * MIB,
+        peak_bytes_interval=(33.0 * MIB, 33.001 * MIB),
+    )
+    return dataclasses.replace(finding, gain=gain, evidence=(Numbers(title="Growth", numbers=(number,)),))
 
 
 def numbers_finding() -> Finding:

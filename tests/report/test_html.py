@@ -14,12 +14,14 @@ from efprof.report.html import render_comparison_html, render_html
 from efprof.report.wording import anchor_of
 from tests.report.report_sample import (
     HOSTILE,
+    certain_finding,
     make_clean_report,
     make_comparison,
     make_measurements,
     make_report,
     make_run,
     memory_finding,
+    read_until,
 )
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -165,6 +167,17 @@ def test_gains_carry_basis_interval_and_share(page: Page) -> None:
     assert "saves up to 11.4 ms per step 10.1 ms to 12.2 ms, 32 % of the median step" in page.text
     assert "saves about 3.75 GiB of peak memory 3.52 GiB to 3.81 GiB, 65 % of the peak" in page.text
     assert "Predicted gain (measured bound): The waits" in page.text
+
+
+def test_a_share_of_a_peak_that_was_looked_for_early_only_says_so() -> None:
+    assert "% of the peak up to step 40" in Page(render_html(read_until(make_report(), 40))).text
+
+
+def test_an_interval_that_reads_as_its_value_is_left_out() -> None:
+    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
+    text = Page(render_html(make_report(audits=(audit,)))).text
+    assert "33.0 MiB" in text
+    assert "33.0 MiB to 33.0 MiB" not in text
 
 
 def test_every_check_shows_its_status_and_reason(page: Page) -> None:

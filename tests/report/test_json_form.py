@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from efprof.model import AuditResult
 from efprof.report.json_form import render_comparison_json, render_json
-from tests.report.report_sample import make_comparison, make_report
+from tests.report.report_sample import certain_finding, make_comparison, make_report
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,12 @@ def test_has_the_promised_keys(form: Any) -> None:
     assert {"file", "line", "function", "text"} <= set(finding["blame"])
     assert {"summary", "applicability", "changes"} <= set(finding["fix"])
     assert {"step_ms", "peak_bytes", "basis"} <= set(finding["gain"])
+
+
+def test_an_interval_keeps_its_numbers_however_narrow_it_is() -> None:
+    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
+    finding = finding_of(json.loads(render_json(make_report(audits=(audit,)))), "growing")
+    assert finding["gain"]["peak_bytes_interval"] == [33 * 1024**2, 33.001 * 1024**2]
 
 
 def test_the_key_names_the_audit_and_the_line(form: Any) -> None:

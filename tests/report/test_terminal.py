@@ -4,7 +4,7 @@ import dataclasses
 
 from efprof.model import AuditResult
 from efprof.report.terminal import render_text
-from tests.report.report_sample import HOSTILE, make_clean_report, make_report, time_finding
+from tests.report.report_sample import HOSTILE, certain_finding, make_clean_report, make_report, time_finding
 
 
 def test_at_most_twenty_lines_however_much_was_found() -> None:
@@ -21,6 +21,11 @@ def test_findings_come_in_ranked_order_with_place_and_gain() -> None:
     assert "Losses are kept with their graphs" in lines[first]
     assert "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, by replay" in lines[first + 1]
     assert "The step waits for a scalar" in lines[first + 2]
+
+
+def test_an_interval_that_reads_as_its_value_is_left_out() -> None:
+    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
+    assert "saves about 33.0 MiB of peak memory" in render_text(make_report(audits=(audit,)))
 
 
 def test_nothing_outside_can_send_escape_codes_to_the_terminal() -> None:

@@ -6,7 +6,14 @@ import pytest
 
 from efprof.model import AuditResult, Measurements, Report, Timeline
 from efprof.report.verdict import count_audits, counts_phrase, describe_verdict, header_items
-from tests.report.report_sample import make_clean_report, make_report, make_run, memory_finding, time_finding
+from tests.report.report_sample import (
+    make_clean_report,
+    make_report,
+    make_run,
+    memory_finding,
+    read_until,
+    time_finding,
+)
 
 EMPTY = Measurements(
     metrics=(),
@@ -64,6 +71,12 @@ def test_a_clean_run_says_so_and_what_was_looked_at() -> None:
     assert lines.verdict == "No fault was found."
     assert lines.why.startswith("3 checks passed over 64 steps: median step 36.0 ms, peak memory ")
     assert lines.tone == "none"
+
+
+def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step() -> None:
+    report = make_clean_report()
+    assert "up to step" not in describe_verdict(report).why
+    assert describe_verdict(read_until(report, 40)).why.endswith(" up to step 40.")
 
 
 def test_a_run_that_no_check_could_look_at_is_not_called_clean() -> None:

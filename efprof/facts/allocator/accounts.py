@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from efprof.artifacts.snapshot import read_snapshot
-from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
+from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import Replay, replay
-from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
 
 
@@ -42,7 +42,11 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class DevicePredictions(msgspec.Struct, kw_only=True):
-    """One device; `best` names the configuration with the lowest peak, where one beats the recorded settings."""
+    """One device; `best` names the configuration with the lowest peak, where one beats the recorded settings.
+
+    `recorded_cold` is what the recorded settings make of the cold start that the predictions begin with; None where
+    the recording itself began cold.
+    """
 
     device: int
     replayable: bool
@@ -51,6 +55,7 @@ class DevicePredictions(msgspec.Struct, kw_only=True):
     capacity_bytes: int | None = None
     peak_reserved_recorded_bytes: int | None = None
     recorded: Prediction | None = None
+    recorded_cold: Prediction | None = None
     predictions: list[Prediction] = []
     best: str | None = None
 
@@ -102,7 +107,7 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
             continue
         what_if = WhatIf(history, capacity=capacity)
         trials = try_configurations(what_if, configurations or worth_a_try(what_if))
-        best = best_of(what_if, trials)
+        best, cold = best_of(what_if, trials), what_if.recorded_cold
         devices.append(
             DevicePredictions(
                 device=device,
@@ -110,10 +115,9 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
                 match_share=result.match_share,
                 capacity_bytes=what_if.capacity,
                 peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
-                recorded=_prediction_of(
-                    Trial(configuration=what_if.recorded_configuration, outcome=what_if.recorded, warnings=())
-                ),
-                predictions=[_prediction_of(trial) for trial in trials],
+                recorded=_prediction_of(what_if.recorded_configuration, what_if.recorded),
+                recorded_cold=None if cold is None else _prediction_of(what_if.recorded_configuration, cold),
+                predictions=[_prediction_of(one.configuration, one.outcome, one.warnings) for one in trials],
                 best=best.configuration if best else None,
             )
         )
@@ -143,19 +147,19 @@ def _distrusted(device: int, result: Replay) -> DevicePredictions:
     )
 
 
-def _prediction_of(trial: Trial) -> Prediction:
-    outcome = trial.outcome
+def _prediction_of(configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:
+    """The figures of one configuration."""
     return Prediction(
-        conf=trial.configuration,
+        conf=configuration,
         peak_reserved_bytes=outcome.peak_reserved_bytes,
         peak_reserved_low_bytes=outcome.peak_reserved_low_bytes,
         peak_reserved_high_bytes=outcome.peak_reserved_high_bytes,
         stranded_bytes=outcome.stranded_bytes,
-        device_allocs=outcome.calls.num_allocs + outcome.calls.num_maps,
-        device_frees=outcome.calls.num_frees + outcome.calls.num_unmaps,
+        device_allocs=outcome.calls.num_taken,
+        device_frees=outcome.calls.num_returned,
         retries=outcome.calls.num_retries,
         out_of_memory=outcome.is_out_of_memory,
-        warnings=trial.warnings,
+        warnings=warnings,
     )
 
 

@@ -41,9 +41,19 @@ class Calls:
     num_retries: int = 0
 
     @property
+    def num_taken(self) -> int:
+        """Times that the driver was asked for memory."""
+        return self.num_allocs + self.num_maps
+
+    @property
+    def num_returned(self) -> int:
+        """Times that it was given memory back."""
+        return self.num_frees + self.num_unmaps
+
+    @property
     def total(self) -> int:
         """All that wait for the driver."""
-        return self.num_allocs + self.num_frees + self.num_maps + self.num_unmaps
+        return self.num_taken + self.num_returned
 
 
 class CachingAllocator:

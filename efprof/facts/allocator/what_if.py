@@ -69,17 +69,13 @@ class WhatIf:
 
     def run(self, settings: AllocatorSettings) -> Outcome:
         """What the program would reserve under these."""
-        is_as_recorded = in_effect(settings) == in_effect(self._history.settings)
-        layouts = self._layouts(settings, is_warm=is_as_recorded)
-        typical = layouts[(len(layouts) - 1) // 2]
-        return Outcome(
-            peak_reserved_bytes=typical.peak_reserved,
-            peak_reserved_low_bytes=layouts[0].peak_reserved,
-            peak_reserved_high_bytes=layouts[-1].peak_reserved + (0 if is_as_recorded else self.missed_bytes),
-            stranded_bytes=typical.stranded,
-            calls=typical.calls,
-            is_out_of_memory=typical.num_failed > 0,
-        )
+        if in_effect(settings) == in_effect(self._history.settings):
+            return self.recorded
+        return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
+
+    def saved_bytes(self, outcome: Outcome) -> int:
+        """By how much that of other settings is below the recorded peak, less what only the state before adds to it."""
+        return self.recorded.peak_reserved_bytes - self.missed_bytes - outcome.peak_reserved_bytes
 
     @property
     def recorded_settings(self) -> AllocatorSettings:
@@ -94,15 +90,27 @@ class WhatIf:
     @cached_property
     def recorded(self) -> Outcome:
         """Under the recorded settings."""
-        return self.run(self._history.settings)
+        return _outcome(self._layouts(self._history.settings, is_warm=True), missed_bytes=0)
+
+    @cached_property
+    def recorded_cold(self) -> Outcome | None:
+        """Under the recorded settings, started cold as the others are, to compare them with.
+
+        None where the recording itself began cold.
+        """
+        return _outcome(self._cold, missed_bytes=self.missed_bytes) if self._cold else None
 
     @cached_property
     def missed_bytes(self) -> int:
         """What the memory's state before the recording adds to the peak, under the recorded settings."""
+        return max(0, self.recorded.peak_reserved_bytes - _typical(self._cold).peak_reserved) if self._cold else 0
+
+    @cached_property
+    def _cold(self) -> list[_Layout]:
+        """Of a cold start under the recorded settings; empty where the recording itself began cold."""
         if not self.script.num_live and not self._history.extents:
-            return 0
-        cold = self._layouts(self._history.settings, is_warm=False)
-        return max(0, self.recorded.peak_reserved_bytes - cold[(len(cold) - 1) // 2].peak_reserved)
+            return []
+        return self._layouts(self._history.settings, is_warm=False)
 
     def _layouts(self, settings: AllocatorSettings, *, is_warm: bool) -> list[_Layout]:
         """By their peaks."""
@@ -141,6 +149,23 @@ class WhatIf:
         return _Layout(
             peak_reserved=allocator.peak_reserved, stranded=stranded, calls=allocator.calls, num_failed=num_failed
         )
+
+
+def _outcome(layouts: list[_Layout], *, missed_bytes: int) -> Outcome:
+    """Of layouts by their peaks; what a cold start misses is added to the upper end."""
+    typical = _typical(layouts)
+    return Outcome(
+        peak_reserved_bytes=typical.peak_reserved,
+        peak_reserved_low_bytes=layouts[0].peak_reserved,
+        peak_reserved_high_bytes=layouts[-1].peak_reserved + missed_bytes,
+        stranded_bytes=typical.stranded,
+        calls=typical.calls,
+        is_out_of_memory=typical.num_failed > 0,
+    )
+
+
+def _typical(layouts: list[_Layout]) -> _Layout:
+    return layouts[(len(layouts) - 1) // 2]
 
 
 def _ranges(seed: int) -> NewRange:

@@ -80,7 +80,7 @@ def test_one_line_says_the_device_and_what_is_given_up_on_it(caplog: pytest.LogC
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert record.getMessage().startswith("training on cpu in bfloat16: no page-locked memory")
-    assert "bfloat16 runs, but is slower" in record.getMessage()
+    assert "bfloat16 saves memory, but time only" in record.getMessage()
 
 
 def test_float32_on_a_cpu_loses_no_speed_to_its_precision() -> None:

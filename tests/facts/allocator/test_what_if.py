@@ -124,14 +124,34 @@ def test_a_setting_is_run_on_what_was_there_before_the_first_event() -> None:
 
 
 def test_what_a_cold_start_misses_widens_the_upper_end_of_other_settings_only() -> None:
+    program = cached_before()
+    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
+    other = program.run(parse_configuration("max_split_size_mb:200"))
+    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
+
+
+def cached_before() -> WhatIf:
+    """Memory that was cached when the recording began, of which it needs little."""
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(100 * MIB))
     first_entry = len(recording.entries)
     recording.malloc(5 * MIB)
-    program = what_if(recording, first_entry=first_entry)
-    assert program.recorded.peak_reserved_high_bytes == program.recorded.peak_reserved_bytes == 100 * MIB
-    other = program.run(parse_configuration("max_split_size_mb:200"))
-    assert (other.peak_reserved_bytes, other.peak_reserved_high_bytes) == (20 * MIB, 100 * MIB)
+    return what_if(recording, first_entry=first_entry)
+
+
+def test_the_recorded_settings_are_tried_cold_too_as_the_others_are() -> None:
+    program = cached_before()
+    cold = program.recorded_cold
+    assert cold is not None
+    assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
+    assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
+    assert program.saved_bytes(cold) == 0
+
+
+def test_a_recording_that_began_cold_needs_no_second_row() -> None:
+    recording = Recording(DEFAULT)
+    recording.malloc(100 * MIB)
+    assert what_if(recording).recorded_cold is None
 
 
 @pytest.mark.parametrize("first_address", [0x302000000, 1 << 36, FIRST_ADDRESS])

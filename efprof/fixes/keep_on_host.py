@@ -3,23 +3,24 @@
 import ast
 from collections.abc import Sequence
 
-from efprof.facts.device_dataset_uses import DatasetUse
 from efprof.model import CodeEdit
 
 
-def keep_on_host(file: str, lines: Sequence[str], use: DatasetUse) -> tuple[CodeEdit, ...]:
+def keep_on_host(
+    file: str, lines: Sequence[str], moves: Sequence[ast.Call], slices: Sequence[ast.Subscript]
+) -> tuple[CodeEdit, ...]:
     """The edits of the moves, and of each slice, which lies in the same function; none unless all can be made.
 
     Each slice is moved where the data was, so all moves must name the same device, and nothing else. Elsewhere what
     takes samples hands them on in ways that no edit of one expression can follow.
     """
-    devices = {_device_of(move) for move in use.moves}
-    is_one_line = all(one.lineno == one.end_lineno for one in (*use.moves, *use.slices))
-    if len(devices) != 1 or None in devices or not use.slices or not is_one_line:
+    devices = {_device_of(move) for move in moves}
+    is_one_line = all(one.lineno == one.end_lineno for one in (*moves, *slices))
+    if len(devices) != 1 or None in devices or not slices or not is_one_line:
         return ()
     (device,) = devices
     edited: dict[int, bytes] = {}
-    for one in sorted((*use.moves, *use.slices), key=lambda one: (one.lineno, one.col_offset), reverse=True):
+    for one in sorted((*moves, *slices), key=lambda one: (one.lineno, one.col_offset), reverse=True):
         line = edited.get(one.lineno, lines[one.lineno - 1].encode())
         kept = one if isinstance(one, ast.Subscript) else _moved(one)  # what stays as it is written
         added = f".to({device}, non_blocking=True)" if isinstance(one, ast.Subscript) else ".pin_memory()"

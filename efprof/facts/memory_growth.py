@@ -1,0 +1,95 @@
+"""Whether memory that is retained after each step grows without end."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.growth import (
+    IN_WINDOW,
+    LEAST_HALF,
+    LEAST_SLOPE,
+    WARM_UP_SHARE,
+    Fit,
+    Point,
+    first_after_warm_up,
+    fit,
+    is_leak,
+    is_plain_leak,
+    steps_read,
+)
+from efprof.facts.run import Run
+from efprof.model import ThinEvidence
+
+LEAST_STEPS = 20
+"""Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
+LEAST_SLOPE_OF_GRAPHS = 512.0
+"""Bytes per step where a variable is seen to keep more autograd graphs with every step, which no sound program does: a
+node and its tensor take a kilobyte (facts/holder_lines.py), and what a logger keeps of numbers is a tenth of that."""
+LONG_RUN = 200
+"""Below it a cache or a sawtooth can look like a line (up to 10 % false alarms), so a short run must show more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryGrowth:
+    """Retained bytes at the end of steps and their trend, and whether that is a leak."""
+
+    fit: Fit
+    is_growing: bool
+    is_growing_slowly: bool = False
+    """Too slow to matter, unless what is kept are graphs."""
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
+        records = read_steps(run.rank_folder)[0]
+        samples = _samples(records)
+        steps = steps_read(samples)
+        if len(steps) < LEAST_STEPS:
+            raise ThinEvidence(_too_few(len(steps), records))
+        least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
+        found = fit(samples, records, first_steady=min(first_after_warm_up(steps), len(steps) - least_left))
+        points, blocks, trend = found.steady, found.blocks, found.trend
+        last, slope = points[-1], max(0.0, trend.slope)
+        reaches_end = last[1] - trend.level - slope * points[0][0] >= LEAST_HALF * slope * (last[0] - points[0][0])
+
+        def is_above(least_slope: float) -> bool:
+            if not reaches_end:
+                return False  # most readings are early where steps are short, and it stopped growing since
+            if len(steps) >= LONG_RUN:
+                return is_leak(blocks, trend, least_slope=least_slope)
+            return is_plain_leak(points, blocks, trend, least_slope=least_slope)
+
+        return cls(
+            fit=found,
+            is_growing=is_above(LEAST_SLOPE),
+            is_growing_slowly=is_above(LEAST_SLOPE_OF_GRAPHS) and not is_above(LEAST_SLOPE),
+        )
+
+
+def _samples(records: Sequence[StepRecord]) -> list[Point | None]:
+    """What each step whose memory was read leaves allocated after the optimizer."""
+    samples: list[Point | None] = []
+    for record in records:
+        sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
+        if record.window is not None:
+            samples.append(IN_WINDOW)
+        elif sizes:
+            samples.append((record.step, sizes[-1]))
+    return samples
+
+
+def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
+    """Why there is no trend, and how to record one."""
+    num_in_windows = sum(record.window is not None for record in records)
+    how = (
+        "record with 'efprof record --windows none', so that all steps count"
+        if num_read + num_in_windows >= LEAST_STEPS
+        else "short steps are read now and then, so record a longer run"
+        if num_read + num_in_windows < len(records)
+        else "record a longer run"
+    )
+    return (
+        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
+    )
