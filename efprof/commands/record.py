@@ -8,37 +8,54 @@ import click
 from efprof.model import EfprofError
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--name", help="What to call the run; default: the script's name.")
-@click.option("--windows", help="'none': no window opens at any step, whatever the next three say; default: 'default'.")
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
+@click.option("--name", metavar="NAME", help="What to call the run; default: the script's name.")
 @click.option(
-    "--trace-steps", help="Steps that torch.profiler is on for: 'default', 'none' or ranges like 5:7,100:102."
+    "--windows", metavar="default|none", help="With 'none' no window opens, whatever the next three options say."
 )
-@click.option("--memory-steps", help="The same for the history of the CUDA allocator.")
+@click.option(
+    "--trace-steps",
+    metavar="STEPS",
+    help="Trace these steps with torch.profiler: ranges such as 5:7,100:102 (5, 6, 100 and 101), or 'none'; "
+    "default: two each at 5, 30, 300 and 3000.",
+)
+@click.option(
+    "--memory-steps",
+    metavar="STEPS",
+    help="Keep the CUDA allocator's history of these steps, written alike; default: 0:4,310:313.",
+)
 @click.option(
     "--triggers",
-    help="What opens a window by itself: 'none', or some of slow-step,memory-peak,non-finite,signal; default: all.",
+    metavar="NAMES",
+    help="What opens further windows: some of slow-step,memory-peak,non-finite,signal, or 'none'; default: all.",
 )
 @click.option(
-    "--host-memory/--no-host-memory", default=None, help="Record host allocations with memray; slows training down."
+    "--host-memory/--no-host-memory",
+    default=None,
+    help="Record host allocations with memray, and no trace; slows training down.",
 )
 @click.option(
     "--holders/--no-holders",
     default=None,
-    help="Count who keeps tensors alive at set steps, or never; default: when memory grows.",
+    help="Count who keeps tensors alive, at two set steps or never; default: when memory grows.",
 )
 @click.option(
     "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def record(command: tuple[str, ...], **flags: Any) -> int:
     """Run a training command unchanged and record it.
 
     COMMAND is any program that trains with PyTorch; its exit code is passed through. Write it after two dashes:
-    efprof record -- python train.py --epochs 1
 
-    The options may also stand in efprof.toml, or under [tool.efprof] in pyproject.toml: there in a section [record],
-    with underscores. What is given here wins.
+    \b
+        efprof record -- python train.py --epochs 1
+        efprof record --trace-steps 20:22 -- torchrun --nproc-per-node 2 train.py
+
+    A window is a few steps that are recorded in detail, which slows them down.
+
+    The options may also stand in efprof.toml under [record], or in pyproject.toml under [tool.efprof.record], with
+    underscores for dashes. What is given here wins.
     """
     if not command:
         raise click.UsageError(
@@ -63,13 +80,19 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
     folder, exit_code = launch(
         list(command), runs_folder=runs_folder(), name=name, wanted=options, configuration=configuration
     )
-    _say_where(folder)
+    _say_where(folder, exit_code)
     return exit_code
 
 
-def _say_where(folder: Path) -> None:
-    if any(folder.glob("**/rank*/steps.jsonl")):
+def _say_where(folder: Path, exit_code: int) -> None:
+    if any(folder.glob("**/rank*/*.jsonl")):  # steps, or the error that came before the first one
         click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
+    elif exit_code:
+        click.echo(
+            f"efprof: {folder.name} holds no training step: the command ended with exit code {exit_code}; "
+            "what it printed itself says why.",
+            err=True,
+        )
     else:
         click.echo(
             f"efprof: {folder.name} holds no training step: the command ended before an optimizer stepped, trained "

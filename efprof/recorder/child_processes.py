@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
+from efprof.recorder.exits import origin_of
 from efprof.recorder.hooks import replace
 from efprof.recorder.session import Session
 
@@ -41,17 +42,10 @@ def watch_child_processes(session: Session, begin_anew: Callable[[], Session | N
 
 
 def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-    if error is not None:
-        sys.last_value = _origin(error)  # where the session looks for what ended the program
+    if error is not None:  # torch.multiprocessing makes an exit of it
+        sys.last_value = origin_of(error)  # where the session looks for what ended the program
 
 
 def _is_servant(process: Any) -> bool:
     target = getattr(process, "_target", None)
     return (getattr(target, "__module__", None) or "").startswith(SERVANTS)
-
-
-def _origin(error: BaseException) -> BaseException | None:
-    """What made a child call `sys.exit`, as torch.multiprocessing does where its function raised."""
-    if isinstance(error, SystemExit):
-        return error.__context__ if error.code else None
-    return error

@@ -21,6 +21,7 @@ from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder import current
+from efprof.recorder.exits import is_failure, origin_of
 from efprof.recorder.launch import close_run, describe_run, make_run_folder, name_of_command
 from efprof.recorder.machine import kept_configuration, refuse_missing_memray
 from efprof.recorder.options import parse_options, read_options
@@ -124,7 +125,8 @@ class Recording:
 
     def _end_with_program(self) -> None:
         last = getattr(sys, "last_value", None)
-        self.end(last if isinstance(last, BaseException) else None)
+        status = None if self._session is None else self._session.exit_status
+        self.end(last if isinstance(last, BaseException) else SystemExit(status))
 
     def _close_if_killed(self) -> None:
         """The session ends: where a signal made it, the program will not come back to say so."""
@@ -164,8 +166,9 @@ _PROFILER_LEVEL = "KINETO_LOG_LEVEL"
 def _last_error(error: BaseException | None) -> Iterator[None]:
     """Let the session find this error where Python keeps the one that ends a program, and no older one."""
     before = sys.__dict__.pop("last_value", None)
-    if error is not None and not isinstance(error, SystemExit | GeneratorExit):
-        sys.last_value = error
+    origin = None if error is None or isinstance(error, GeneratorExit) else origin_of(error)
+    if origin is not None:
+        sys.last_value = origin
     try:
         yield
     finally:
@@ -179,5 +182,5 @@ def _exit_code_of(error: BaseException | None) -> int:
     if error is None or isinstance(error, GeneratorExit):
         return 0
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return error.code if isinstance(error.code, int) else int(is_failure(error.code))
     return 1

@@ -91,11 +91,22 @@ def find_program(program: str) -> str:
 
 
 def _why_not_found(program: str) -> str:
+    if program and Path(program).is_dir():
+        return f"'{program}' is a folder; write the program to run after --, as in 'python train.py'."
     if not Path(program).is_file():
-        return f"the program '{program}' is not on PATH; write the command after -- as you would run it."
+        return f"the program '{program}' is not on PATH; {_how_to_write(program)}"
     if program.endswith(".py"):
         return f"'{program}' is no program by itself; write 'efprof record -- python {program}'."
     return f"'{program}' may not be executed; run 'chmod +x {program}' or write its interpreter before it."
+
+
+def _how_to_write(program: str) -> str:
+    words = program.split() or [""]
+    if "=" in words[0]:
+        return f"set variables before efprof: '{words[0]} efprof record -- ...'."
+    if len(words) > 1 and shutil.which(words[0]):
+        return f"write its words apart, without quotes: 'efprof record -- {program}'."
+    return "write the command after -- as you would run it."
 
 
 def name_of_command(command: list[str]) -> str:

@@ -100,7 +100,8 @@ def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple
         ranges = tuple((start, end) for start, end in parts if _is_range(start, end))
     except ValueError:
         raise EfprofError(
-            f"{option} {text!r} is not 'default', 'none' or ranges of steps such as 20:25,500:503."
+            f"{option} {text!r} is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
+            "step 20 alone is 20:21."
         ) from None
     for one, other in pairwise(ranges):
         if _overlap(one, other):
@@ -149,9 +150,7 @@ def _refuse_overlap(traced: tuple[StepRange, ...], remembered: tuple[StepRange, 
 def _parse_triggers(text: str) -> tuple[Trigger, ...]:
     if text in ("default", "none"):
         return ALL_TRIGGERS if text == "default" else ()
-    words = text.split(",")
-    chosen = tuple(trigger for trigger in ALL_TRIGGERS if trigger in words)
-    wrong = [word for word in words if word not in ALL_TRIGGERS]
-    if wrong:
-        raise EfprofError(f"--triggers {wrong[0]!r} is not 'default', 'none' or one of {', '.join(ALL_TRIGGERS)}.")
-    return chosen
+    words = {word.strip() for word in text.split(",")}
+    if not words <= set(ALL_TRIGGERS):
+        raise EfprofError(f"--triggers {text!r} is not 'default', 'none' or some of {','.join(ALL_TRIGGERS)}.")
+    return tuple(trigger for trigger in ALL_TRIGGERS if trigger in words)

@@ -66,6 +66,9 @@ class Session:
         self._folder = folder
         self._steps = LineWriter(folder, STEPS_FILE)
         self._events = LineWriter(folder, EVENTS_FILE)
+        self.exit_status: object = None
+        """What the program asked for its end with last."""
+        self._exit_events: list[Event] = []
         self._late: list[tuple[OpenStep, StepRecord]] = []
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
@@ -134,6 +137,16 @@ class Session:
             for undo in reversed(self._undo):
                 self.shell.guarded("hooks", undo)()
 
+    def note_exit(self, status: object, error: BaseException | None) -> None:
+        """The program asks for its end because of this error, which is told then, unless it goes on training.
+
+        As text only: the error would keep alive whatever the program's functions held.
+        """
+        if self._is_ended:
+            return
+        self.exit_status = status
+        self._exit_events = [] if error is None else self._events_of(error)
+
     def ask_for_window(self, why: str) -> None:
         """Have one opened at the next step that it may open at; from a signal's handler, too."""
         self.window_requests.append(why)
@@ -198,15 +211,18 @@ class Session:
     def _note_last_error(self) -> None:
         """The error that ends the program; Python keeps it here, whatever `sys.excepthook` the program has set."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
-            self._note_error(error)
+        events = self._events_of(error) if isinstance(error, BaseException) else self._exit_events
+        if events and events[-1].step == self.step_number:
+            for event in events:
+                self.note(event)
 
-    def _note_error(self, error: BaseException) -> None:
+    def _events_of(self, error: BaseException) -> list[Event]:
+        events: list[Event] = []
         loop, stage = self.loop, self.loop.stage_of(error)
         now, number = time.time_ns(), self.step_number
         if loop.step is not None:
             allocated, reserved = self.memory.read()[:2]
-            self.note(
+            events.append(
                 StepInterrupted(
                     at_ns=now, step=number, stage=stage or "other", allocated_bytes=allocated, reserved_bytes=reserved
                 )
@@ -216,9 +232,10 @@ class Session:
         shortage = next(filter(_is_out_of_memory, _links_of(error)), None)
         if shortage is not None:
             at, told = self._sites_of(shortage), without_secrets(str(shortage))
-            self.note(OutOfMemory(at_ns=now, step=number, message=told, site=at[-1] if at else None))
+            events.append(OutOfMemory(at_ns=now, step=number, message=told, site=at[-1] if at else None))
         kind = type(error).__name__
-        self.note(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+        events.append(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+        return events
 
     def _sites_of(self, error: BaseException) -> list[str]:
         """The user's lines of its traceback, outermost first."""

@@ -28,10 +28,12 @@ def start_session(options: Options) -> "Session | None":
     def begin() -> None:
         nonlocal session
         from efprof.recorder.child_processes import watch_child_processes
+        from efprof.recorder.exits import watch_exits
         from efprof.recorder.session import Session
 
         session = Session(options, folder, shell)
         session.start()
+        watch_exits(session)
         watch_child_processes(session, lambda: start_session(options))
 
     shell.guarded("session", begin)()

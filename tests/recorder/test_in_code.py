@@ -142,6 +142,20 @@ def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: 
     assert recorded.events(TrainingRaised) == []
 
 
+def test_an_error_that_becomes_an_exit_within_is_told(home: Path) -> None:
+    def train() -> None:
+        try:
+            end_by(KeyError("the user's own"))()
+        except KeyError:
+            raise SystemExit(3) from None
+
+    with pytest.raises(SystemExit), efprof.record(windows="none"):
+        train()
+    recorded = Recorded(folder=only_run(home))
+    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyError"]
+
+
 def test_an_error_of_before_is_not_the_one_that_ended_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = ValueError("of an earlier cell")
     monkeypatch.setattr(sys, "last_value", older, raising=False)
@@ -349,6 +363,23 @@ train(then=lambda step: 1 / 0)  # the error
     assert recorded.run.ended == "raised"
     (raised,) = recorded.events(TrainingRaised)
     assert raised.sites[0] == f"train.py:{line_of(home.parent / 'train.py', 'the error')}:<module>"
+
+
+def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path) -> None:
+    main = """
+from efprof.recorder.in_code import begin_recording
+begin_recording(windows="none")
+try:
+    train(then=lambda step: 1 / 0)
+except ZeroDivisionError:
+    sys.exit(3)
+"""
+    process = start(home, main)
+    process.communicate(timeout=60)
+    recorded = Recorded(folder=only_run(home))
+    assert process.returncode == 3
+    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["ZeroDivisionError"]
 
 
 def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path) -> None:

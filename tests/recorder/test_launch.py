@@ -46,6 +46,18 @@ def test_a_missing_script_ends_as_python_ends_it(home: Path) -> None:
     recorded = record_command(home, [sys.executable, "missing.py"])
     assert (recorded.exit_code, recorded.run.ended, recorded.run.name) == (2, "raised", "missing")
     assert "can't open file" in recorded.errors
+    assert recorded.our_lines == [
+        f"efprof: {recorded.folder.name} holds no training step: the command ended with exit code 2; "
+        "what it printed itself says why."
+    ]
+
+
+def test_an_error_before_the_first_step_is_recorded_and_that_is_said(home: Path) -> None:
+    recorded = record_python(home, "import torch; raise ValueError('no data')")
+    assert recorded.our_lines == [
+        "efprof: the training stopped with an error after 0 steps (exit code 1)",
+        f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
+    ]
 
 
 def test_a_shell_script_without_a_first_line_runs_as_in_a_shell(home: Path, tmp_path: Path) -> None:
@@ -73,6 +85,41 @@ def refuse(home: Path, *command: str) -> str:
 
 def test_a_program_that_is_not_on_the_path_is_named_before_anything_is_written(home: Path) -> None:
     assert "'no-such-program' is not on PATH" in refuse(home, "--", "no-such-program")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["echo a"], "the program 'echo a' is not on PATH; write its words apart, without quotes: "
+                     "'efprof record -- echo a'."),
+        (["A=1", "echo"], "the program 'A=1' is not on PATH; set variables before efprof: 'A=1 efprof record -- ...'."),
+        (["A=1 echo"], "the program 'A=1 echo' is not on PATH; set variables before efprof: "
+                       "'A=1 efprof record -- ...'."),
+        (["."], "'.' is a folder; write the program to run after --, as in 'python train.py'."),
+        ([""], "the program '' is not on PATH; write the command after -- as you would run it."),
+    ],
+    ids=["in quotes", "a variable", "a variable in quotes", "a folder", "nothing"],
+)  # fmt: skip
+def test_what_is_no_program_is_answered_with_how_to_write_it(words: list[str], answer: str, home: Path) -> None:
+    assert refuse(home, "--", *words) == f"efprof: {answer}"
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "answer"),
+    [
+        ("--trace-steps", "5", "is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
+                               "step 20 alone is 20:21."),
+        ("--memory-steps", "7:5", "is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
+                                  "step 20 alone is 20:21."),
+        ("--triggers", "slow-step,slow", "is not 'default', 'none' or some of "
+                                         "slow-step,memory-peak,non-finite,signal."),
+        ("--windows", "5:7", "is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102."),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named_with_what_it_may_be(option: str, text: str, answer: str, home: Path) -> None:
+    assert refuse(home, option, text, "--", "true") == f"efprof: {option} {text!r} {answer}"
     assert not home.exists()
 
 

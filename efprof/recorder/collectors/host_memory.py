@@ -8,6 +8,7 @@ no line.
 import os
 import sys
 
+from efprof.recorder.exits import is_failure
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 
@@ -37,7 +38,8 @@ class HostMemory:
     def close(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
         self._tracker.__exit__(None, None, None)
-        if not self._is_moved and getattr(sys, "last_value", None) is None:
+        has_failed = getattr(sys, "last_value", None) is not None or is_failure(self._session.exit_status)
+        if not self._is_moved and not has_failed:
             self._waiting.unlink(missing_ok=True)
 
 

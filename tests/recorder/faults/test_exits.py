@@ -1,0 +1,106 @@
+"""An error that the program turns into its exit code is told like one that nobody caught."""
+
+import pytest
+
+from efprof.artifacts.events import OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.artifacts.run_file import read_run_file
+from efprof.commands.report import analyse, render
+from efprof.recorder.launch import close_run
+from tests.recorder.faults.conftest import Begin
+from tests.recorder.faults.programs import training
+from tests.recorder.recording import Recorded, line_of
+
+FAILING = """
+failed = []
+def fail(step):
+    if step == 5 and not failed:
+        failed.append(step)
+        {failure}  # failure
+def leave():
+    try:
+        raise KeyError("of this thread")
+    except KeyError:
+        sys.exit(1)
+"""
+
+MAIN = """
+try:
+    train()  # call
+except BaseException as error:
+    {then}
+"""
+
+BAD_BATCH = "raise ValueError('a bad batch')"
+
+
+def leaving(then: str, failure: str = BAD_BATCH) -> str:
+    """A training that fails in its sixth step, at which its main part does `then`."""
+    text = training("fail(step)", first=FAILING.format(failure=failure))
+    return text.replace("train()  # call", MAIN.format(then=then))
+
+
+@pytest.mark.parametrize("then", ["sys.exit(1)", "sys.exit('failed')", "exit(1)", "quit(1)"])
+def test_an_error_that_becomes_an_exit_code_is_told_with_its_lines(then: str, begin: Begin) -> None:
+    child = begin(leaving(then))
+    assert child.wait() == 1
+    recorded = Recorded(folder=child.folder)
+    (raised,) = recorded.events(TrainingRaised)
+    assert (raised.error, raised.message, raised.step, raised.stage) == ("ValueError", "a bad batch", 5, "other")
+    assert [int(site.split(":")[1]) for site in (raised.sites[0], raised.sites[-1])] == [
+        line_of(child.script, "call"), line_of(child.script, "failure"),
+    ]  # fmt: skip
+    assert [event.step for event in recorded.events(StepInterrupted)] == [5]
+    close_run(child.folder, 1, 1.0)
+    assert "ValueError in step 5: a bad batch." in render(analyse(child.folder), "text")
+
+
+def test_an_error_before_the_first_step_that_becomes_an_exit_code_is_told(begin: Begin) -> None:
+    child = begin(leaving("sys.exit(1)").replace("return model", "raise FileNotFoundError('no data'); return model"))
+    assert child.wait() == 1
+    (raised,) = Recorded(folder=child.folder).events(TrainingRaised)
+    assert (raised.error, raised.step) == ("FileNotFoundError", 0)
+
+
+@pytest.mark.parametrize("then", ["sys.exit()", "sys.exit(0)", "exit()"])
+def test_an_error_after_which_the_program_says_that_all_is_well_is_not_told(then: str, begin: Begin) -> None:
+    child = begin(leaving(then))
+    assert child.wait() == 0
+    assert Recorded(folder=child.folder).events(TrainingRaised) == []
+
+
+def test_an_exit_that_the_program_catches_to_train_on_is_forgotten(begin: Begin) -> None:
+    child = begin(leaving("exec('try: sys.exit(1)\\nexcept SystemExit: train()')"))
+    assert child.wait() == 0
+    recorded = Recorded(folder=child.folder)
+    assert len(recorded.steps) > 40
+    assert recorded.events(TrainingRaised) == []
+
+
+def test_the_exit_of_another_thread_is_not_that_of_the_program(begin: Begin) -> None:
+    child = begin(leaving("(thread := __import__('threading').Thread(target=leave)).start() or thread.join()"))
+    assert child.wait() == 0
+    assert Recorded(folder=child.folder).events(TrainingRaised) == []
+
+
+def test_memory_that_ran_out_before_the_exit_is_the_ending_and_the_report_opens_with_it(begin: Begin) -> None:
+    child = begin(leaving("sys.exit(3)", failure="torch.empty(1 << 50)"))
+    assert child.wait() == 3
+    (event,) = Recorded(folder=child.folder).events(OutOfMemory)
+    assert event.requested_bytes == 1 << 52
+    close_run(child.folder, 3, 1.0)
+    assert read_run_file(child.folder).ended == "out_of_memory"
+    assert "The run ran out of memory after 6 steps (exit code 3)." in render(analyse(child.folder), "text")
+
+
+def test_ctrl_c_that_becomes_an_exit_code_is_an_interruption(begin: Begin) -> None:
+    child = begin(leaving("sys.exit(1)", failure="raise KeyboardInterrupt"))
+    assert child.wait() == 1
+    close_run(child.folder, 1, 1.0)
+    assert read_run_file(child.folder).ended == "interrupted"
+
+
+def test_the_exit_of_the_program_is_as_it_was_once_the_recording_is_over(begin: Begin) -> None:
+    names = "sys.exit.__name__, type(exit).__call__.__module__"
+    child = begin(leaving(f"__import__('efprof').recorder.current.session.end(); print({names})"))
+    assert child.wait() == 0
+    assert child.output.splitlines()[-1] == "exit _sitebuiltins"
