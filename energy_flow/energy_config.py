@@ -118,7 +118,9 @@ class ScalerConfig:
     """The loss scale in float16, as `torch.amp.GradScaler` takes it."""
 
     init_scale: Positive = 1024.0  # of the first step
-    growth_factor: Annotated[float, Range(1.001)] = 1.5  # of the scale, after growth_interval steps that were not skipped
+    growth_factor: Annotated[float, Range(1.001)] = (
+        1.5  # of the scale, after growth_interval steps that were not skipped
+    )
     backoff_factor: Annotated[float, Range(0.01, 0.99)] = 0.5  # of the scale, after a skipped step
     growth_interval: Count = 200  # steps in a row that were not skipped, after which the scale grows
 
@@ -209,7 +211,7 @@ def _cpu_demo() -> EnergyConfig:
         carrier=CarrierConfig(hidden_size=64, neuron_size=64),
         bridge=BridgeConfig(max_bytes=96, model_size=64, num_layers=1, num_memory_tokens=8),
         data=DataConfig(max_pairs=2000, num_workers=1),
-        optimizer=OptimizerConfig(learning_rate=2e-3),
+        optimizer=OptimizerConfig(learning_rate=5e-3),
         training=TrainingConfig(steps=80, batch_size=64, checkpoint_interval=0),
         runtime=RuntimeConfig(device="cpu", num_threads=1),
     )

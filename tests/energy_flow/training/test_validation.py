@@ -20,17 +20,11 @@ from energy_flow.training.validation import Validation, validate
 CPU = torch.device("cpu")
 IN_FLOAT32 = torch.autocast("cpu", enabled=False)
 
-SHORT = [
-    "training.steps=60",
+SETTINGS = [
     "training.validation_share=0.2",  # 353 pairs: among the 88 of the default, one pair is a percent
-    "training.validation_interval=0",
-    "optimizer.learning_rate=0.01",
-    "flow.max_shift=0",  # as flows start, their shifts scatter what they carry; straight ones learn in a minute
     "data.word_dropout=0",  # embedding what is left of a text costs more than the rest of the batch
-    "flow.max_flows=4096",  # 64 of the 256 cells of each text send one
-    "bridge.max_bytes=32",
+    "data.num_workers=0",
 ]
-"""What makes `cpu_demo` learn in 60 steps to carry a text's own embedding; as it is, it learns their mean."""
 
 
 def _batches(dataset: PairDataset, sizes: Sequence[int]) -> list[Batch]:
@@ -127,8 +121,8 @@ def test_one_line_says_it_all() -> None:
 
 @pytest.mark.slow
 def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: Path) -> None:
-    """On held-out pairs; margins are a third of the smallest of seeds 0, 1 and 2: cosine 0.009, retrieval 3.4 %."""
-    config = load_config("cpu_demo", assignments=SHORT)
+    """On held-out pairs; margins are a third of the smallest of seeds 0, 1 and 2: cosine 0.041, retrieval 3.1 %."""
+    config = load_config("cpu_demo", assignments=SETTINGS)
     dataset = build_dataset(config, tmp_path / "true")
     shuffled = _with_shuffled_targets(config, dataset, tmp_path)
     held_out = build_validation_loader(config, dataset, CPU)
@@ -142,7 +136,7 @@ def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: P
         )
     )
     assert trained.cosine > untrained.cosine + 0.1
-    assert trained.cosine > control.cosine + 0.003
+    assert trained.cosine > control.cosine + 0.013
     assert trained.retrieval_accuracy > untrained.retrieval_accuracy + 0.01
     assert trained.retrieval_accuracy > control.retrieval_accuracy + 0.01
     assert trained.token_accuracy > untrained.token_accuracy + 0.1
