@@ -118,11 +118,9 @@ class ScalerConfig:
     """The loss scale in float16, as `torch.amp.GradScaler` takes it."""
 
     init_scale: Positive = 1024.0  # of the first step
-    growth_factor: Annotated[float, Range(1.001)] = (
-        1.5  # of the scale, after growth_interval steps that were not skipped
-    )
+    growth_factor: Annotated[float, Range(1.001)] = 1.5  # of the scale, after growth_interval good steps
     backoff_factor: Annotated[float, Range(0.01, 0.99)] = 0.5  # of the scale, after a skipped step
-    growth_interval: Count = 200  # steps in a row that were not skipped, after which the scale grows
+    growth_interval: Count = 200  # good steps in a row, after which the scale grows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
