@@ -28,6 +28,7 @@ from energy_flow.errors import EnergyFlowError
 
 FORMAT_VERSION = 1
 _MANIFEST = "dataset.json"
+_FILES = {_MANIFEST, "texts.bin", "offsets.npy", "input_embeddings.npy", "target_embeddings.npy"}
 PAIRS_AT_ONCE = 256  # bounds what writing holds, and what a transformers teacher does
 
 
@@ -78,8 +79,9 @@ def open_dataset(folder: Path) -> DatasetFiles:
     except (OSError, ValueError) as error:
         raise EnergyFlowError(f"the dataset in {folder} is incomplete; build it again") from error
     shape = (manifest.num_pairs, EMBEDDING_SIZE)
-    has_right_shapes = files.inputs.shape == files.targets.shape == shape
-    if not has_right_shapes or files.offsets.shape != (2 * manifest.num_pairs + 1,):
+    has_embeddings = files.inputs.shape == files.targets.shape == shape
+    has_offsets = files.offsets.shape == (2 * manifest.num_pairs + 1,)
+    if not has_embeddings or not has_offsets or files.offsets[-1] != len(files.text_bytes):
         raise EnergyFlowError(f"the files of the dataset in {folder} do not fit together; build it again")
     return files
 
@@ -104,21 +106,21 @@ def read_manifest(folder: Path) -> Manifest:
 def write_dataset(folder: Path, parts: Iterable[EmbeddedPairs], teacher: TeacherSettings, source: str) -> None:
     """Write the pairs to `folder`, which appears under its name only once it is whole; one part is held at a time.
 
-    A dataset that was there is replaced; a folder that holds anything else is refused.
+    A dataset that was there is replaced, a damaged one too; a folder that holds anything else is refused.
     """
-    if folder.exists() and any(folder.iterdir()):
-        read_manifest(folder)
+    place = folder.resolve()  # through a link, to the disk that the user has chosen
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        _refuse_other_files(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}-"))
         try:
             num_pairs = _write_files(building, parts)
             manifest = Manifest(format_version=FORMAT_VERSION, num_pairs=num_pairs, source=source, teacher=teacher)
             (building / _MANIFEST).write_text(json.dumps(dataclasses.asdict(manifest), indent=2), encoding="utf-8")
-            if folder.exists():
-                shutil.rmtree(folder)
+            if place.exists():
+                shutil.rmtree(place)
             building.chmod(0o755)  # mkdtemp lets nobody else in
-            building.rename(folder)
+            building.rename(place)
         finally:
             shutil.rmtree(building, ignore_errors=True)
     except OSError as error:
@@ -135,6 +137,13 @@ def embedded(pairs: Iterable[TextPair], settings: TeacherSettings) -> Iterator[E
             inputs=teacher.embed([pair.input_text for pair in part]),
             targets=teacher.embed([pair.target_text for pair in part]),
         )
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Refuse a folder that building would remove more with than a dataset; a manifest alone may be anybody's."""
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and not {_MANIFEST} < names <= _FILES:
+        raise EnergyFlowError(f"{folder} is no dataset, and would be replaced by one; name a new folder")
 
 
 def _write_files(folder: Path, parts: Iterable[EmbeddedPairs]) -> int:

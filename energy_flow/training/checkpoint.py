@@ -33,10 +33,11 @@ _DAMAGED = (  # what reading was seen to raise where a file was cut, or any byte
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError),
 )
 _MODEL_SECTIONS = ("lattice.", "carrier.", "bridge.")
+_LENGTH = "training.steps"
 _HARMLESS_SETTINGS = {  # they, and those of `runtime`, concern speed, length and logging
     *("flow.compaction_lot", "flow.checkpoint_steps"),
     *("data.num_workers", "data.prefetch_factor", "data.persistent_workers", "data.pin_memory"),
-    *("training.steps", "training.log_interval", "training.checkpoint_interval", "training.keep_checkpoints"),
+    *(_LENGTH, "training.log_interval", "training.checkpoint_interval", "training.keep_checkpoints"),
     *("training.validation_interval", "training.validation_batches"),
     *("training.gradient_detail_interval", "training.memory_cleanup_interval"),
 }
@@ -174,12 +175,15 @@ def _compare_settings(saved: _Saved, config: EnergyConfig) -> None:
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     """The settings that both know, that differ, and that may change a number of a step."""
+    # A learning rate that falls does so over the length of the run.
+    is_length_harmless = here["optimizer"]["final_learning_rate_share"] == 1
+    harmless = _HARMLESS_SETTINGS if is_length_harmless else _HARMLESS_SETTINGS - {_LENGTH}
     for section, fields in here.items():
         if section in ("name", "runtime"):
             continue
         for name, value in fields.items():
             setting, their_value = f"{section}.{name}", there.get(section, {}).get(name, value)
-            if their_value != value and setting not in _HARMLESS_SETTINGS:
+            if their_value != value and setting not in harmless:
                 yield setting, their_value, value
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from energy_flow.data.dataset import PairDataset
 from energy_flow.data.device_copy import DeviceCopy
 from energy_flow.data.loader import batches_per_epoch, build_loader, build_validation_loader
 from energy_flow.energy_config import EnergyConfig
+from energy_flow.errors import EnergyFlowError
 from energy_flow.logs import PROFILING
 from energy_flow.model import Losses, build_model
 from energy_flow.training.checkpoint import Progress, load_latest, write_checkpoint
@@ -24,7 +27,7 @@ from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.gradient_detail import LayerGradients
 from energy_flow.training.metrics import MetricsLog, StepMetrics
 from energy_flow.training.observation import observed
-from energy_flow.training.processes import ALONE, Processes, accumulating, wrap
+from energy_flow.training.processes import ALONE, Processes, accumulating, agree_on, wrap
 from energy_flow.training.validation import validate
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class EnergyTrainer:
         self.to_device = DeviceCopy(self.device)
         self.num_batches = 0
         self.newest_checkpoint: Path | None = None
+        self.dataset: dict[str, Any] = {}  # the manifest of the one that was trained on
         self.step = 0  # optimizer steps tried; those that were taken are `gradients.global_step`
 
     def train(self, dataset: PairDataset, *, say: Callable[[StepMetrics], None] | None = None) -> None:
@@ -58,6 +62,7 @@ class EnergyTrainer:
         config, processes = self.config, self.processes
         loader = build_loader(config, dataset, self.device, first_step=self.step, processes=processes)
         held_out = build_validation_loader(config, dataset, self.device, processes)
+        self._note_dataset(dataset)
         if self.step == 0 and processes.is_first:
             discard_checkpoints(self.out)
         self.model.train()
@@ -124,14 +129,43 @@ class EnergyTrainer:
                 ),
                 model=self.model,
                 optimizer=self.optimizer,
-                extra={"gradients": self.gradients.state_dict()},
+                extra={"gradients": self.gradients.state_dict(), "dataset": self.dataset},
             )
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint in `out`."""
+        """Go on from the newest checkpoint in `out`; all processes must call this.
+
+        Raises:
+            EnergyFlowError: when there is none, or it is of another model, or processes find different ones.
+
+        """
         progress, extra = load_latest(self.out, config=self.config, model=self.model, optimizer=self.optimizer)
         self.gradients.load_state_dict(extra["gradients"])
-        self.step, self.num_batches = progress.step, progress.num_batches
+        self.dataset = extra.get("dataset", {})
+        self.step = progress.step
+        # Not those that were taken, which with another `accumulation` may end within a step.
+        self.num_batches = progress.step * self.config.training.accumulation
+        # Asking also keeps the first process from replacing the checkpoint while another one reads it.
+        if not agree_on(self.step, self.device, self.processes):
+            raise EnergyFlowError(
+                f"processes find different checkpoints in {self.out}; put it on a disk that all share"
+            )
+        if progress.num_processes != self.processes.world_size and self.processes.is_first:
+            _logger.warning(
+                "the run in %s goes on with another number of processes (%d there, %d here): other pairs make up a "
+                "step, and others are held out",
+                *(self.out, progress.num_processes, self.processes.world_size),
+            )
+
+    def _note_dataset(self, dataset: PairDataset) -> None:
+        """Keep what the dataset says of itself, and warn where a run goes on with another one."""
+        now = dataclasses.asdict(dataset.files.manifest)
+        if self.dataset not in ({}, now) and self.processes.is_first:
+            _logger.warning(
+                "the run in %s goes on with another dataset (%s pairs of %s there, %s of %s here); --data names it",
+                *(self.out, self.dataset["num_pairs"], self.dataset["source"], now["num_pairs"], now["source"]),
+            )
+        self.dataset = now
 
     def _pause_when_due(self, metrics: MetricsLog, held_out: DataLoader[Batch] | None) -> None:
         """Do what interrupts training now and then; none of it when the run is over, for that does it too."""

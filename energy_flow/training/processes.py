@@ -146,6 +146,15 @@ def mean_over_processes(tensor: Tensor, processes: Processes) -> Tensor:
     return sum_over_processes(tensor, processes) / processes.world_size
 
 
+def agree_on(number: int, device: torch.device, processes: Processes) -> bool:
+    """Whether `number` is the same in all processes, all of which must call this. Waits for the device."""
+    if processes.world_size == 1:
+        return True
+    highest = torch.tensor([number, -number], device=device)
+    distributed.all_reduce(highest, op=distributed.ReduceOp.MAX)
+    return not highest.sum().item()
+
+
 def _wait_for_first(is_built: Tensor, group: Any, what: str, max_wait: timedelta) -> None:
     try:
         distributed.broadcast(is_built, src=0, group=group)

@@ -80,7 +80,7 @@ def test_a_cached_dataset_is_used_as_it_is_and_rebuilt_when_its_settings_change(
 )
 def test_a_dataset_with_a_missing_or_cut_file_is_refused_by_name(config: EnergyConfig, copied: Path, name: str) -> None:
     content = (copied / name).read_bytes()
-    (copied / name).write_bytes(content[: len(content) // 2] if name != "texts.bin" else b"")
+    (copied / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(EnergyFlowError, match="build"):
         PairDataset(copied, config)
     (copied / name).unlink()
@@ -101,6 +101,43 @@ def test_a_folder_that_holds_something_else_is_not_replaced(
     with pytest.raises(EnergyFlowError, match="no dataset"):
         build_dataset(config, tmp_path, pairs_file)
     assert pairs_file.exists()
+
+
+@pytest.mark.parametrize("content", ["{", '{"format_version": 99}'])
+def test_a_dataset_that_cannot_be_read_is_built_again(
+    config: EnergyConfig, copied: Path, pairs_file: Path, content: str
+) -> None:
+    (copied / "dataset.json").write_text(content)
+    assert len(build_dataset(config, copied, pairs_file)) == 2
+
+
+@pytest.mark.parametrize(
+    "present", [["dataset.json"], ["offsets.npy", "texts.bin"], ["dataset.json", "notes.txt", "texts.bin"]]
+)
+def test_no_file_but_a_datasets_is_ever_replaced(
+    config: EnergyConfig, pairs_file: Path, tmp_path: Path, present: list[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in present:
+        (folder / name).touch()
+    with pytest.raises(EnergyFlowError, match=f"{folder} is no dataset"):
+        build_dataset(config, folder, pairs_file)
+    assert sorted(path.name for path in folder.iterdir()) == present
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(config: EnergyConfig, pairs_file: Path) -> None:
+    with pytest.raises(EnergyFlowError, match=f"cannot write the dataset to {pairs_file}: Not a directory"):
+        build_dataset(config, pairs_file, pairs_file)
+
+
+def test_a_dataset_is_written_through_a_link(config: EnergyConfig, pairs_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    for _ in range(2):
+        build_dataset(config, tmp_path / "link", pairs_file)
+    assert (tmp_path / "link").is_symlink()
+    assert len(PairDataset(tmp_path / "disk", config)) == 2
 
 
 def test_a_build_that_fails_leaves_nothing_behind(config: EnergyConfig, tmp_path: Path, pairs_file: Path) -> None:

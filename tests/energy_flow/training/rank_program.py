@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -16,9 +17,11 @@ from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.data.loader import build_loader, build_validation_loader
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
+from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.processes import (
     Processes,
     accumulating,
+    agree_on,
     first_alone_then_all,
     joined,
     mean_over_processes,
@@ -47,6 +50,8 @@ def main(folder: Path) -> None:
             seen["mean"] = mean_over_processes(torch.tensor([float(processes.rank), 4.0]), processes).tolist()
             _train(dataset, processes, seen)
             seen["validation"] = _validate(dataset, processes)
+            seen["agree"] = [agree_on(number, CPU, processes) for number in (7, processes.rank)]
+            seen["resumed"] = _resume_from_different_checkpoints(folder / f"run {processes.rank}", processes)
             raise KeyError("an error")
     except KeyError as error:
         seen["end"] = [str(error), distributed.is_initialized()]
@@ -123,6 +128,16 @@ def _validate(dataset: PairDataset, processes: Processes) -> list[float]:
     assert loader is not None
     validation = validate(build_model(config), loader, CPU, torch.autocast("cpu", enabled=False), processes)
     return [validation.cosine, validation.retrieval_accuracy, validation.token_accuracy, validation.num_pairs]
+
+
+def _resume_from_different_checkpoints(out: Path, processes: Processes) -> str:
+    config = load_config("debug")
+    alone = EnergyTrainer(config, out=out)
+    alone.step = 2 + processes.rank
+    alone.save()
+    with pytest.raises(EnergyFlowError) as caught:
+        EnergyTrainer(config, out=out, processes=processes).resume()
+    return str(caught.value)
 
 
 if __name__ == "__main__":

@@ -216,6 +216,16 @@ def test_settings_of_speed_length_and_logging_may_differ_in_silence(
     assert caplog.records == []
 
 
+def test_another_length_is_told_where_the_learning_rate_falls_over_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(0)
+    falling = "optimizer.final_learning_rate_share=0.1"
+    run.write(tmp_path, load_config("debug", assignments=[falling, "training.steps=40"]))
+    run.load(tmp_path, load_config("debug", assignments=[falling, "training.steps=80"]))
+    assert "training.steps: 40 there, 80 here" in caplog.text
+
+
 def test_settings_that_make_it_another_run_are_told(
     config: EnergyConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,16 @@ SETTINGS = [
     "optimizer.learning_rate=0.0001",  # AdamW turns the last bits of a tiny gradient into whole steps
     "runtime.log_level=training",
 ]
+HALVES = ["training.batch_size=4", "flow.max_flows=128"]  # of each process
+WEIGHTS = "model.safetensors"
 
 
-def _train(launcher: list[str], out: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def _train(
+    launcher: list[str], out: Path, *settings: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     assignments = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
-    command = [*launcher, "-m", "energy_flow.train", "train", "--config", "debug", "--out", str(out), *assignments]
+    command = [*launcher, "-m", "energy_flow.train", "train", "--config", "debug", "--out", str(out)]
+    command += [*assignments, *options]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     return subprocess.run(
         command, cwd=out.parent, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -38,9 +45,18 @@ def _train(launcher: list[str], out: Path, *settings: str) -> subprocess.Complet
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of two processes, and what they said."""
     out = tmp_path_factory.mktemp("two") / "out"
-    ran = _train(TORCHRUN, out, "training.batch_size=4", "flow.max_flows=128")
+    ran = _train(TORCHRUN, out, *HALVES)
     assert ran.returncode == 0, ran.stderr
     return out, ran.stdout + ran.stderr
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of two processes that took the first steps only."""
+    out = tmp_path_factory.mktemp("broken off") / "out"
+    ran = _train(TORCHRUN, out, *HALVES, options=["--steps", "5"])
+    assert ran.returncode == 0, ran.stderr
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
     two: tuple[Path, str], alone: tuple[Path, str]
 ) -> None:
-    (ours,), (theirs,) = (sorted(out.glob("checkpoints/step-*/model.safetensors")) for out, _ in (two, alone))
+    (ours,), (theirs,) = (sorted(out.glob(f"checkpoints/step-*/{WEIGHTS}")) for out, _ in (two, alone))
     torch.testing.assert_close(load_file(ours), load_file(theirs), rtol=1e-3, atol=2e-4)
 
 
@@ -78,6 +94,24 @@ def test_each_epochs_line_is_said_once(two: tuple[Path, str], alone: tuple[Path,
 def test_only_the_first_process_writes(two: tuple[Path, str], alone: tuple[Path, str]) -> None:
     ours, theirs = ({path.name for path in out.rglob("*")} for out, _ in (two, alone))
     assert ours == theirs
+
+
+def test_two_processes_that_go_on_end_with_the_bits_of_an_unbroken_run(
+    two: tuple[Path, str], broken_off: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(broken_off, out)
+    ran = _train(TORCHRUN, out, *HALVES, options=["--resume"])
+    assert "warning" not in ran.stderr
+    assert _losses(out) == _losses(two[0])
+    weights, expected = (load_file(folder / f"checkpoints/step-{STEPS:06d}/{WEIGHTS}") for folder in (out, two[0]))
+    assert [name for name, weight in expected.items() if not torch.equal(weights[name], weight)] == []
+
+
+def test_going_on_with_another_number_of_processes_is_told(broken_off: Path, tmp_path: Path) -> None:
+    shutil.copytree(broken_off, tmp_path / "out")
+    ran = _train([sys.executable], tmp_path / "out", *HALVES, options=["--resume"])
+    assert "another number of processes (2 there, 1 here)" in ran.stderr
 
 
 def _losses(out: Path) -> list[float]:

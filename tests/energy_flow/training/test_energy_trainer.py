@@ -1,5 +1,6 @@
 import gc
 import json
+import logging
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from energy_flow.config_parsing import load_config
 from energy_flow.data.batch import Batch
-from energy_flow.data.dataset import PairDataset
+from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
@@ -121,6 +122,36 @@ def test_a_bad_batch_skips_its_step_and_says_so(dataset: PairDataset, tmp_path: 
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
     assert [metrics.is_skipped for metrics in said] == [False, True]
     assert "skipped" in str(said[1])
+
+
+def _resumed(assignments: list[str], out: Path) -> EnergyTrainer:
+    trainer = EnergyTrainer(load_config("debug", assignments=assignments), out=out)
+    trainer.resume()
+    return trainer
+
+
+def test_a_resumed_run_takes_whole_steps_whatever_it_accumulated_before(dataset: PairDataset, tmp_path: Path) -> None:
+    before = load_config("debug", assignments=["training.steps=3", "training.accumulation=3"])
+    EnergyTrainer(before, out=tmp_path).train(dataset)
+    trainer = _resumed(["training.steps=6", "training.accumulation=2"], tmp_path)
+    taken: list[int] = []
+    with MetricsLog(None, log_interval=1) as metrics:
+        for batch in _batches(trainer.config, dataset, 4):
+            trainer.train_batch(batch, metrics)
+            taken.append(trainer.step)
+    assert taken == [3, 4, 4, 5]
+
+
+def test_a_run_that_goes_on_with_another_dataset_says_so(
+    config: EnergyConfig, dataset: PairDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fewer = build_dataset(load_config("debug", assignments=["data.max_pairs=100"]), tmp_path / "fewer")
+    EnergyTrainer(load_config("debug", assignments=["training.steps=1"]), out=tmp_path).train(dataset)
+    with caplog.at_level(logging.WARNING):
+        _resumed(["training.steps=2"], tmp_path).train(dataset)
+        assert caplog.text == ""
+        _resumed(["training.steps=3"], tmp_path).train(fewer)
+    assert "128 pairs of pydoc_data.topics, first 128 there, 100 of pydoc_data.topics, first 100 here" in caplog.text
 
 
 def test_bfloat16_trains(dataset: PairDataset, tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def test_a_run_that_goes_on_sums_up_each_epoch_as_one_that_never_stopped(num_pas
     assert [rest.add(_outcome(step, loss=1 / step)) for step in range(num_past + 1, 13)] == expected[num_past:]
 
 
-def test_the_means_are_over_what_is_finite() -> None:
+def test_the_means_are_over_finite_losses_and_over_the_norms_of_taken_steps() -> None:
     epochs = Epochs(batches_per_epoch=4, accumulation=1)
     epochs.add(_outcome(1, loss=1.0, norm=4.0))
-    epochs.add(_outcome(2, loss=math.nan, norm=math.nan, is_skipped=True))
+    epochs.add(_outcome(2, loss=math.nan, norm=0.0, is_skipped=True))
     epochs.add(_outcome(3, loss=2.0, norm=math.inf, is_skipped=True))
     assert epochs.add(_outcome(4, loss=6.0, norm=2.0)) == EpochSummary(
         epoch=1,
@@ -65,5 +65,5 @@ def test_a_batch_s_time_is_a_part_of_its_step_s() -> None:
 
 
 def test_an_epoch_without_a_finite_loss_says_so() -> None:
-    summary = Epochs(batches_per_epoch=1, accumulation=1).add(_outcome(1, loss=math.nan, is_skipped=True))
-    assert str(summary) == "epoch 1  loss not finite  gradient 2.0000  1 steps  1 skipped  0.5 s  0.5 s/batch"
+    summary = Epochs(batches_per_epoch=1, accumulation=1).add(_outcome(1, loss=math.nan, norm=0.0, is_skipped=True))
+    assert str(summary) == "epoch 1  loss not finite  gradient not finite  1 steps  1 skipped  0.5 s  0.5 s/batch"

@@ -192,6 +192,13 @@ def test_a_jump_of_the_gradient_norm_lowers_the_learning_rate() -> None:
     assert float(optimizer.param_groups[0]["lr"]) == 0.25
 
 
+def test_the_norm_of_a_skipped_step_is_no_history_for_the_back_off() -> None:
+    parts = _build(_config("backoff.window=2", "optimizer.learning_rate=0.5"))
+    bad = GOOD * math.nan
+    rates = [float(_take(*parts, batch).learning_rate) for batch in (bad, bad, GOOD)]
+    assert rates == [0.5, 0.5, 0.5]
+
+
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_an_optimizer_that_cannot_skip_on_the_device_skips_by_the_host(

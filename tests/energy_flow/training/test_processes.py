@@ -20,6 +20,7 @@ from energy_flow.training.processes import (
     ALONE,
     Processes,
     accumulating,
+    agree_on,
     first_alone_then_all,
     joined,
     mean_over_processes,
@@ -93,6 +94,15 @@ def test_when_the_first_process_takes_too_long_the_others_say_how_long_they_wait
 
 def test_a_mean_is_over_all_processes_and_known_to_each(two: list[dict[str, Any]]) -> None:
     assert [seen["mean"] for seen in two] == [[0.5, 4.0]] * 2
+
+
+def test_processes_know_whether_they_agree(two: list[dict[str, Any]]) -> None:
+    assert [seen["agree"] for seen in two] == [[True, False]] * 2
+    assert agree_on(7, CPU, ALONE)
+
+
+def test_processes_that_find_different_checkpoints_do_not_go_on(two: list[dict[str, Any]]) -> None:
+    assert all(seen["resumed"].startswith("processes find different checkpoints in ") for seen in two)
 
 
 def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(two: list[dict[str, Any]]) -> None:

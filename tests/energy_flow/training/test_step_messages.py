@@ -54,15 +54,31 @@ def test_at_level_profiling_the_device_is_said_in_the_first_steps_and_then_every
     ]
 
 
+def _skipped(number: int) -> StepMetrics:
+    reason = "loss not finite"
+    return metrics(number, is_skipped=True, skip_reason=reason, num_skipped=number, gradient_norm=float("nan"))
+
+
 def test_skipped_steps_are_warned_of_with_reason_and_count_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    steps = [
-        metrics(number, is_skipped=True, skip_reason="loss not finite", num_skipped=number, gradient_norm=float("nan"))
-        for number in range(1, 151)
-    ]
+    steps = [metrics(number) if number % 20 == 0 else _skipped(number) for number in range(1, 151)]
     assert _said(caplog, steps, level=logging.INFO) == [
         (logging.WARNING, "step 1 was skipped: loss not finite; 1 skipped so far"),
         (logging.WARNING, "step 101 was skipped: loss not finite; 101 skipped so far"),
     ]
+
+
+def test_a_run_that_only_skips_is_warned_of_as_one_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    said = _said(caplog, [_skipped(number) for number in range(1, 221)], level=logging.WARNING)
+    assert [text.partition(":")[0] for _, text in said] == [
+        "step 1 was skipped",
+        "step 20 is the 20th in a row that was skipped",
+        "step 120 is the 120th in a row that was skipped",
+        "step 220 is the 220th in a row that was skipped",
+    ]
+    assert said[1][1].endswith(
+        "loss not finite; the weights stay as they are, so look at the data, "
+        "or lower optimizer.learning_rate and start anew"
+    )
 
 
 def test_a_critical_gradient_norm_is_warned_of_but_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
