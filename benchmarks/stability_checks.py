@@ -9,6 +9,8 @@ from efprof.facts.growth import block_minima, theil_sen
 
 FIRST_JUDGED_STEP = 3
 """From here on memory is held to what this step took: AdamW's state is made in the first step, caches in the second."""
+LEAST_STEPS = 20
+"""What breaks off before tells nothing of thirds and slopes."""
 MAX_PEAK_RATIO = 1.01
 PYTHON_BYTES = 256 * 2**10
 """What Python itself may take later: the first checkpoint and validation leave 100 KiB of code behind (measured), which
@@ -18,8 +20,8 @@ MAX_TIME_RATIO = 1.1
 MEMORY_WARM_UP_SHARE = 0.4
 """Python's and torch's own caches take another 8 KiB somewhere in the first 4,000 steps of a long phase (measured)."""
 LONG_PHASE_STEPS = 5000
-MAX_SHORT_SLOPE = 512.0
-"""Bytes per step: half of what a tensor takes that is kept with its node of the graph."""
+MAX_SHORT_SLOPE = 256.0
+"""Bytes per step: less than the least tensor takes that is kept in each, 320 on a CPU (measured) and 512 on CUDA."""
 CLIP_TOLERANCE = 1e-3
 """The clipped norm is computed from rounded numbers."""
 MAX_GRU_INPUT = 30.0
@@ -32,7 +34,7 @@ class Seen:
 
     batch_size: int
     clip_norm: float
-    energy_bound: float
+    python_bytes: int = PYTHON_BYTES  # what Python may take of the memory that is watched; on a GPU none
     peak_bytes: list[float] = field(default_factory=list)  # highest of three instants, less what was there before
     retained_bytes: list[float] = field(default_factory=list)  # at the step's end
     step_ms: list[float] = field(default_factory=list)  # CPU time on a CPU, else wall time
@@ -62,14 +64,14 @@ def outcomes(seen: Seen, num_steps: int) -> list[Outcome]:
         "all steps, at the batch size": lambda: _ran_through(seen, num_steps),
         "peak memory after step 3": lambda: _peak_stays(seen),
         "step time, last third to first": lambda: _time_stays(seen),
-        "host reads in a step": lambda: (not seen.reads, ", ".join(seen.reads) or "none"),
+        "host reads in the last steps": lambda: (not seen.reads, ", ".join(seen.reads) or "none"),
         "non-finite losses, norms, skips": lambda: _is_finite(seen),
         "clipped gradient norm": lambda: _is_clipped(seen),
         "GRU input and state": lambda: _is_bounded(seen),
         "loss, first tenth to last": lambda: _loss_falls(seen),
         "memory's slope, bytes per step": lambda: _memory_is_level(seen),
     }
-    if len(seen.loss) < 2 * FIRST_JUDGED_STEP:
+    if min(len(seen.loss), len(seen.peak_bytes)) < LEAST_STEPS:
         return [Outcome(point=point, is_held=False, figure=seen.error or "too few steps") for point in points]
     return [Outcome(point=point, is_held=is_held, figure=text) for point, (is_held, text) in _called(points).items()]
 
@@ -86,7 +88,7 @@ def _ran_through(seen: Seen, num_steps: int) -> tuple[bool, str]:
 def _peak_stays(seen: Seen) -> tuple[bool, str]:
     first, *later = seen.peak_bytes[FIRST_JUDGED_STEP - 1 :]
     highest = max(later)
-    is_level = highest <= max(MAX_PEAK_RATIO * first, first + PYTHON_BYTES)
+    is_level = highest <= max(MAX_PEAK_RATIO * first, first + seen.python_bytes)
     return is_level, f"{highest / first:.4f} of {first / 2**20:.1f} MiB"
 
 
@@ -107,14 +109,19 @@ def _is_finite(seen: Seen) -> tuple[bool, str]:
 
 
 def _is_clipped(seen: Seen) -> tuple[bool, str]:
-    largest = max(seen.clipped_norm)
+    largest = _largest(seen.clipped_norm)
     return largest <= seen.clip_norm * (1 + CLIP_TOLERANCE), f"{largest:.3f} of {seen.clip_norm:g}"
 
 
 def _is_bounded(seen: Seen) -> tuple[bool, str]:
-    largest_input, largest_hidden = max(seen.gru_input), max(seen.gru_hidden)
+    largest_input, largest_hidden = _largest(seen.gru_input), _largest(seen.gru_hidden)
     is_bounded = 0 < largest_input <= MAX_GRU_INPUT and 0 < largest_hidden <= 1
     return is_bounded, f"{largest_input:.2f}, {largest_hidden:.3f}"
+
+
+def _largest(values: list[float]) -> float:
+    """The largest value; NaN where any is NaN, which Python's own `max` passes over."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _loss_falls(seen: Seen) -> tuple[bool, str]:

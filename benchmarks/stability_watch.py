@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.stability_checks import Seen
+from benchmarks.stability_checks import PYTHON_BYTES, Seen
 from benchmarks.stability_phases import Phase, phases_of
 from benchmarks.stability_yardstick import Yardstick
 from efprof.recorder.memory import Memory
@@ -29,6 +29,9 @@ NUM_PROFILED = 4
 
 READING_OPERATORS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 """What makes the host wait for a device; the fused AdamW's own reads of its step counters on a CPU do not count."""
+
+FORBIDDEN_READ = "synchronizing CUDA operation"
+"""In the error that torch raises for a host read where they are forbidden."""
 
 
 def main() -> None:
@@ -44,8 +47,11 @@ def watch(phase: Phase, device: str, dataset: Path, out: Path) -> Seen:
     seen = Seen(
         batch_size=config.training.batch_size,
         clip_norm=config.optimizer.gradient_clip_norm,
-        energy_bound=config.flow.energy_bound,
+        python_bytes=0 if device == "cuda" else PYTHON_BYTES,
     )
+    if device == "cuda":
+        # Memory's source is chosen at the first reading: without this, the host's.
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types there
     memory, pairs = Memory(), PairDataset(dataset, config)
     yardstick = Yardstick(config, pairs) if device == "cpu" else None
     before = memory.read()[0]
@@ -55,7 +61,9 @@ def watch(phase: Phase, device: str, dataset: Path, out: Path) -> Seen:
         with observer.watching():
             trainer.train(pairs)
     except (RuntimeError, MemoryError) as error:  # out of memory, and reads that are forbidden on CUDA
-        seen.error = str(error).splitlines()[0]
+        seen.error = next(iter(str(error).splitlines()), type(error).__name__)
+        if FORBIDDEN_READ in seen.error:
+            observer.reads = [seen.error]
     observer.write_to(seen)
     lines = [json.loads(line) for line in (out / METRICS_NAME).read_text(encoding="utf-8").splitlines()]
     seen.loss = [line["loss"] for line in lines]
@@ -99,6 +107,8 @@ class _Observer:
         finally:
             for handle in handles:
                 handle.remove()
+            if self.is_cuda:
+                torch.cuda.set_sync_debug_mode("default")  # an error in the last steps would leave reads forbidden
 
     def note_memory(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self.memory.read()[0] - self.before_bytes)
@@ -145,7 +155,7 @@ class _Observer:
         """Hand over all that was noted."""
         on_host, on_device = self.on_host[: self.num_steps], self.on_device[: self.num_steps].tolist()
         seen.peak_bytes, seen.retained_bytes, seen.step_ms, seen.yardstick_ms = on_host[:-NUM_PROFILED].T.tolist()
-        seen.clipped_norm, seen.gru_input, seen.gru_hidden = (list(column) for column in zip(*on_device, strict=True))
+        seen.clipped_norm, seen.gru_input, seen.gru_hidden = ([row[column] for row in on_device] for column in range(3))
         seen.reads = self.reads
 
 

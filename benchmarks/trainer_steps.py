@@ -1,15 +1,22 @@
 """One training step of energy_flow, and of the naive loop that it replaces, ready to be timed on a made batch."""
 
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from energy_flow.data.batch import Batch, prepare_batch
 from energy_flow.energy_config import EMBEDDING_SIZE, EnergyConfig
-from energy_flow.model import EnergyFlowModel, Losses, build_model
+from energy_flow.model import Losses, build_model
 from energy_flow.text_bridge.tokens import encode
+from energy_flow.training.energy_trainer import EnergyTrainer
+from energy_flow.training.metrics import MetricsLog, Sources
+from energy_flow.training.observation import METRICS_NAME
+from energy_flow.training.stage_times import stage_times
 from tests.energy_flow.naive_reference import naive_losses
 
 LEARNING_RATE = 0.0
@@ -20,21 +27,59 @@ _ALPHABET = torch.tensor(list(b"abcdefghijklmnopqrstuvwxyz      "))
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """A whole step to be called: forward, backward, clipping, AdamW; its gradients stay until the next call."""
+    """A whole step to be called, and what is compared of it afterwards."""
 
-    model: EnergyFlowModel
-    run: Callable[[], Losses]
+    run: Callable[[], Losses]  # gives those of the last micro-batch
+    gradients: Callable[[], list[Tensor]]  # of the last step, clipped, in the order of the parameters
     num_samples: int
 
 
 def trainer_step(config: EnergyConfig, device: torch.device) -> TimedStep:
-    """The step as it is trained: every micro-batch moves all its flows at once."""
-    return _timed_step(config, device, lambda model, batch: model(batch))
+    """`EnergyTrainer.train_batch` itself, with all that it does for safety and metrics; they go to a file."""
+    settings = replace(config.optimizer, learning_rate=LEARNING_RATE)
+    runtime = replace(config.runtime, device=str(device))
+    out = Path(tempfile.mkdtemp(prefix="energy_flow-"))
+    trainer = EnergyTrainer(replace(config, optimizer=settings, runtime=runtime), out=out)
+    trainer.model.train()
+    batch = made_batch(config, torch.device("cpu"))
+    batch = prepare_batch(batch, trainer.device)
+    metrics = MetricsLog(out / METRICS_NAME, sources=Sources(stages=stage_times(trainer.model, trainer.device)))
+    metrics.stages.__enter__()
+    seen: dict[str, Any] = {}
+    trainer.model.register_forward_hook(lambda *call: seen.update(losses=call[-1]))
+    parameters = list(trainer.model.parameters())
+    trainer.optimizer.register_step_post_hook(
+        lambda *_: seen.update(gradients=[parameter.grad for parameter in parameters])
+    )
+
+    def run() -> Losses:
+        for _ in range(config.training.accumulation):
+            trainer.train_batch(batch, metrics)
+        losses: Losses = seen["losses"]
+        return losses
+
+    return TimedStep(run=run, gradients=lambda: seen["gradients"], num_samples=_num_samples(config))
 
 
 def naive_step(config: EnergyConfig) -> TimedStep:
-    """The same step as a loop over texts, flows and flow steps, on the CPU."""
-    return _timed_step(config, torch.device("cpu"), lambda model, batch: naive_losses(model, config, batch))
+    """Forward, backward, clipping and AdamW as a loop over texts, flows and flow steps, on the CPU."""
+    model, batch = build_model(config), made_batch(config, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    accumulation = config.training.accumulation
+
+    def run() -> Losses:
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(accumulation):
+            losses = naive_losses(model, config, batch)
+            (losses.total / accumulation).backward()  # type: ignore[no-untyped-call]  # torch has no types there
+        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip_norm)
+        optimizer.step()
+        return losses
+
+    def gradients() -> list[Tensor]:
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    return TimedStep(run=run, gradients=gradients, num_samples=_num_samples(config))
 
 
 def made_batch(config: EnergyConfig, device: torch.device) -> Batch:
@@ -54,22 +99,5 @@ def made_batch(config: EnergyConfig, device: torch.device) -> Batch:
     return prepare_batch(Batch(embeddings(), embeddings(), tokens(), tokens()), device)
 
 
-def _timed_step(
-    config: EnergyConfig, device: torch.device, forward: Callable[[EnergyFlowModel, Batch], Losses]
-) -> TimedStep:
-    model, batch = build_model(config).to(device), made_batch(config, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    precision = config.runtime.precision
-    accumulation = config.training.accumulation
-
-    def run() -> Losses:
-        optimizer.zero_grad(set_to_none=True)
-        for _ in range(accumulation):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision != "float32"):
-                losses = forward(model, batch)
-            (losses.total / accumulation).backward()  # type: ignore[no-untyped-call]  # torch has no types there
-        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip_norm)
-        optimizer.step()
-        return losses
-
-    return TimedStep(model=model, run=run, num_samples=accumulation * config.training.batch_size)
+def _num_samples(config: EnergyConfig) -> int:
+    return config.training.accumulation * config.training.batch_size

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,7 +107,7 @@ def _parse_number(path: str, kind: type[int] | type[float], allowed: Range, valu
     if isinstance(value, (str, int, float)) and not (isinstance(value, float) and kind is int):
         with contextlib.suppress(ValueError):
             number = math.nan if isinstance(value, bool) else kind(value)
-    if not math.isfinite(number):
+    if not -sys.maxsize <= number <= sys.maxsize:  # nor where it is NaN
         raise EnergyFlowError(f"{path} must be {described}, not '{value}'")
     if allowed.lowest is not None and number < allowed.lowest:
         raise EnergyFlowError(f"{path} must be at least {allowed.lowest}, not {number}")

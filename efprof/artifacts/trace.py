@@ -23,6 +23,7 @@ class TraceArguments(msgspec.Struct):
     python_parent: int | None = msgspec.field(name="Python parent id", default=None)
     num_bytes: int | None = msgspec.field(name="Bytes", default=None)
     address: int | None = msgspec.field(name="Addr", default=None)
+    input_sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
 
 
 class _RawEvent(msgspec.Struct):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.input_sizes import InputGrowth
 from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Part, Slowdown
@@ -37,12 +38,22 @@ def larger_steps(run: Run) -> str:
         return (
             f"the lines of the forward pass allocate {format_value(factor, 'ratio')} as much there, as for longer data"
         )
+    factor = _input_factor(run)
+    if factor >= least:
+        told = format_value(factor, "ratio")
+        return f"the operators of the forward pass have inputs {told} as large there, as for longer data"
     return ""
 
 
 def _typical(run: Run, part: Part, of: Callable[[StepRecord], int]) -> float:
     records = [time.record for time in run.get(StepTimes).steady if part.first_step <= time.step <= part.last_step]
     return statistics.median(of(record) for record in records)
+
+
+def _input_factor(run: Run) -> float:
+    with contextlib.suppress(NotRecorded):
+        return run.get(InputGrowth).factor
+    return 1.0
 
 
 def _allocated_factor(run: Run) -> float:

@@ -19,7 +19,10 @@ MAX_WARM_UP_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """One step in milliseconds; `stage_ms` is in the order of STAGES and sums to `total_ms`."""
+    """One step in milliseconds; `stage_ms` is in the order of STAGES.
+
+    With the recorder's own time, which lies between the marked stages and is no part of `other`, it sums to `total_ms`.
+    """
 
     record: StepRecord
     total_ms: float
@@ -90,7 +93,8 @@ def _timed(record: StepRecord) -> StepTime:
     for span in record.spans:
         if span.stage in spent_us:
             spent_us[span.stage] += span.end_us - span.start_us
-    spent_us["other"] = max(0.0, record.total_us - sum(us for stage, us in spent_us.items() if stage != "other"))
+    marked_us = sum(us for stage, us in spent_us.items() if stage != "other")
+    spent_us["other"] = max(0.0, record.total_us - marked_us - record.recorder_us)
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,

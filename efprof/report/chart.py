@@ -17,6 +17,9 @@ MAX_POINTS: Final = 1500
 MAX_GAPPED_BARS: Final = 100
 """Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
 
+MAX_BAND_ROWS: Final = 3
+"""Rows of labels at the top of a picture: more would cover what it shows."""
+
 MAX_BAND_LETTERS: Final = 22
 """A note inside the picture must leave room for others on a phone."""
 
@@ -134,17 +137,23 @@ def x_range(chart: Chart) -> tuple[float, float]:
     return min(places) - room, max(places) + room
 
 
-def band_labels(chart: Chart) -> tuple[str, ...]:
-    """The label of every band, empty where it would cover the one before; each stands on the side with more room."""
+def label_rows(chart: Chart) -> tuple[int | None, ...]:
+    """The row from the top in which each band's label covers no other, None where there is no such row.
+
+    Each label stands on that side of its band's edge on which there is more room.
+    """
     start, end = x_range(chart)
     letter = (end - start) * LETTER_SHARE
-    labels, taken = [], -math.inf
+    taken = [-math.inf] * MAX_BAND_ROWS
+    rows = []
     for band in chart.bands:
         width = min(len(band.label), MAX_BAND_LETTERS) * letter
         left = band.end - width if is_right_half(chart, band.start) else band.start
-        labels.append(band.label if left >= taken else "")
-        taken = max(taken, left + width) if labels[-1] else taken
-    return tuple(labels)
+        row = next((row for row, used in enumerate(taken) if left >= used), None)
+        if row is not None:
+            taken[row] = left + width
+        rows.append(row)
+    return tuple(rows)
 
 
 def is_right_half(chart: Chart, x: float) -> bool:

@@ -56,6 +56,8 @@ def error_phrase(run: RunIdentity) -> str:
 def next_after_ending(run: RunIdentity) -> str:
     """What to do about how the run ended; empty where it finished."""
     if run.error is not None and run.ended == "raised":
+        if run.error.blame is None:  # as from argparse, which prints no traceback
+            return "Mend what it names: the program's own output says more; what was recorded until then is below."
         return (
             "Mend that line: the program's own output has the whole traceback; what was recorded until then is below."
         )

@@ -3,11 +3,13 @@
 import math
 from typing import Any, Final
 
-from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, TrackChart, band_labels, bar_gap, x_range
+from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, TrackChart, bar_gap, label_rows, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
 MAX_LABEL: Final = 60
+ROW_SHARE: Final = 0.08
+"""The height of a row of labels as a share of the picture's."""
 HALF_OPAQUE: Final = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
@@ -33,7 +35,9 @@ def _chart_figure(chart: Chart) -> Figure:
     middle = (start + end) / 2
     layout["shapes"] = [_band_shape(b.start, b.end) for b in chart.bands] + [_mark_shape(at) for at, _ in chart.marks]
     layout["annotations"] = [
-        _band_note(band, middle) for band, label in zip(chart.bands, band_labels(chart), strict=True) if label
+        _band_note(band, middle, row)
+        for band, row in zip(chart.bands, label_rows(chart), strict=True)
+        if row is not None
     ]
     layout["annotations"] += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
@@ -140,17 +144,17 @@ def _level_shape(level: float) -> Figure:
     return {"type": "line", "line": line} | place
 
 
-def _band_note(band: Band, middle: float) -> Figure:
+def _band_note(band: Band, middle: float, row: int) -> Figure:
     is_left = band.start > middle
-    return _top_note(band.end if is_left else band.start, band.label, "var(--window)", is_left=is_left)
+    return _top_note(band.end if is_left else band.start, band.label, "var(--window)", is_left=is_left, row=row)
 
 
-def _top_note(at: float, label: str, colour: str, *, is_left: bool) -> Figure:
+def _top_note(at: float, label: str, colour: str, *, is_left: bool, row: int = 0) -> Figure:
     """A word at the top of the picture, on that side of its place on which there is more room."""
     place = {
         "x": _rounded(at),
         "yref": "paper",
-        "y": 0.995,
+        "y": round(0.995 - row * ROW_SHARE, 3),
         "xanchor": "right" if is_left else "left",
         "yanchor": "top",
     }

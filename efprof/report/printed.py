@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from efprof.report.chart import Chart, Layer, TrackChart, band_labels, bar_gap, is_right_half, x_range
+from efprof.report.chart import Chart, Layer, TrackChart, bar_gap, is_right_half, label_rows, x_range
 from efprof.report.palette import LIGHT
 from efprof.report.wording import shorten
 
@@ -38,6 +38,8 @@ LEGEND_LETTERS: Final = 95
 LEGEND: Final[dict[str, float]] = {"fontsize": 8, "columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5}
 KEY_LETTERS: Final = 4
 """What the coloured key of a label and the space around it take."""
+ROW_SHARE: Final = 0.09
+"""The height of a row of labels as a share of the picture's."""
 WIDTH_INCHES: Final = 7.2
 """The text width of an A4 page."""
 
@@ -64,9 +66,11 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     for layer in chart.layers:
         floor = _draw_layer(axes, layer, floor)
     axes.set_xlim(*x_range(chart))
-    for band, label in zip(chart.bands, band_labels(chart), strict=True):
+    for band, row in zip(chart.bands, label_rows(chart), strict=True):
         axes.axvspan(band.start, band.end, color=LIGHT["window"], alpha=0.14, linewidth=0)
-        _note(axes, band.end if is_right_half(chart, band.start) else band.start, label, LIGHT["window"])
+        if row is not None:
+            at = band.end if is_right_half(chart, band.start) else band.start
+            _note(axes, at, band.label, LIGHT["window"], row)
     for at, label in chart.marks:
         axes.axvline(at, color=LIGHT["alert"], linestyle=":", linewidth=1)
         _note(axes, at, label, LIGHT["alert"])
@@ -147,11 +151,12 @@ def _draw_legend(axes: Axes, layers: Sequence[Layer]) -> None:
     legend.set_frame_on(False)
 
 
-def _note(axes: Axes, at: float, label: str, colour: str) -> None:
+def _note(axes: Axes, at: float, label: str, colour: str, row: int = 0) -> None:
     """A word at the top of the picture, on that side of its place on which there is more room."""
     side = "right" if at > sum(axes.get_xlim()) / 2 else "left"
     place = axes.get_xaxis_transform()
-    axes.text(at, 0.99, shorten(label, 32), transform=place, color=colour, fontsize=7, va="top", ha=side)
+    y = 0.99 - row * ROW_SHARE
+    axes.text(at, y, shorten(label, 32), transform=place, color=colour, fontsize=7, va="top", ha=side)
 
 
 def _level_note(axes: Axes, level: float, label: str) -> None:

@@ -15,6 +15,7 @@ COLUMNS: Final = (
     "Step",
     "Total",
     *(stage.capitalize() for stage in STAGES),
+    "Recorder",
     "Loss",
     "Gradient norm",
     "Scale",
@@ -56,6 +57,11 @@ def is_broken(step: StepSample) -> bool:
     """Whether the loss or a gradient of the step was not finite."""
     values = (step.loss, step.gradient_norm)
     return bool(step.num_nan or step.num_inf) or any(v is not None and not math.isfinite(v) for v in values)
+
+
+def recorder_ms(step: StepSample) -> float:
+    """The recorder's own part of a step, in milliseconds: what no stage has."""
+    return max(0.0, round(step.total_ms - sum(step.stage_ms), 6))
 
 
 def totals(measurements: Measurements) -> tuple[Number, ...]:
@@ -100,8 +106,7 @@ def _number(label: str, value: float, unit: str = "") -> Number:
 
 
 def _row(step: StepSample) -> tuple[str, ...]:
-    stages = [show(value, "ms") for value in step.stage_ms[: len(STAGES)]]
-    stages += [""] * (len(STAGES) - len(stages))
+    stages = [show(value, "ms") for value in (*step.stage_ms, recorder_ms(step))]
     values: tuple[tuple[float | None, str], ...] = (
         (step.loss, ""),
         (step.gradient_norm, ""),

@@ -20,10 +20,13 @@ from efprof.report.chart import (
     thin,
     thinned_caption,
 )
+from efprof.report.step_table import recorder_ms
 from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
 """The stage that runs from one boundary to the next."""
+RECORDER: Final = "recorder"
+"""The part of a step that no stage has: what recording it took."""
 MAX_BANDED_SAMPLES: Final = 2000
 """400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
 MAX_STRONG_SAMPLES: Final = 150
@@ -49,7 +52,7 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
     is_sparse = len(kept) <= MAX_STRONG_SAMPLES
     layers = (
-        [*_stage_bands(kept, x, allocated, {last for _, last, _ in timeline.windows})]
+        _stage_bands(kept, x, allocated, _steps_before_turns(timeline))
         if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
         else []
     )
@@ -58,10 +61,9 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     layers.append(
         Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
     )
-    caption = f"Read from {source_phrase(measurements.memory_source)} at every stage boundary."
     return Chart(
         title="Memory over time",
-        caption=caption + thinned_caption(len(kept), len(samples)),
+        caption=_memory_caption(measurements) + thinned_caption(len(kept), len(samples)),
         x_label=axis_label("time since the first step", clock.unit),
         y_label=axis_label("memory", scale.unit),
         y_unit=scale.unit,
@@ -79,7 +81,7 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
     y_top = _clip_at([step.total_ms for step in steps])
     scale = scale_for([y_top or max(tops)], "ms")
-    layers = [_stage_layer(number, groups, scale.factor) for number in range(len(STAGES))]
+    layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
     slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
     if slow:
@@ -119,15 +121,17 @@ def _stage_bands(
     samples: Sequence[MemorySample],
     places: Sequence[float],
     allocated: Sequence[float | None],
-    window_ends: Set[int],
+    steps_before_turns: Set[int],
 ) -> list[Layer]:
     """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
 
-    After the last step of a window the recorder writes what it saw: that stretch belongs to no stage.
+    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or the
+    recorder opened a window or wrote what it saw in one.
     """
     points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
     for index, (here, after) in enumerate(itertools.pairwise(samples)):
-        if here.step in window_ends and after.step > here.step:
+        is_within = here.step == after.step
+        if not is_within and (here.step in steps_before_turns or not _is_handed_over(here, after)):
             continue
         x, y = points[STAGE_AFTER.get(here.boundary, "other")]
         start, end = places[index], places[index + 1]
@@ -136,6 +140,23 @@ def _stage_bands(
     return [
         Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
     ]
+
+
+def _steps_before_turns(timeline: Timeline) -> set[int]:
+    """The steps after which a window was opened or closed."""
+    return {step for first, last, _ in timeline.windows for step in (first - 1, last)}
+
+
+def _is_handed_over(here: MemorySample, after: MemorySample) -> bool:
+    """Whether one step ended and the next began, and nothing else."""
+    return after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
+
+
+def _memory_caption(measurements: Measurements) -> str:
+    source, samples = source_phrase(measurements.memory_source), measurements.timeline.memory
+    if all(a.step == b.step or _is_handed_over(a, b) for a, b in itertools.pairwise(samples)):
+        return f"Read from {source} at every stage boundary."
+    return f"Read from {source} at stage boundaries; without a colour where steps were not read from end to end."
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
@@ -161,24 +182,20 @@ def _clip_at(tops: Sequence[float]) -> float | None:
     return usual * 1.5 if max(tops) > usual * CLIP_FACTOR else None
 
 
-def _stage_layer(number: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
-    means = [statistics.fmean(_stage_ms(step, number) for step in group) for group in groups]
+def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
+    means = [statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) for group in groups]
     notes = tuple(
-        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {STAGES[number]} {show(mean, 'ms')}"
+        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
         for group, mean in zip(groups, means, strict=True)
     )
     return Layer(
         kind="bar",
-        label=STAGES[number],
-        colour=STAGES[number],
+        label=stage,
+        colour="extra" if stage == RECORDER else stage,
         x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
         y=tuple(mean / factor for mean in means),
         notes=notes,
     )
-
-
-def _stage_ms(step: StepSample, number: int) -> float:
-    return step.stage_ms[number] if number < len(step.stage_ms) else 0.0
 
 
 def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) -> Layer:
@@ -194,7 +211,7 @@ def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) 
 
 
 def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSample], y_top: float | None) -> str:
-    parts = ["Stages on top of each other."]
+    parts = ["Stages and the recorder's own time on top of each other."]
     if len(groups[0]) > 1:
         parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
     if y_top is not None:

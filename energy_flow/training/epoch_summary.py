@@ -26,7 +26,7 @@ class EpochSummary:
     num_steps: int  # skipped ones included
     num_skipped: int
     mean_loss: float | None  # over the finite losses; None without any
-    mean_gradient_norm: float | None  # before clipping, over the finite norms
+    mean_gradient_norm: float | None  # before clipping, over the steps that were taken; None without any
     seconds: float  # in its steps; what lies between them, as validation does, is left out
     seconds_per_batch: float
 
@@ -80,7 +80,8 @@ class _Totals:
         self._num_skipped += outcome.is_skipped
         self._ms += outcome.step_ms
         self._loss.add(outcome.loss)
-        self._norm.add(outcome.gradient_norm)
+        if not outcome.is_skipped:  # one whose loss was bad has a norm that means nothing
+            self._norm.add(outcome.gradient_norm)
 
     def summary(self, epoch: int, accumulation: int) -> EpochSummary:
         return EpochSummary(

@@ -99,7 +99,8 @@ class GradientControl:
         norm = nn.utils.clip_grad_norm_(self.parameters, self._settings.gradient_clip_norm)
         reason = self._reason(norm)
         is_skipped = reason != SkipReason.TAKEN
-        learning_rate = self._set_learning_rate(norm)
+        # A skipped step has what norm its backward got to, 0 without one: no history for the back-off.
+        learning_rate = self._set_learning_rate(torch.where(is_skipped, math.nan, norm))
         self._step_unless(is_skipped)
         self._running_state.settle(is_skipped)
         self.global_step = self.global_step + ~is_skipped

@@ -14,6 +14,9 @@ from energy_flow.training.metrics import StepMetrics
 _STEPS_BETWEEN: Final = 100
 """Between two messages of one kind: a run that goes wrong says so again and again, and is still readable."""
 
+_MOST_SKIPS_IN_A_ROW: Final = 20
+"""A loss scale that is too high is a millionth of itself after so many; what is skipped then has another cause."""
+
 _FIRST_STEPS: Final = 5
 """Steps whose memory is logged one by one: in these it grows to what the run then needs."""
 
@@ -34,6 +37,7 @@ class StepMessages:
         self._optimizer, self._log_interval = optimizer, log_interval
         self._first = FirstSteps(_FIRST_STEPS, first_step=first_step)
         self._skips, self._high, self._critical = Every(_STEPS_BETWEEN), Every(_STEPS_BETWEEN), Every(_STEPS_BETWEEN)
+        self._standstill, self._skips_in_a_row = Every(_STEPS_BETWEEN), 0
 
     def tell(self, metrics: StepMetrics) -> None:
         """Log what there is to say of a step."""
@@ -44,12 +48,21 @@ class StepMessages:
         if is_logged or self._first.is_due(metrics.step):
             log_lazily(_logger, PROFILING, "step %5d  %s", lambda: (metrics.step, _device(metrics)))
         if metrics.is_skipped:
+            self._skips_in_a_row += 1
             self._tell_skip(metrics)
         else:
+            self._skips_in_a_row = 0
             self._tell_norm(metrics)
 
     def _tell_skip(self, metrics: StepMetrics) -> None:
-        if self._skips.is_due(metrics.step):
+        if self._skips_in_a_row >= _MOST_SKIPS_IN_A_ROW:
+            if self._standstill.is_due(metrics.step):
+                _logger.warning(
+                    "step %d is the %dth in a row that was skipped: %s; the weights stay as they are, so look at the "
+                    "data, or lower optimizer.learning_rate and start anew",
+                    *(metrics.step, self._skips_in_a_row, metrics.skip_reason),
+                )
+        elif self._skips.is_due(metrics.step):
             _logger.warning(
                 "step %d was skipped: %s; %d skipped so far", metrics.step, metrics.skip_reason, metrics.num_skipped
             )

@@ -184,6 +184,31 @@ def test_one_line_that_allocates_more_does_not(tmp_path):
     assert len(run.findings) == 1
 
 
+def operators_in(step, length, *, kept=10):
+    """What a window's forward pass runs at the start of a step: a product with weights, and a mean of what is kept."""
+    start = 1000.0 * step + 1
+    calls = (("aten::linear", 0.0, 2.0), ("aten::addmm", 0.2, 1.5), ("aten::mean", 2.5, 0.5))
+    shapes = ([[16, length], [8, length]], [[8], [16, length], [length, 8]], [[kept, 8], [], []])
+    return [
+        trace_event(name, start + at, ms, category="cpu_op", **{"Input Dims": sizes})
+        for (name, at, ms), sizes in zip(calls, shapes, strict=True)
+    ]
+
+
+def test_operators_that_all_have_larger_inputs_show_longer_data(tmp_path):
+    windows = (operators_in(5, 32), operators_in(60, 96))
+    with pytest.raises(ThinEvidence, match=r"operators of the forward pass have inputs 3\.00x as large there"):
+        examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=windows)
+
+
+def test_an_operator_that_goes_through_more_and_more_does_not(tmp_path):
+    traces = tuple(
+        [*window_of(step, 0.1, model_ms=ms), *operators_in(step, 32, kept=kept)]
+        for step, ms, kept in ((5, 2.0, 10), (60, 24.0, 900))
+    )
+    assert len(examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings) == 1
+
+
 def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):
     (finding,) = examine(tmp_path / "run", steps_with(data_ms=lambda s: 1 + 0.2 * s)).findings
     assert str(finding.blame) == "train.py:2"

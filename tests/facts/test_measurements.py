@@ -132,6 +132,15 @@ def test_recommendations_name_the_boundary_with_the_maximum(tmp_path):
     assert recommendations[1].startswith("The backward stage takes 52 %")
 
 
+def test_no_recommendation_is_made_of_the_recorder_s_own_time(tmp_path):
+    steps = make_steps(20, data_ms=0.01, forward_ms=0.02, backward_ms=0.02, optimizer_ms=0.01, other_ms=0.14)
+    outside = measure(tmp_path / "outside", steps=steps).recommendations
+    assert "The other stage takes 60 % of the median step (120 us)." in outside
+    for step in steps:
+        step.recorder_us = 133.0
+    assert not any("stage takes" in one for one in measure(tmp_path / "own", steps=steps).recommendations)
+
+
 @pytest.mark.parametrize("has_rank", [True, False])
 def test_a_run_without_a_step_has_empty_measurements(tmp_path, has_rank):
     folder = tmp_path / "run"

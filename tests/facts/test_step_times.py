@@ -17,9 +17,17 @@ def test_steady_steps_leave_out_warm_up_and_windows(tmp_path):
 
 def test_spans_of_one_stage_add_up_and_other_is_the_rest(tmp_path):
     spans = [StageSpan("forward", 0, 3000), StageSpan("backward", 3000, 5000), StageSpan("forward", 5000, 6000)]
-    times = write_run(tmp_path / "run", steps=[make_step(0, spans=spans, total_us=10_000.0)]).get(StepTimes)
+    step = make_step(0, spans=spans, total_us=10_000.0, recorder_us=0.0)
+    times = write_run(tmp_path / "run", steps=[step]).get(StepTimes)
     stage_ms = dict(zip(STAGES, times.every[0].stage_ms, strict=True))
     assert stage_ms == {"data": 0, "forward": 4.0, "backward": 2.0, "optimizer": 0, "other": 4.0}
+
+
+def test_the_recorder_s_own_time_is_no_part_of_other(tmp_path):
+    steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert [time.of("other") for time in times.every] == [pytest.approx(0.1), 0.0]
+    assert [time.total_ms for time in times.every] == [15.5, 15.5]
 
 
 def test_a_run_without_a_finished_step_is_not_recorded(tmp_path):

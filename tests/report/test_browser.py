@@ -82,6 +82,28 @@ def test_opens_complete_and_without_complaint(
     page.close()
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_picture_that_is_not_closed_is_drawn_without_scrolling(
+    browser: "Browser", files: dict[str, Path], width: int
+) -> None:
+    page = open_page(browser, files["report"], width, "light", [])
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.frame')].every(e => e.closest('details') || e.matches('.drawn'))"
+    )
+    assert page.evaluate("scrollY") == 0
+    page.close()
+
+
+def test_a_picture_that_is_not_drawn_keeps_its_text_readable_on_a_phone(
+    browser: "Browser", files: dict[str, Path]
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900}, java_script_enabled=False)
+    page.goto(files["report"].as_uri())
+    widths = [picture.bounding_box()["width"] for picture in page.locator(".printed").all()[:2]]  # type: ignore[index]
+    assert min(widths) >= 600
+    page.close()
+
+
 def test_copies_the_new_line_and_says_so(browser: "Browser", files: dict[str, Path]) -> None:
     page = open_page(browser, files["report"], 1280, "light", [])
     button = page.locator(".change button").first

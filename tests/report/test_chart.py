@@ -1,15 +1,19 @@
 """Pictures as plain data."""
 
+import dataclasses
 import json
 import math
 
+import pytest
+
 from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, Timeline
-from efprof.report.chart import Band, Chart, Layer, band_labels, scale_for, thin
+from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
 from efprof.report.printed import svg_of
 from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
+from efprof.report.wording import show
 from tests.report.report_sample import HOSTILE, make_measurements, make_steps, memory_finding, time_finding
 
 
@@ -41,6 +45,58 @@ def test_memory_is_coloured_by_the_stage_that_ran() -> None:
         "other",
     }
     assert layer_named(chart, "allocated").notes[1] == f"step 0, {BOUNDARIES[1]}"
+
+
+def coloured_steps(samples: tuple[MemorySample, ...], *windows: tuple[int, int, str]) -> dict[str, list[float]]:
+    """By stage, where the stretches in its colour begin and end, in seconds."""
+    full = make_measurements()
+    timeline = dataclasses.replace(full.timeline, memory=samples, windows=windows)
+    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
+    assert chart is not None
+    fills = {layer.label: layer for layer in chart.layers if layer.kind == "fill"}
+    return {
+        stage: [layer.x[at] for n in range(0, len(layer.x), 5) for at in (n, n + 2)] for stage, layer in fills.items()
+    }
+
+
+def sample(step: int, boundary: str, at_s: float) -> MemorySample:
+    return MemorySample(step=step, boundary=boundary, at_s=at_s, allocated_bytes=1, reserved_bytes=1)
+
+
+def whole_step(step: int) -> tuple[MemorySample, ...]:
+    return tuple(sample(step, boundary, step + place / 10) for place, boundary in enumerate(BOUNDARIES))
+
+
+def test_what_lies_between_two_steps_that_were_read_is_the_fetching_of_data() -> None:
+    assert coloured_steps((*whole_step(0), *whole_step(1)))["data"] == [0.4, 1.0]
+
+
+@pytest.mark.parametrize(
+    "after", [whole_step(7), (sample(1, "post_optimizer_step", 1.4),), whole_step(1)[1:]],
+    ids=["many steps later", "read at its end alone", "not read at its beginning"],
+)  # fmt: skip
+def test_what_lies_between_sparse_readings_has_no_colour(after: tuple[MemorySample, ...]) -> None:
+    assert "data" not in coloured_steps((*whole_step(0), *after))
+
+
+def test_what_lies_between_a_step_and_a_window_has_no_colour() -> None:
+    samples = (*whole_step(0), *whole_step(1), *whole_step(2))
+    assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
+
+
+@pytest.mark.parametrize(("next_step", "told"), [(1, "at every stage boundary."), (7, "without a colour where")])
+def test_the_caption_says_whether_every_boundary_was_read(next_step: int, told: str) -> None:
+    full = make_measurements()
+    timeline = dataclasses.replace(full.timeline, memory=(*whole_step(0), *whole_step(next_step)))
+    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
+    assert chart is not None
+    assert told in chart.caption
+
+
+def test_the_recorder_s_own_time_is_drawn_on_top_of_the_stages() -> None:
+    (step,) = make_steps(1)
+    charted = time_chart(Timeline(steps=(dataclasses.replace(step, total_ms=step.total_ms + 4.0),), memory=()), None)
+    assert layer_named(charted, "recorder").notes == (f"step 0: recorder {show(4.0, 'ms')}",)
 
 
 def test_memory_of_a_long_run_is_thinned_and_says_so() -> None:
@@ -135,9 +191,20 @@ def banded(*starts: float) -> Chart:
     return Chart(title="", caption="", x_label="", y_label="", y_unit="", layers=(layer,), bands=bands)
 
 
-def test_a_band_whose_label_would_cover_another_has_none() -> None:
-    assert band_labels(banded(5.0, 30.0, 300.0)) == ("profiler", "", "profiler")
-    assert [note["text"] for note in figure_of(banded(5.0, 30.0))["layout"]["annotations"]] == ["profiler"]
+def test_a_band_whose_label_would_cover_another_has_it_a_row_lower() -> None:
+    assert label_rows(banded(5.0, 30.0, 300.0)) == (0, 1, 0)
+    notes = figure_of(banded(5.0, 30.0))["layout"]["annotations"]
+    assert [note["text"] for note in notes] == ["profiler", "profiler"]
+    assert notes[1]["y"] < notes[0]["y"] - 0.05
+
+
+def test_a_band_in_the_middle_that_ends_under_another_label_has_it_a_row_lower() -> None:
+    assert label_rows(banded(470.0, 500.0)) == (0, 1)
+
+
+def test_labels_beyond_the_rows_that_there_are_are_left_out() -> None:
+    rows = label_rows(banded(*(10.0 * number for number in range(MAX_BAND_ROWS + 1))))
+    assert rows == (*range(MAX_BAND_ROWS), None)
 
 
 def test_bars_too_many_for_gaps_touch() -> None:

@@ -34,6 +34,12 @@ def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame() -> None:
     assert lines.next.startswith("Mend that line")
 
 
+def test_an_error_without_a_line_asks_to_mend_what_it_names() -> None:
+    error = dataclasses.replace(ERROR, blame=None)
+    lines = describe_verdict(clean(run=make_run(ended="raised", exit_code=2, error=error)))
+    assert lines.next.startswith("Mend what it names: ")
+
+
 def test_a_finding_about_time_does_not_hide_the_error_that_ended_the_run() -> None:
     audits = tuple(audit for audit in make_report().audits if audit.audit_id == "blocking_scalar_read")
     lines = describe_verdict(make_report(audits=audits, run=make_run(ended="raised", exit_code=1, error=ERROR)))

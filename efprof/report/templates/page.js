@@ -87,6 +87,12 @@
       holder.parentElement.classList.add("drawn");
     }).catch(function () { /* an old browser: the printed picture stays */ });
   }
+  // Whoever scrolls fast finds the others drawn too: one whenever the browser has nothing else to do.
+  function drawWhenIdle(rest) {
+    var whenIdle = window.requestIdleCallback || function (call) { setTimeout(call, 200); };
+    rest = rest.filter(function (holder) { return !holder.dataset.drawn && !holder.closest("details:not([open])"); });
+    if (rest.length) whenIdle(function () { draw(rest[0]).then(function () { drawWhenIdle(rest.slice(1)); }); });
+  }
   if ("IntersectionObserver" in window && "DecompressionStream" in window) {
     var observer = new IntersectionObserver(function (entries) {
       entries.forEach(function (entry) {
@@ -94,8 +100,9 @@
         observer.unobserve(entry.target);
         draw(entry.target.querySelector(".interactive"));
       });
-    }, { rootMargin: "300px" });
+    }, { rootMargin: "100%" });
     holders.forEach(function (holder) { observer.observe(holder.parentElement); });
+    addEventListener("load", function () { drawWhenIdle(holders); });
   }
 
   // ---- printing shows what is collapsed; a link to something collapsed opens it ----
