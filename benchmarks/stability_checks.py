@@ -12,9 +12,6 @@ FIRST_JUDGED_STEP = 3
 LEAST_STEPS = 20
 """What breaks off before tells nothing of thirds and slopes."""
 MAX_PEAK_RATIO = 1.01
-PYTHON_BYTES = 256 * 2**10
-"""What Python itself may take later: the first checkpoint and validation leave 100 KiB of code behind (measured), which
-is more than the ratio allows where a whole step takes 5 MiB."""
 WARM_UP_SHARE = 0.1
 MAX_TIME_RATIO = 1.1
 MEMORY_WARM_UP_SHARE = 0.4
@@ -34,7 +31,6 @@ class Seen:
 
     batch_size: int
     clip_norm: float
-    python_bytes: int = PYTHON_BYTES  # what Python may take of the memory that is watched; on a GPU none
     peak_bytes: list[float] = field(default_factory=list)  # highest of three instants, less what was there before
     retained_bytes: list[float] = field(default_factory=list)  # at the step's end
     step_ms: list[float] = field(default_factory=list)  # CPU time on a CPU, else wall time
@@ -88,7 +84,7 @@ def _ran_through(seen: Seen, num_steps: int) -> tuple[bool, str]:
 def _peak_stays(seen: Seen) -> tuple[bool, str]:
     first, *later = seen.peak_bytes[FIRST_JUDGED_STEP - 1 :]
     highest = max(later)
-    is_level = highest <= max(MAX_PEAK_RATIO * first, first + seen.python_bytes)
+    is_level = highest <= MAX_PEAK_RATIO * first
     return is_level, f"{highest / first:.4f} of {first / 2**20:.1f} MiB"
 
 

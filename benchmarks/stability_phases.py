@@ -14,6 +14,8 @@ _TINY = (
     "bridge.max_bytes=16",
     "training.batch_size=4",
 )
+_ON_A_CPU: tuple[str, ...] = ("training.batch_size=64", "flow.max_flows=4096", "bridge.max_bytes=96")
+"""Python's own 100 KiB for the code of the first checkpoint and validation count there, and must not be a percent."""
 _EVERYTHING = (
     "flow.checkpoint_steps=2",
     "training.accumulation=2",
@@ -46,10 +48,10 @@ class Phase:
 
 def phases_of(device: str) -> tuple[Phase, ...]:
     """What is trained on a device of that kind; float16, with its loss scale, is what is mixed on every one."""
-    config_name, steps = ("experiment", 600) if device.startswith("cuda") else ("debug", 400)
-    mixed = ("runtime.precision=float16",)
+    config_name, steps, size = ("experiment", 600, ()) if device.startswith("cuda") else ("debug", 150, _ON_A_CPU)
+    exact, mixed = (*size, "runtime.precision=float32"), (*size, "runtime.precision=float16")
     return (
-        Phase(name="basic", config_name=config_name, steps=steps, assignments=("runtime.precision=float32",)),
+        Phase(name="basic", config_name=config_name, steps=steps, assignments=exact),
         Phase(name="mixed precision", config_name=config_name, steps=steps, assignments=mixed),
         Phase(name="everything on", config_name=config_name, steps=steps, assignments=(*mixed, *_EVERYTHING)),
         Phase(name="long", config_name="debug", steps=10_000, assignments=_TINY),

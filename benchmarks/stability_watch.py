@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.stability_checks import PYTHON_BYTES, Seen
+from benchmarks.stability_checks import Seen
 from benchmarks.stability_phases import Phase, phases_of
 from benchmarks.stability_yardstick import Yardstick
 from efprof.recorder.memory import Memory
@@ -47,7 +47,6 @@ def watch(phase: Phase, device: str, dataset: Path, out: Path) -> Seen:
     seen = Seen(
         batch_size=config.training.batch_size,
         clip_norm=config.optimizer.gradient_clip_norm,
-        python_bytes=0 if device == "cuda" else PYTHON_BYTES,
     )
     if device == "cuda":
         # Memory's source is chosen at the first reading: without this, the host's.

@@ -37,10 +37,11 @@ VARIANTS = {
 }
 
 METHOD = """
-The trainer's step is all that `EnergyTrainer.train_batch` does, metrics included; the naive one is forward, backward,
-clipping and AdamW. Both are on one batch, the same at every step and already in memory: loading data is not in it. The
-learning rate is zero, so that the weights stay the same too. On the CPU one torch thread runs and times are CPU times,
-which neighbours on the machine disturb less than the clock on the wall; samples/s are by the same clock.
+The trainer's step is all that `EnergyTrainer.train_batch` does, metrics included but for their file; the naive one is
+forward, backward, clipping and AdamW. Both are on one batch, the same at every step and already in memory: loading
+data is not in it. The learning rate is zero, so that the weights stay the same too. On the CPU one torch thread runs
+and times are CPU times, which neighbours on the machine disturb less than the clock on the wall; samples/s are by the
+same clock.
 """
 
 

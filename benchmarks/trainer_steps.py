@@ -1,6 +1,5 @@
 """One training step of energy_flow, and of the naive loop that it replaces, ready to be timed on a made batch."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from energy_flow.model import Losses, build_model
 from energy_flow.text_bridge.tokens import encode
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.metrics import MetricsLog, Sources
-from energy_flow.training.observation import METRICS_NAME
 from energy_flow.training.stage_times import stage_times
 from tests.energy_flow.naive_reference import naive_losses
 
@@ -35,15 +33,14 @@ class TimedStep:
 
 
 def trainer_step(config: EnergyConfig, device: torch.device) -> TimedStep:
-    """`EnergyTrainer.train_batch` itself, with all that it does for safety and metrics; they go to a file."""
+    """`EnergyTrainer.train_batch` itself, with all that it does for safety and metrics; they go to no file."""
     settings = replace(config.optimizer, learning_rate=LEARNING_RATE)
     runtime = replace(config.runtime, device=str(device))
-    out = Path(tempfile.mkdtemp(prefix="energy_flow-"))
-    trainer = EnergyTrainer(replace(config, optimizer=settings, runtime=runtime), out=out)
+    trainer = EnergyTrainer(replace(config, optimizer=settings, runtime=runtime), out=Path())
     trainer.model.train()
     batch = made_batch(config, torch.device("cpu"))
     batch = prepare_batch(batch, trainer.device)
-    metrics = MetricsLog(out / METRICS_NAME, sources=Sources(stages=stage_times(trainer.model, trainer.device)))
+    metrics = MetricsLog(None, sources=Sources(stages=stage_times(trainer.model, trainer.device)))
     metrics.stages.__enter__()
     seen: dict[str, Any] = {}
     trainer.model.register_forward_hook(lambda *call: seen.update(losses=call[-1]))

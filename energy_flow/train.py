@@ -72,9 +72,9 @@ def train(
     given = (f"{path}={value}" for path, value in short.items() if value is not None)
     config = load_config(name, config_file=config_file, assignments=[*assignments, *given])
 
+    from energy_flow.processes import first_alone_then_all, joined, processes_of
     from energy_flow.training.device import choose_device
     from energy_flow.training.energy_trainer import EnergyTrainer
-    from energy_flow.training.processes import first_alone_then_all, joined, processes_of
 
     processes = processes_of()
     set_up_logging(config.runtime.log_level, rank=processes.rank)

@@ -93,12 +93,6 @@ def test_a_loss_that_is_kept_without_its_graph_is_seen_in_a_short_phase(bytes_pe
     assert broken(seen) == ["memory's slope, bytes per step"]
 
 
-def test_of_a_gpu_s_memory_python_takes_nothing() -> None:
-    grown = replace(sound(), peak_bytes=[5e6] * 200 + [5.2e6] * 100)
-    assert broken(grown) == []
-    assert broken(replace(grown, python_bytes=0)) == ["peak memory after step 3"]
-
-
 @pytest.mark.parametrize("num_steps", range(LEAST_STEPS + NUM_PROFILED + 4))
 def test_training_that_broke_off_at_any_step_is_judged(num_steps: int) -> None:
     seen = replace(sound(), error="out of memory")

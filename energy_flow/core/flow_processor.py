@@ -131,7 +131,8 @@ class FlowProcessor(nn.Module):
         first = plane.detach().floor()
         beyond = plane - first
         second = torch.minimum(first + 1, self.lattice.last[:2])
-        column, row = torch.stack([first, second]).long().unbind(dim=-1)  # each [2, rows]
+        # A place that is not finite is no cell; its shares are not finite either, and with them the loss.
+        column, row = torch.stack([first, second]).nan_to_num().long().unbind(dim=-1)  # each [2, rows]
         share_x, share_y = torch.stack([1 - beyond, beyond]).unbind(dim=-1)
         cells = (text * shape[1] + row[:, None]) * shape[2] + column  # [2, 2, rows], as the shares are
         shares = torch.where(has_landed, energy, 0.0) * share_y[:, None] * share_x

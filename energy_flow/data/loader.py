@@ -17,7 +17,7 @@ from energy_flow.data.batch import Batch
 from energy_flow.data.dataset import PairDataset
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
-from energy_flow.training.processes import ALONE, Processes
+from energy_flow.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import torch
 
 from energy_flow.energy_config import RuntimeConfig
 from energy_flow.errors import EnergyFlowError
-from energy_flow.training.processes import ALONE, Processes
+from energy_flow.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from energy_flow.data.device_copy import DeviceCopy
 from energy_flow.data.loader import batches_per_epoch, build_loader, build_validation_loader
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
-from energy_flow.logs import PROFILING
 from energy_flow.model import Losses, build_model
+from energy_flow.processes import ALONE, Processes, accumulating, agree_on, wrap
 from energy_flow.training.checkpoint import Progress, load_latest, write_checkpoint
 from energy_flow.training.checkpoint_folder import discard_checkpoints
 from energy_flow.training.device import choose_device, prepare_device, prepare_process, return_unused_memory
@@ -27,7 +27,6 @@ from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.gradient_detail import LayerGradients
 from energy_flow.training.metrics import MetricsLog, StepMetrics
 from energy_flow.training.observation import observed
-from energy_flow.training.processes import ALONE, Processes, accumulating, agree_on, wrap
 from energy_flow.training.validation import validate
 
 _logger = logging.getLogger(__name__)
@@ -205,4 +204,4 @@ def build_optimizer(config: EnergyConfig, model: nn.Module) -> torch.optim.AdamW
 def _tell_layers(measured: Iterable[LayerGradients]) -> None:
     for layers in measured:
         norms = "  ".join(f"{name} {norm:.3g}" for name, norm in layers.norms.items())
-        _logger.log(PROFILING, "step %5d  gradients  %s", layers.step, norms)
+        _logger.info("step %5d  gradients  %s", layers.step, norms)

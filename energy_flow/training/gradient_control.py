@@ -120,7 +120,9 @@ class GradientControl:
         self.global_step = state["global_step"].to(self.global_step)
         self._num_steps = state["num_steps"]
         if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+            present = self.scaler.state_dict()
+            kept = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
+            self.scaler.load_state_dict({**present, **kept})
         if self._backoff is not None and state["backoff"]:
             self._backoff.load_state_dict(state["backoff"])
         self._running_state.remember()

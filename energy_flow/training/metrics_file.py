@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,30 +28,42 @@ class MetricsFile:
             EnergyFlowError: naming the file, when it cannot be written.
 
         """
-        try:
+        self._file = file
+        with _disk_told(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             self._stream = file.open("a", encoding="utf-8")
             os.truncate(file, _end_of_step(file, first_step))
-        except OSError as error:
-            raise EnergyFlowError(f"cannot write metrics to {file}: {error.strerror}") from error
 
     def write(self, metrics: StepMetrics) -> None:
         """Append a line; it reaches the disk with the next `flush`."""
         # Not by `asdict`, which copies each number as if it were a tree: 30 us a step.
-        self._stream.write(json.dumps({name: getattr(metrics, name) for name in metrics.__slots__}) + "\n")
+        line = json.dumps({name: getattr(metrics, name) for name in metrics.__slots__})
+        with _disk_told(self._file):
+            self._stream.write(line + "\n")
 
     def flush(self) -> None:
         """Hand what was written to the system, where it survives the end of this process."""
-        self._stream.flush()
+        with _disk_told(self._file):
+            self._stream.flush()
 
     def sync(self) -> None:
         """Bring it to the disk, where it survives the end of the machine, as a checkpoint does."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        with _disk_told(self._file):
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         """Flush, and close the file."""
-        self._stream.close()
+        with _disk_told(self._file):
+            self._stream.close()
+
+
+@contextmanager
+def _disk_told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnergyFlowError(f"cannot write metrics to {file}: {error.strerror}") from error
 
 
 def past_steps(file: Path) -> Iterator[StepOutcome]:

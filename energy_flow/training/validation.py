@@ -14,8 +14,8 @@ from torch.nn import functional
 from energy_flow.data.batch import Batch
 from energy_flow.data.device_copy import DeviceCopy
 from energy_flow.model import EnergyFlowModel, Prediction
+from energy_flow.processes import ALONE, Processes, sum_over_processes
 from energy_flow.text_bridge.tokens import PADDING
-from energy_flow.training.processes import ALONE, Processes, sum_over_processes
 
 _TIE = 1e-6  # similarities this near are of equal targets: float32 products of equal rows may differ in the last bits
 

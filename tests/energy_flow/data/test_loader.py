@@ -18,7 +18,7 @@ from energy_flow.data.loader import (
 )
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
-from energy_flow.training.processes import ALONE, Processes
+from energy_flow.processes import ALONE, Processes
 
 CPU = torch.device("cpu")
 TWO = [Processes(rank=rank, world_size=2, local_rank=rank) for rank in (0, 1)]

@@ -17,8 +17,7 @@ from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.data.loader import build_loader, build_validation_loader
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
-from energy_flow.training.energy_trainer import EnergyTrainer
-from energy_flow.training.processes import (
+from energy_flow.processes import (
     Processes,
     accumulating,
     agree_on,
@@ -28,6 +27,7 @@ from energy_flow.training.processes import (
     processes_of,
     wrap,
 )
+from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.validation import validate
 
 CPU = torch.device("cpu")

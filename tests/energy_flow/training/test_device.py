@@ -9,8 +9,8 @@ from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import RuntimeConfig
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
+from energy_flow.processes import Processes
 from energy_flow.training.device import choose_device, given_up_on, prepare_device, prepare_process
-from energy_flow.training.processes import Processes
 
 SECOND_OF_TWO = Processes(rank=1, world_size=2, local_rank=1)
 

@@ -109,15 +109,22 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(dataset: PairDatas
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=2e-4)
 
 
-def test_a_bad_batch_skips_its_step_and_says_so(dataset: PairDataset, tmp_path: Path) -> None:
-    config = load_config("debug", assignments=["training.log_interval=1"])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("field", ["input_embedding", "target_embedding"])
+def test_a_bad_batch_skips_its_step_and_says_so(
+    dataset: PairDataset, tmp_path: Path, field: str, precision: str
+) -> None:
+    """A bad input goes through all flows, whose places are then no places."""
+    config = load_config("debug", assignments=[f"runtime.precision={precision}"])
     trainer = EnergyTrainer(config, out=tmp_path)
     said: list[StepMetrics] = []
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1, say=said.append) as metrics:
         good, other = _batches(config, dataset, 2)
         trainer.train_batch(good, metrics)
         before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
-        bad = other._replace(target_embedding=other.target_embedding * float("nan"))
+        embedding = getattr(other, field).clone()
+        embedding[0, 0] = float("nan")
+        bad = other._replace(**{field: embedding})
         trainer.train_batch(bad, metrics)
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
     assert [metrics.is_skipped for metrics in said] == [False, True]

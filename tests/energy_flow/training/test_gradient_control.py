@@ -238,6 +238,16 @@ def test_a_run_resumed_from_a_file_goes_on_with_the_same_bits(precision: str) ->
     assert [measured.step for measured in resumed[2].detail.drain()] == [8, 10]
 
 
+def test_a_resumed_run_goes_on_from_the_scale_with_the_settings_of_now() -> None:
+    whole = _build(_config("runtime.precision=float16", "scaler.init_scale=64"))
+    _take(*whole, GOOD * math.nan)
+    resumed = _build(_config("runtime.precision=float16", "scaler.growth_interval=7", "scaler.growth_factor=2"))
+    resumed[2].load_state_dict(_through_a_file(whole[2].state_dict()))
+    assert resumed[2].scaler.get_scale() == 32
+    assert resumed[2].scaler.get_growth_interval() == 7
+    assert resumed[2].scaler.get_growth_factor() == 2
+
+
 def _through_a_file(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)

@@ -65,3 +65,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def _past_after(file: Path, first_step: int) -> list[StepOutcome]:
     MetricsFile(file, first_step=first_step).close()
     return list(past_steps(file))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", first_step=0)
+    file.close()
+    file._stream = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115
+    file._stream.write("{}")
+    for write in (file.flush, file.sync, file.close):
+        with pytest.raises(EnergyFlowError, match=r"metrics\.jsonl: No space left"):
+            write()

@@ -13,9 +13,9 @@ from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import EnergyConfig, OptimizerConfig
 from energy_flow.logs import set_up_logging
 from energy_flow.model import EnergyFlowModel, build_model
+from energy_flow.processes import ALONE, Processes
 from energy_flow.training.metrics import MetricsLog
 from energy_flow.training.observation import observed
-from energy_flow.training.processes import ALONE, Processes
 from tests.energy_flow.training.step_numbers import report
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from energy_flow.data.dataset import PairDataset
 from energy_flow.data.loader import build_loader, build_validation_loader
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
-from energy_flow.training.processes import (
+from energy_flow.processes import (
     ALONE,
     Processes,
     accumulating,
