@@ -5,10 +5,10 @@ memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
+from efprof.facts.allocator.driver_calls import Calls
 from efprof.facts.allocator.reclaiming import collect_garbage, release_oversize
 from efprof.facts.allocator.rules import (
     MIN_BLOCK_BYTES,
@@ -28,32 +28,6 @@ EXPANDABLE_SHARE = 1.125
 
 UNKNOWN_DEVICE_BYTES = 1 << 40
 """Stands for the device's memory where nobody knows it: an expandable segment then never needs a second range."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Calls:
-    """What was asked of the driver: `cudaMalloc` and mapped ranges, `cudaFree` and unmapped ranges; and retries."""
-
-    num_allocs: int = 0
-    num_frees: int = 0
-    num_maps: int = 0
-    num_unmaps: int = 0
-    num_retries: int = 0
-
-    @property
-    def num_taken(self) -> int:
-        """Times that the driver was asked for memory."""
-        return self.num_allocs + self.num_maps
-
-    @property
-    def num_returned(self) -> int:
-        """Times that it was given memory back."""
-        return self.num_frees + self.num_unmaps
-
-    @property
-    def total(self) -> int:
-        """All that wait for the driver."""
-        return self.num_taken + self.num_returned
 
 
 class CachingAllocator:

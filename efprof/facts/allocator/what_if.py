@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Final
 
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import CachingAllocator, Calls, NewRange
+from efprof.facts.allocator.caching_allocator import CachingAllocator, NewRange
+from efprof.facts.allocator.driver_calls import Calls
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect
