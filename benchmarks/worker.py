@@ -113,7 +113,6 @@ def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> Swit
     from efprof.recorder import sprint
 
     # It goes by the clock, of which half belongs to bare steps: so it writes as often per recorded step as always.
-    sprint.WRITE_AFTER_NS *= 2  # type: ignore[misc]
     sprint.MAX_SPRINT_NS *= 2  # type: ignore[misc]
     switch, rounds, order = Switch(loop.model), [], random.Random(0)
     with efprof.record(**request.options) as recording:

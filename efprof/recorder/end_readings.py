@@ -1,9 +1,15 @@
 """Which steps of a sprint have their memory read at their end."""
 
+from __future__ import annotations
+
 from math import ceil
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from efprof.recorder.memory import MAX_STRIDE
+
+if TYPE_CHECKING:
+    from efprof.recorder.stopwatch import Stopwatch
+    from efprof.recorder.stopwatches import NoStopwatch
 
 READING_SHARE: Final = 0.001
 LEAST_READING_NS: Final = 2_000
@@ -14,10 +20,10 @@ does not know all."""
 
 
 class EndReadings:
-    """`next_step` is the first that is to be read."""
+    """Tells the stopwatch which step is the first that is to be read."""
 
-    def __init__(self) -> None:
-        self.next_step = 0
+    def __init__(self, watch: Stopwatch | NoStopwatch) -> None:
+        self._watch = watch
         self._last = (0, 0)
 
     def begin(self, number: int, at_ns: int) -> None:
@@ -26,11 +32,11 @@ class EndReadings:
 
     def cannot(self, number: int) -> None:
         """This program's steps cannot afford a reading; ask again later."""
-        self.next_step = number + MAX_STRIDE
+        self._watch.memory_due = number + MAX_STRIDE
 
     def note(self, number: int, at_ns: int, spent_ns: int) -> None:
         """Memory was read at the end of this step."""
         (before, before_ns), self._last = self._last, (number, at_ns)
         step_ns = (at_ns - before_ns) / max(1, number - before)
         affordable_ns = max(LEAST_READING_NS, READING_SHARE * step_ns)
-        self.next_step = number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))
+        self._watch.memory_due = number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.recorder.captured_steps import CapturedSteps
 from efprof.recorder.loop import Loop
-from efprof.recorder.pattern import BACKWARD, BACKWARDED, FETCH, FETCHED, OTHER, STEP, STEPPED, UPDATE, UPDATED
+from efprof.recorder.pattern import OTHER, UPDATE, UPDATED
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
 from efprof.recorder.sprint import Sprint
@@ -61,27 +61,9 @@ def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDict
         numbered(self, iterator)
         return iterator
 
-    mark, counted, count = sprint.watch.mark, sprint.watch.counted, shell.guarded("loop", sprint.count)
-
-    @functools.wraps(advance)
-    def fetch(self: Any) -> Any:
-        has_come = False
-        try:
-            if not mark(FETCH):
-                began(self)
-            batch = advance(self)
-            has_come = True
-        except StopIteration:
-            exhausted()
-            raise
-        finally:
-            if not has_come:
-                broke_off()
-        if not mark(FETCHED):
-            ended(batch)
-        elif not counted(batch):
-            count(batch)
-        return batch
+    count = shell.guarded("loop", sprint.count)
+    fetch = sprint.watch.fetching(advance, began, ended, count, exhausted, broke_off)
+    functools.update_wrapper(fetch, advance)
 
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
 
@@ -95,33 +77,23 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
 def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> list[Undo]:
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
 
-    def enter(tensors: Any, caller: FrameType) -> None:
-        loop.backward_entered(tensors, sites.of_caller(caller) if loop.is_ours else None)
+    def enter(tensors: Any) -> None:
+        loop.backward_entered(tensors, sites.of_caller(sys._getframe()) if loop.is_ours else None)
 
-    def enter_again(tensors: Any, caller: FrameType) -> None:
+    def enter_again(tensors: Any) -> None:
         step = loop.step
         if step is not None:
-            step.backward_site = sites.of_caller(caller)
+            step.backward_site = sites.of_caller(sys._getframe())
             for listener in loop.backward_began:
                 listener(step, tensors)
 
-    mark, took_loss, noted = sprint.watch.mark, sprint.watch.took_loss, shell.guarded("loop", enter_again)
+    mark, noted = sprint.watch.mark, shell.guarded("loop", enter_again)
     entered = shell.guarded("loop", enter)
     asked = shell.guarded("loop", loop.gradients_entered)
     left = shell.guarded("loop", loop.backward_left)
     original, gradients = torch.autograd.backward, torch.autograd.grad
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            if not mark(BACKWARD):
-                entered(tensors, sys._getframe(1))
-            elif not took_loss(tensors):
-                noted(tensors, sys._getframe(1))
-            original(tensors, *args, **kwargs)
-        finally:
-            if not mark(BACKWARDED):
-                left()
+    backward = sprint.watch.going_backward(original, entered, noted, left)
+    functools.update_wrapper(backward, original)
 
     @functools.wraps(gradients)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,22 +133,23 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
             for listener in loop.optimizer_began:
                 listener(step, optimizer)
 
-    watch, mark, updates, readings = sprint.watch, sprint.watch.mark, sprint.watch.updates, sprint.readings
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
     noted, read_memory = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.read_memory)
+    updates, updated = sprint.watch.updates, sprint.watch.updated
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Of the arguments of `Optimizer.step`, itself among them.
-        has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if not mark(OTHER if has_closure else STEP):
-            entered(optimizer, has_closure)
-        elif not updates(optimizer):
+        took = updates(optimizer, args, kwargs)
+        if took is None:
+            # Of the arguments of `Optimizer.step`, itself among them.
+            entered(optimizer, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None)
+        elif not took:
             noted(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not mark(STEPPED):
+        took = updated()
+        if took is None:
             left(optimizer)
-        elif watch.number >= readings.next_step:
+        elif not took:
             read_memory()
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]

@@ -33,9 +33,6 @@ FIRST_STEP: Final = 20
 MAX_STEP_NS: Final = 200_000_000
 """What walking costs, half a millisecond after heavy operators (measured), is nothing to a longer step."""
 
-WRITE_AFTER_NS: Final = 1_000_000_000
-"""What waits no longer than this, nobody misses who looks at a run that goes on."""
-
 MAX_SPRINT_NS: Final = 2_500_000_000
 """So long sprints follow each other; then a step is walked, for whoever looks at every step that is, and for the
 memory at each of its boundaries."""
@@ -74,7 +71,7 @@ class Sprint:
             unexpected=guard(self._note_unexpected),
             full=guard(self._go_on_or_stop),
             max_step_ns=MAX_STEP_NS,
-            write_after_ns=WRITE_AFTER_NS,
+            write_after_ns=MAX_SPRINT_NS,
         )
         self._steps = steps
         self._memory = memory
@@ -96,7 +93,7 @@ class Sprint:
         self._is_writing = self._has_leftovers = self._has_written_rows = False
         self._began_ns = 0
         self._epoch_offset_ns = 0
-        self.readings = EndReadings()
+        self.readings = EndReadings(self.watch)
         self._last_ns = 0
         """How long the last step took."""
         self._share_ns = 0

@@ -5,50 +5,16 @@
  *
  * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "stopwatch.h"
 #include <math.h>
-#include <structmember.h>
 #include <time.h>
 
 #ifndef __linux__
 #error "time.perf_counter_ns is this clock on Linux only"
 #endif
 
-enum { FETCH = 0, FORWARD = 2, FORWARDED = 3, STEP = 6, OTHER = 10 }; /* of pattern.py; odd codes end a stage */
-enum { MAX_MARKS = 24, NUM_FRAMES = 2 };
-
-typedef struct {
-    int64_t number, epoch_ns, start_ns, end_ns, samples, num_losses, sequence;
-    double loss, gradient_norm, learning_rate; /* NaN where there is none */
-    int64_t instants[MAX_MARKS];
-} Entry;
-
-typedef struct {
-    int64_t count, num_codes;
-    int8_t codes[MAX_MARKS];
-    Entry entries[];
-} Pages;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
-    PyObject *canary;        /* weak reference to a parameter, or None */
-    PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
-    PyObject *loss;          /* weak reference to the last one, or None */
-    PyObject *handled;       /* the error that was being handled at the start; not owned, only compared */
-    Py_buffer buffer;
-    Pages *pages;
-    Entry *entry;
-    unsigned long thread;
-    unsigned long long optimizer; /* by its `id` */
-    long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, number, sequence;
-    int capacity, limit, at, nested;
-    char is_on, takes_numbers, takes_clips;
-    struct { void *code; int at; } place[NUM_FRAMES];
-} Stopwatch;
-
-static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_is_neg, *s_storage_offset, *s_shape, *s_grad, *s_param_groups, *s_lr, *other;
+static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_is_neg, *s_storage_offset, *s_shape, *s_grad;
+static PyObject *s_param_groups, *s_lr, *s_training;
 
 static int64_t now_ns(void)
 {
@@ -60,14 +26,13 @@ static int64_t now_ns(void)
 static PyObject *answer(int is_true) { return PyBool_FromLong(is_true); }
 
 /* Python's guarded functions never raise, but a signal's handler may, within them: then that is raised here too. */
-static PyObject *ask(PyObject *function, PyObject *code)
+static int ask(PyObject *function, int code)
 {
-    PyObject *result = PyObject_CallOneArg(function, code);
-    if (result == NULL)
-        return NULL;
-    int is_true = result == Py_True;
-    Py_DECREF(result);
-    return answer(is_true);
+    PyObject *number = PyLong_FromLong(code); /* small ones exist already */
+    PyObject *result = PyObject_CallOneArg(function, number);
+    Py_DECREF(number);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : result == Py_True;
 }
 
 /* Something failed that must not reach the training: leave it to the slower way, which is guarded. Only Ctrl-C is the
@@ -114,7 +79,7 @@ static void begin(Stopwatch *self, int64_t at)
     Py_SETREF(self->loss, Py_NewRef(Py_None));
 }
 
-static PyObject *end_step(Stopwatch *self, PyObject *code)
+static int end_step(Stopwatch *self, int code)
 {
     int64_t now = now_ns();
     Pages *pages = self->pages;
@@ -126,7 +91,7 @@ static PyObject *end_step(Stopwatch *self, PyObject *code)
         return ask(self->full, code);
     }
     begin(self, now);
-    Py_RETURN_TRUE;
+    return 1;
 }
 
 static PyObject *handled_error(void)
@@ -136,37 +101,42 @@ static PyObject *handled_error(void)
     return error;
 }
 
-static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *arg)
+int stopwatch_mark(Stopwatch *self, int code)
 {
     if (PyThread_get_thread_ident() != self->thread)
-        Py_RETURN_FALSE;
+        return 0;
     if (!self->is_on)
-        return ask(self->unexpected, arg);
-    long code = PyLong_AsLong(arg);
+        return ask(self->unexpected, code);
     int at = self->at;
     const int8_t *codes = self->pages->codes;
     if (at == self->pages->num_codes)
-        return code == codes[0] ? end_step(self, arg) : ask(self->unexpected, arg);
+        return code == codes[0] ? end_step(self, code) : ask(self->unexpected, code);
     if (code == FORWARD && codes[at - 1] == FORWARD) {
         self->nested++;
-        Py_RETURN_TRUE;
+        return 1;
     }
     if (code != codes[at])
-        return ask(self->unexpected, arg);
+        return ask(self->unexpected, code);
     if (code & 1) {
         if (code == FORWARDED && self->nested) {
             self->nested--;
-            Py_RETURN_TRUE;
+            return 1;
         }
         PyObject *error = handled_error();
         if (error != NULL && error != self->handled) /* seen from the `finally` of a hook: it ends the stage */
-            return ask(self->unexpected, other);
+            return ask(self->unexpected, OTHER);
     }
     if (code == FORWARD && self->sequence < 0)
         note_sequence(self);
     self->entry->instants[at] = now_ns();
     self->at = at + 1;
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *code)
+{
+    int status = stopwatch_mark(self, (int)PyLong_AsLong(code));
+    return status < 0 ? NULL : answer(status);
 }
 
 static int is_true(PyObject *result)
@@ -178,86 +148,127 @@ static int is_true(PyObject *result)
     return is_it;
 }
 
-/* Reads the first number of a plain float32 tensor on the CPU; 0 for any other, and for what is not finite. Torch's
- * attributes are read rather than its methods called, whose arguments cost it more to parse than all the rest. */
+/* The layout of DLPack's `DLTensor` and of its `DLPackExchangeAPI`, of which torch 2.10 and later has one. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, num_dimensions;
+    uint8_t type, num_bits;
+    uint16_t num_lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} Described;
+
+struct Exchange {
+    uint32_t major, minor;
+    void *previous, *unused[3];
+    int (*describe)(void *tensor, Described *described); /* asks no device, allocates nothing */
+};
+
+enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2 };
+
+static const float *described_floats(Stopwatch *self, PyObject *tensor, int is_scalar)
+{
+    Described described;
+    if (self->exchange->describe(tensor, &described) < 0) {
+        give_up();
+        return NULL;
+    }
+    if (described.device_type != DLPACK_CPU || described.type != DLPACK_FLOAT || described.num_bits != 32 ||
+        described.num_lanes != 1)
+        return NULL;
+    for (int i = 0; i < described.num_dimensions; i++)
+        if (is_scalar ? described.shape[i] != 1 : described.shape[i] <= 0)
+            return NULL;
+    return (const float *)((const char *)described.data + described.byte_offset);
+}
+
+/* The same by torch's attributes, which are read rather than its methods called: their arguments cost it more to parse
+ * than all the rest. */
+static const float *floats_of(PyObject *tensor, PyObject *float32, int is_scalar)
+{
+    if (!is_true(PyObject_GetAttr(tensor, s_is_cpu)))
+        return NULL;
+    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
+    give_up();
+    Py_XDECREF(dtype); /* torch keeps it alive */
+    long long num_bytes = number_of(PyObject_GetAttr(tensor, s_nbytes));
+    if (dtype != float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
+        return NULL;
+    return (const float *)(uintptr_t)number_of(PyObject_CallMethodNoArgs(tensor, s_data_ptr));
+}
+
+/* Reads the first number of a plain float32 tensor on the CPU; 0 for any other, and for what is not finite. */
 static int read_first(Stopwatch *self, PyObject *tensor, double *value, int is_scalar)
 {
-    if ((PyObject *)Py_TYPE(tensor) != self->tensor || !is_true(PyObject_GetAttr(tensor, s_is_cpu)))
-        return 0;
-    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
-    if (dtype == NULL)
-        return give_up();
-    Py_DECREF(dtype); /* torch keeps it alive */
-    long long num_bytes = number_of(PyObject_GetAttr(tensor, s_nbytes));
-    if (dtype != self->float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
+    if ((PyObject *)Py_TYPE(tensor) != self->tensor)
         return 0;
     /* The memory of a negated view holds the other sign; a gradient within a storage may outlive what was in that. */
     if (is_scalar ? is_true(PyObject_CallMethodNoArgs(tensor, s_is_neg))
                   : number_of(PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
         return 0;
-    const float *floats = (const float *)(uintptr_t)number_of(PyObject_CallMethodNoArgs(tensor, s_data_ptr));
+    const float *floats = self->exchange ? described_floats(self, tensor, is_scalar)
+                                         : floats_of(tensor, self->float32, is_scalar);
     if (floats == NULL || !isfinite(floats[0]))
         return 0;
     *value = floats[0];
     return 1;
 }
 
-/* Whether backward is called from where it was called last; `Tensor.backward` is the first frame around our hook. */
+/* Whether backward is called from where it was called last: by the user's function, or by that through
+ * `Tensor.backward`. */
 static int is_same_place(Stopwatch *self)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     int is_same = 1;
     Py_XINCREF(frame);
     for (int i = 0; i < NUM_FRAMES && frame != NULL; i++) {
-        PyFrameObject *back = PyFrame_GetBack(frame);
-        Py_SETREF(frame, back);
-        if (frame == NULL)
-            break;
         PyCodeObject *code = PyFrame_GetCode(frame);
         int at = PyFrame_GetLasti(frame);
         is_same &= self->place[i].code == code && self->place[i].at == at;
         self->place[i].code = code;
         self->place[i].at = at;
         Py_DECREF(code);
+        PyFrameObject *back = i + 1 < NUM_FRAMES ? PyFrame_GetBack(frame) : NULL;
+        Py_SETREF(frame, back);
     }
     Py_XDECREF(frame);
     return is_same;
 }
 
-static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch)
+int stopwatch_counts(Stopwatch *self, PyObject *batch)
 {
     PyObject *first = batch;
     if (!self->is_on)
-        Py_RETURN_FALSE;
+        return 0;
     if (PyTuple_Check(batch) && PyTuple_GET_SIZE(batch))
         first = PyTuple_GET_ITEM(batch, 0);
     else if (PyList_Check(batch) && PyList_GET_SIZE(batch))
         first = PyList_GET_ITEM(batch, 0);
     if ((PyObject *)Py_TYPE(first) != self->tensor)
-        Py_RETURN_FALSE;
+        return 0;
     PyObject *shape = PyObject_GetAttr(first, s_shape);
     int has_dimension = shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0;
     long long samples = has_dimension ? number_of(Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
     Py_XDECREF(shape);
     give_up();
     if (!self->is_on) /* what was called may have been Python, and have ended the recording: so everywhere below */
-        Py_RETURN_FALSE;
+        return 0;
     self->entry->samples += samples;
-    return answer(has_dimension);
+    return has_dimension;
 }
 
-static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
+int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
 {
     double value;
     PyObject *loss = tensors;
     if (!self->is_on || !self->takes_numbers || !is_same_place(self))
-        Py_RETURN_FALSE;
+        return 0;
     if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors) == 1)
         loss = PyTuple_GET_ITEM(tensors, 0);
     else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors) == 1)
         loss = PyList_GET_ITEM(tensors, 0);
     if (!read_first(self, loss, &value, 1) || !self->is_on)
-        Py_RETURN_FALSE;
+        return 0;
     self->entry->loss += value;
     self->entry->num_losses++;
     PyObject *weak = PyWeakref_NewRef(loss, NULL);
@@ -265,8 +276,10 @@ static PyObject *Stopwatch_took_loss(Stopwatch *self, PyObject *tensors)
         give_up();
     else
         Py_SETREF(self->loss, weak);
-    Py_RETURN_TRUE;
+    return 1;
 }
+
+static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch) { return answer(stopwatch_counts(self, batch)); }
 
 static PyObject *Stopwatch_clipped(Stopwatch *self, PyObject *norm)
 {
@@ -304,27 +317,66 @@ static int seems_fine(Stopwatch *self)
     return is_fine;
 }
 
-static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *optimizer)
+static int knows_numbers(Stopwatch *self, PyObject *optimizer)
 {
     if (!self->is_on || !self->takes_numbers || (uintptr_t)optimizer != self->optimizer ||
         self->number >= self->read_due)
-        Py_RETURN_FALSE;
+        return 0;
     note_learning_rate(self, optimizer);
     if (self->gradient_norm == NULL || self->gradient_norm == Py_None)
-        return answer(seems_fine(self));
+        return seems_fine(self);
     double norm;
     PyObject *tensor = Py_NewRef(self->gradient_norm);
     int is_read = read_first(self, tensor, &norm, 1) && self->is_on;
     if (is_read)
         self->entry->gradient_norm = norm;
     Py_DECREF(tensor);
-    return answer(is_read);
+    return is_read;
+}
+
+/* Of the arguments of `Optimizer.step`, itself among them. */
+static int has_closure(PyObject *args, PyObject *kwargs)
+{
+    PyObject *closure = PyTuple_Check(args) && PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : NULL;
+    if (closure == NULL && PyDict_Check(kwargs) && PyDict_GET_SIZE(kwargs))
+        closure = PyDict_GetItemString(kwargs, "closure");
+    return closure != NULL && closure != Py_None;
+}
+
+/* None where Python has to see to the step, False where it has to see to what besides belongs to it. */
+static PyObject *answer_of(int status, int knows_the_rest)
+{
+    if (status < 0)
+        return NULL;
+    return status == 0 ? Py_NewRef(Py_None) : answer(knows_the_rest);
+}
+
+static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 3)
+        return PyErr_Format(PyExc_TypeError, "updates takes an optimizer, the arguments of its step and the named ones");
+    int status = stopwatch_mark(self, has_closure(args[1], args[2]) ? OTHER : STEP);
+    return answer_of(status, status > 0 && knows_numbers(self, args[0]));
+}
+
+static PyObject *Stopwatch_updated(Stopwatch *self, PyObject *Py_UNUSED(none))
+{
+    int status = stopwatch_mark(self, STEPPED);
+    return answer_of(status, self->number < self->memory_due);
 }
 
 static PyObject *Stopwatch_reads_by_design(Stopwatch *self, PyObject *Py_UNUSED(none))
 {
     int code = self->is_on ? self->pages->codes[self->at - 1] : OTHER;
     return answer(code == FETCH || code == STEP);
+}
+
+/* A watched module is called: this is a forward pass where it trains. */
+static PyObject *Stopwatch_enters(Stopwatch *self, PyObject *module)
+{
+    int trains = is_true(PyObject_GetAttr(module, s_training)) && is_true(PyObject_CallNoArgs(self->is_grad_enabled));
+    int status = stopwatch_mark(self, trains ? FORWARD : OTHER);
+    return status < 0 ? NULL : answer(status);
 }
 
 static PyObject *Stopwatch_use(Stopwatch *self, PyObject *buffer)
@@ -390,6 +442,7 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->tensor);
     Py_VISIT(self->float32);
     Py_VISIT(self->next_sequence);
+    Py_VISIT(self->is_grad_enabled);
     Py_VISIT(self->canary);
     Py_VISIT(self->gradient_norm);
     Py_VISIT(self->loss);
@@ -405,6 +458,7 @@ static int Stopwatch_clear(Stopwatch *self)
     Py_CLEAR(self->tensor);
     Py_CLEAR(self->float32);
     Py_CLEAR(self->next_sequence);
+    Py_CLEAR(self->is_grad_enabled);
     Py_CLEAR(self->canary);
     Py_CLEAR(self->gradient_norm);
     Py_CLEAR(self->loss);
@@ -422,11 +476,12 @@ static void Stopwatch_dealloc(Stopwatch *self)
 
 static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "max_step_ns", "write_after_ns", NULL};
-    PyObject *unexpected, *full, *tensor, *float32, *next_sequence;
+    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "is_grad_enabled", "exchange",
+                            "max_step_ns", "write_after_ns", NULL};
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *capsule;
     long long max_step_ns, write_after_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOLL", names, &unexpected, &full, &tensor, &float32, &next_sequence,
-                                     &max_step_ns, &write_after_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOOLL", names, &unexpected, &full, &tensor, &float32, &next_sequence,
+                                     &is_grad_enabled, &capsule, &max_step_ns, &write_after_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -436,9 +491,14 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->tensor = Py_NewRef(tensor);
     self->float32 = Py_NewRef(float32);
     self->next_sequence = Py_NewRef(next_sequence);
+    self->is_grad_enabled = Py_NewRef(is_grad_enabled);
     self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
     self->loss = Py_NewRef(Py_None);
+    const struct Exchange *exchange = PyCapsule_IsValid(capsule, "dlpack_exchange_api")
+                                          ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+                                          : NULL;
+    self->exchange = exchange && exchange->major == DLPACK_MAJOR ? exchange : NULL; /* torch keeps it for good */
     self->thread = PyThread_get_thread_ident();
     self->takes_clips = 1;
     self->max_step_ns = max_step_ns;
@@ -449,10 +509,13 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 static PyMethodDef methods[] = {
     {"mark", (PyCFunction)Stopwatch_mark, METH_O, NULL},
     {"counted", (PyCFunction)Stopwatch_counted, METH_O, NULL},
-    {"took_loss", (PyCFunction)Stopwatch_took_loss, METH_O, NULL},
     {"clipped", (PyCFunction)Stopwatch_clipped, METH_O, NULL},
-    {"updates", (PyCFunction)Stopwatch_updates, METH_O, NULL},
+    {"enters", (PyCFunction)Stopwatch_enters, METH_O, NULL},
     {"reads_by_design", (PyCFunction)Stopwatch_reads_by_design, METH_NOARGS, NULL},
+    {"fetching", (PyCFunction)stopwatch_fetching, METH_VARARGS, NULL},
+    {"going_backward", (PyCFunction)stopwatch_going_backward, METH_VARARGS, NULL},
+    {"updates", (PyCFunction)(void (*)(void))Stopwatch_updates, METH_FASTCALL, NULL},
+    {"updated", (PyCFunction)Stopwatch_updated, METH_NOARGS, NULL},
     {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},
     {"start", (PyCFunction)Stopwatch_start, METH_VARARGS, NULL},
     {"stop", (PyCFunction)Stopwatch_stop, METH_NOARGS, NULL},
@@ -469,6 +532,7 @@ static PyMemberDef members[] = {
     {"thread", T_ULONG, offsetof(Stopwatch, thread), 0, NULL},
     {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},
     {"limit", T_INT, offsetof(Stopwatch, limit), 0, NULL},
+    {"memory_due", T_LONGLONG, offsetof(Stopwatch, memory_due), 0, NULL},
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
     {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},
@@ -497,14 +561,14 @@ PyMODINIT_FUNC PyInit_stopwatch(void)
 {
     const struct { PyObject **to; const char *text; } names[] = {
         {&s_is_cpu, "is_cpu"}, {&s_dtype, "dtype"}, {&s_nbytes, "nbytes"}, {&s_data_ptr, "data_ptr"},
-        {&s_is_neg, "is_neg"}, {&s_storage_offset, "storage_offset"}, {&s_shape, "shape"}, {&s_grad, "grad"}, {&s_param_groups, "param_groups"}, {&s_lr, "lr"},
+        {&s_is_neg, "is_neg"}, {&s_storage_offset, "storage_offset"}, {&s_shape, "shape"}, {&s_grad, "grad"},
+        {&s_param_groups, "param_groups"}, {&s_lr, "lr"}, {&s_training, "training"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if ((*names[i].to = PyUnicode_InternFromString(names[i].text)) == NULL)
             return NULL;
-    other = PyLong_FromLong(OTHER);
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && (other == NULL || PyModule_AddType(made, &StopwatchType) < 0))
+    if (made != NULL && (PyType_Ready(&HookType) < 0 || PyModule_AddType(made, &StopwatchType) < 0))
         Py_CLEAR(made);
     return made;
 }

@@ -1,8 +1,11 @@
 from collections.abc import Callable
 from mmap import mmap
+from typing import Any
 from weakref import ref
 
 import torch
+
+Told = Callable[..., Any]
 
 class Stopwatch:
     """Takes the instants and numbers of the steps of a sprint, which it writes into the pages it was given.
@@ -24,6 +27,8 @@ class Stopwatch:
     """The one whose steps it takes, by its `id`."""
     limit: int
     """Steps after which `full` is asked."""
+    memory_due: int
+    """From this step on, the hook after an update asks for memory to be read."""
     read_due: int
     """From this step on, all gradients are to be read, in Python."""
     takes_numbers: bool
@@ -43,6 +48,8 @@ class Stopwatch:
         tensor: type,
         float32: torch.dtype,
         next_sequence: Callable[[], int],
+        is_grad_enabled: Callable[[], bool],
+        exchange: object | None,
         max_step_ns: int,
         write_after_ns: int,
     ) -> Stopwatch: ...
@@ -50,12 +57,32 @@ class Stopwatch:
         """A stage begins or ends."""
     def counted(self, batch: object, /) -> bool:
         """A batch arrived."""
-    def took_loss(self, tensors: object, /) -> bool:
-        """Backward is called on these, from the caller of the function that calls this."""
     def clipped(self, norm: object, /) -> bool:
         """Gradients were clipped by this."""
-    def updates(self, optimizer: object, /) -> bool:
-        """This optimizer is about to step; False also where its gradients have to be read or look bad."""
+    def enters(self, module: torch.nn.Module, /) -> bool:
+        """A watched module is called: a forward pass begins where it trains."""
+    def fetching(
+        self, original: Told, began: Told, ended: Told, count: Told, exhausted: Told, broke_off: Told, /
+    ) -> Told:
+        """`__next__` of a loader's iterator.
+
+        `began` is called with the iterator and `ended` with the batch where Python has to see to them, `count` with a
+        batch whose samples it has to count, `exhausted` where there is none left, `broke_off` where none came.
+        """
+    def going_backward(self, original: Told, entered: Told, noted: Told, left: Told, /) -> Told:
+        """`torch.autograd.backward`.
+
+        `entered` is called with the tensors and `left` with nothing where Python has to see to them, `noted` with the
+        tensors where it has to see to their numbers, or to the place that called.
+        """
+    def updates(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool | None:
+        """This optimizer's `step` is called with these arguments, itself among them.
+
+        None where Python has to see to the step; False where the optimizer's gradients have to be read or look bad, or
+        where it is another one.
+        """
+    def updated(self) -> bool | None:
+        """It is done; None where Python has to see to that, False where memory is to be read."""
     def reads_by_design(self) -> bool:
         """Whether a loader or an optimizer is running."""
     def use(self, pages: mmap, /) -> None:

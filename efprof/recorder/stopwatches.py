@@ -11,6 +11,8 @@ import torch
 if TYPE_CHECKING:
     from efprof.recorder.stopwatch import Stopwatch
 
+Told = Callable[..., Any]
+
 _Stopwatch: Any = None
 with contextlib.suppress(ImportError):
     from efprof.recorder.stopwatch import Stopwatch as _Stopwatch
@@ -23,7 +25,7 @@ class NoStopwatch:
     """Never takes note: Python sees to everything."""
 
     is_on = takes_numbers = takes_clips = False
-    at = nested = number = thread = optimizer = read_due = limit = 0
+    at = nested = number = thread = optimizer = read_due = memory_due = limit = 0
     sequence = -1
     canary: Any = None
     loss: Any = None
@@ -40,8 +42,40 @@ class NoStopwatch:
     def start(self, *_: object) -> None:
         """It never does."""
 
-    counted = took_loss = clipped = updates = mark
-    stop = release = use = start
+    counted = clipped = enters = mark
+    stop = release = use = updates = updated = start
+
+    def fetching(self, original: Told, began: Told, ended: Told, _: Told, exhausted: Told, broke_off: Told) -> Told:
+        """`__next__` of a loader's iterator."""
+
+        def fetch(iterator: Any) -> Any:
+            has_come = False
+            try:  # from the first call on: a signal's handler may raise in it
+                began(iterator)
+                batch = original(iterator)
+                has_come = True
+            except StopIteration:
+                exhausted()
+                raise
+            finally:
+                if not has_come:
+                    broke_off()
+            ended(batch)
+            return batch
+
+        return fetch
+
+    def going_backward(self, original: Told, entered: Told, _: Told, left: Told) -> Told:
+        """`torch.autograd.backward`."""
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                entered(tensors)
+                original(tensors, *args, **kwargs)
+            finally:
+                left()
+
+        return backward
 
 
 def make_stopwatch(
@@ -56,6 +90,8 @@ def make_stopwatch(
         tensor=torch.Tensor,
         float32=torch.float32,
         next_sequence=torch.autograd._get_sequence_nr,  # type: ignore[attr-defined]
+        is_grad_enabled=torch.is_grad_enabled,
+        exchange=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
         max_step_ns=max_step_ns,
         write_after_ns=write_after_ns,
     )

@@ -84,7 +84,7 @@ def test_an_interrupt_while_steps_are_written_loses_none(tmp_path: Path, monkeyp
         return rows(self, num_codes)
 
     monkeypatch.setattr(PendingSteps, "rows", interrupted)
-    monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 20_000_000)
     trained: list[int] = []
     recorded = record_here(tmp_path, lambda: train_until_interrupted(trained))
     assert [step.step for step in recorded.steps] == trained
@@ -106,7 +106,7 @@ def test_an_interrupt_between_two_steps_that_are_written_loses_none(
         return record
 
     monkeypatch.setattr(Steps, "complete", interrupted)
-    monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 20_000_000)
     trained: list[int] = []
     recorded = record_here(tmp_path, lambda: train_until_interrupted(trained))
     assert num_calls > 2, "and the others are written after it"
@@ -127,7 +127,7 @@ def test_what_a_full_disk_refuses_stays_in_the_pending_steps(
         append(self, line)
 
     monkeypatch.setattr(writing.LineWriter, "_append", append_while_there_is_room)
-    monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 20_000_000)
+    monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 20_000_000)
     recorded = record_here(tmp_path, train_long)
     assert "recording stops, training goes on" in capsys.readouterr().err
     assert (recorded.rank / PENDING_FILE).exists()
@@ -148,7 +148,6 @@ def test_where_no_memory_can_be_mapped_every_step_is_walked(tmp_path: Path, monk
 
 def test_each_sprint_looks_anew_where_backward_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sprint, "MAX_SPRINT_NS", 5_000_000)
-    monkeypatch.setattr(sprint, "WRITE_AFTER_NS", 2_000_000)
     sprinted: list[bool] = []
 
     def train_by_two_lines() -> None:

@@ -1,0 +1,231 @@
+/* The functions that are put in torch's place for calls which every step makes and no compiler looks into: they tell a
+ * stopwatch and call what was there. In Python they cost a step half as much again (measured); and no frame of ours
+ * stands in a traceback. `NoStopwatch` of stopwatches.py says in Python what they do besides.
+ *
+ * An optimizer's hooks and a module's `__call__` stay in Python: torch.compile goes through those, and would break its
+ * graph at a function in C.
+ *
+ * What is handed to them from Python is guarded: it raises only what a signal's handler raises.
+ */
+#include "stopwatch.h"
+
+enum { BEGAN = 0, NOTED = 1, LEFT = 2 };                               /* of a call of backward */
+enum { ENDED = 1, COUNT = 2, EXHAUSTED = 3, BROKE_OFF = 4, MAX_TOLD = 5 }; /* of a fetch, after BEGAN */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Stopwatch *watch;
+    PyObject *original;
+    PyObject *told[MAX_TOLD]; /* functions in Python, by the names above */
+    PyObject *dict, *weak_references;
+} Hook;
+
+static int tell(PyObject *function, PyObject *argument)
+{
+    PyObject *result = argument ? PyObject_CallOneArg(function, argument) : PyObject_CallNoArgs(function);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static PyObject *take_raised(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback)
+        PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+#endif
+}
+
+static void raise_again(PyObject *error)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
+}
+
+/* Calls `leave` as a `finally` is run: the error is being handled, and is raised again unless `leave` raises another. */
+static PyObject *leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *))
+{
+    PyObject *handled_before = PyErr_GetHandledException(), *error = take_raised();
+    PyErr_SetHandledException(error);
+    int status = leave(self, error);
+    PyErr_SetHandledException(handled_before);
+    Py_XDECREF(handled_before);
+    if (status < 0)
+        Py_DECREF(error);
+    else
+        raise_again(error);
+    return NULL;
+}
+
+/* `_BaseDataLoaderIter.__next__` */
+
+static int broke_off(Hook *self, PyObject *Py_UNUSED(error)) { return tell(self->told[BROKE_OFF], NULL); }
+
+static int gave_nothing(Hook *self, PyObject *error)
+{
+    if (PyErr_GivenExceptionMatches(error, PyExc_StopIteration) && tell(self->told[EXHAUSTED], NULL) < 0) {
+        leave_with_error(self, broke_off);
+        return -1;
+    }
+    return broke_off(self, error);
+}
+
+static PyObject *fetch(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
+{
+    Hook *self = (Hook *)callable;
+    PyObject *batch = NULL;
+    int status = stopwatch_mark(self->watch, FETCH);
+    if (status == 0)
+        status = tell(self->told[BEGAN], PyVectorcall_NARGS(num_args) ? args[0] : Py_None);
+    if (status >= 0)
+        batch = PyObject_Vectorcall(self->original, args, num_args, names);
+    if (batch == NULL)
+        return leave_with_error(self, gave_nothing);
+    status = stopwatch_mark(self->watch, FETCHED);
+    if (status == 0)
+        status = tell(self->told[ENDED], batch);
+    else if (status > 0 && !stopwatch_counts(self->watch, batch))
+        status = tell(self->told[COUNT], batch);
+    if (status < 0)
+        Py_CLEAR(batch);
+    return batch;
+}
+
+/* `torch.autograd.backward` */
+
+static int left(Hook *self, PyObject *Py_UNUSED(error))
+{
+    int status = stopwatch_mark(self->watch, BACKWARDED);
+    return status ? status : tell(self->told[LEFT], NULL);
+}
+
+static PyObject *tensors_of(PyObject *const *args, size_t num_args, PyObject *names)
+{
+    Py_ssize_t num_positional = PyVectorcall_NARGS(num_args);
+    if (num_positional)
+        return args[0];
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "tensors") == 0)
+            return args[num_positional + i];
+    return Py_None;
+}
+
+static PyObject *go_backward(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
+{
+    Hook *self = (Hook *)callable;
+    PyObject *result = NULL, *tensors = tensors_of(args, num_args, names);
+    int status = stopwatch_mark(self->watch, BACKWARD);
+    if (status == 0)
+        status = tell(self->told[BEGAN], tensors);
+    else if (status > 0 && !stopwatch_takes_loss(self->watch, tensors))
+        status = tell(self->told[NOTED], tensors);
+    if (status >= 0)
+        result = PyObject_Vectorcall(self->original, args, num_args, names);
+    if (result == NULL)
+        return leave_with_error(self, left);
+    if (left(self, NULL) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+/* The type of all of them. */
+
+static PyObject *make(Stopwatch *watch, PyObject *args, vectorcallfunc function, int num_told)
+{
+    if (PyTuple_GET_SIZE(args) != 1 + num_told)
+        return PyErr_Format(PyExc_TypeError, "%d functions are needed", 1 + num_told);
+    Hook *self = PyObject_GC_New(Hook, &HookType);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = function;
+    self->watch = (Stopwatch *)Py_NewRef((PyObject *)watch);
+    self->original = Py_NewRef(PyTuple_GET_ITEM(args, 0));
+    for (int i = 0; i < MAX_TOLD; i++)
+        self->told[i] = i < num_told ? Py_NewRef(PyTuple_GET_ITEM(args, 1 + i)) : NULL;
+    self->dict = self->weak_references = NULL;
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args) { return make(self, args, fetch, 5); }
+PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args) { return make(self, args, go_backward, 3); }
+
+static PyObject *Hook_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(type))
+{
+    return instance == NULL ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+/* As functions are: by name. */
+static PyObject *Hook_reduce(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    return PyObject_GetAttrString(self, "__qualname__");
+}
+
+static int Hook_traverse(Hook *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->watch);
+    Py_VISIT(self->original);
+    for (int i = 0; i < MAX_TOLD; i++)
+        Py_VISIT(self->told[i]);
+    Py_VISIT(self->dict);
+    return 0;
+}
+
+/* Only what Python may have tied into a circle: a call that is under way needs the rest. */
+static int Hook_clear(Hook *self)
+{
+    Py_CLEAR(self->dict);
+    return 0;
+}
+
+static void Hook_dealloc(Hook *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    Py_CLEAR(self->watch);
+    Py_CLEAR(self->original);
+    for (int i = 0; i < MAX_TOLD; i++)
+        Py_CLEAR(self->told[i]);
+    Py_CLEAR(self->dict);
+    PyObject_GC_Del(self);
+}
+
+static PyMethodDef methods[] = {
+    {"__reduce__", Hook_reduce, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+PyTypeObject HookType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "efprof.recorder.stopwatch.Hook",
+    .tp_basicsize = sizeof(Hook),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
+                Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Hook, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_dictoffset = offsetof(Hook, dict),
+    .tp_weaklistoffset = offsetof(Hook, weak_references),
+    .tp_descr_get = Hook_get,
+    .tp_dealloc = (destructor)Hook_dealloc,
+    .tp_traverse = (traverseproc)Hook_traverse,
+    .tp_clear = (inquiry)Hook_clear,
+    .tp_methods = methods,
+    .tp_getset = attributes,
+};
