@@ -141,6 +141,11 @@ def _check_together(config: EnergyConfig) -> None:
             f"optimizer.high_gradient_norm={config.optimizer.high_gradient_norm} is above "
             f"optimizer.critical_gradient_norm={config.optimizer.critical_gradient_norm}; lower it"
         )
+    if config.scaler.init_scale < config.scaler.lowest_scale:
+        raise EnergyFlowError(
+            f"scaler.init_scale={config.scaler.init_scale} is below "
+            f"scaler.lowest_scale={config.scaler.lowest_scale}; raise it"
+        )
     if data.teacher == "transformers" and not data.teacher_path:
         raise EnergyFlowError("data.teacher=transformers needs data.teacher_path, the folder of the model")
 

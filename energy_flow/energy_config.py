@@ -121,6 +121,7 @@ class ScalerConfig:
     growth_factor: Annotated[float, Range(1.001)] = 1.5  # of the scale, after growth_interval good steps
     backoff_factor: Annotated[float, Range(0.01, 0.99)] = 0.5  # of the scale, after a skipped step
     growth_interval: Count = 200  # good steps in a row, after which the scale grows
+    lowest_scale: Positive = 1.0  # no skipped step takes the scale below it; 1 as in DeepSpeed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,8 @@ from energy_flow.errors import EnergyFlowError
 
 Built = TypeVar("Built")
 
+_OTHER_HAS_ENDED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "connectFullMesh failed")
+"""What gloo says then, in errors that have no class of their own."""
 _MAX_WAIT = timedelta(hours=2)  # for the first process alone: a transformers teacher over a large file takes long
 
 
@@ -60,7 +62,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
     """Let the processes of a run exchange tensors on `device` within; alone, do nothing.
 
     Raises:
-        EnergyFlowError: when the processes do not find each other.
+        EnergyFlowError: when the processes do not find each other, or one of them ends before this one.
 
     """
     if processes.world_size == 1:
@@ -76,7 +78,8 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
             f"process {processes.rank} of {processes.world_size} cannot join the others; start with torchrun ({error})"
         ) from error
     try:
-        yield
+        with _end_of_others_told():
+            yield
     finally:
         distributed.destroy_process_group()
 
@@ -155,13 +158,23 @@ def agree_on(number: int, device: torch.device, processes: Processes) -> bool:
     return not highest.sum().item()
 
 
+@contextmanager
+def _end_of_others_told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, distributed.DistNetworkError) or any(phrase in str(error) for phrase in _OTHER_HAS_ENDED):
+            raise EnergyFlowError("another process of this run has ended; see what it says") from error
+        raise
+
+
 def _wait_for_first(is_built: Tensor, group: Any, what: str, max_wait: timedelta) -> None:
     try:
-        distributed.broadcast(is_built, src=0, group=group)
+        with _end_of_others_told():
+            distributed.broadcast(is_built, src=0, group=group)
     except RuntimeError as error:
         raise EnergyFlowError(
-            f"waited {max_wait} for the first process to make {what}, or it ended before; make it "
-            f"before the run, or look at what that process says ({error})"
+            f"waited {max_wait} for the first process to make {what}; make it before the run ({error})"
         ) from error
     if not is_built.item():
         raise EnergyFlowError(f"the first process could not make {what}; see what it says")

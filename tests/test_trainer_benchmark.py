@@ -1,6 +1,5 @@
 """The trainer benchmark times what it says, and judges it by its requirements."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from benchmarks.trainer_device import (
 from benchmarks.trainer_steps import naive_step, trainer_step
 from energy_flow.config_parsing import load_config
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the benchmark has it: threads that wait for each other are slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_trainer_and_the_naive_loop_go_by_the_same_numbers_step_after_step() -> None:

@@ -55,8 +55,8 @@ def prepare_device(device: torch.device, runtime: RuntimeConfig) -> None:
         raise EnergyFlowError(
             f"runtime.precision=bfloat16 does not run on {_name_of(device)}; choose float16 or float32"
         )
-    given_up = "; ".join(given_up_on(device, runtime)) or "nothing given up"
-    logger.info("training on %s in %s: %s", _name_of(device), runtime.precision, given_up)
+    parts = [f"training on {_name_of(device)} in {runtime.precision}", *given_up_on(device, runtime)]
+    logger.info("%s", "; ".join(parts))
 
 
 def return_unused_memory(device: torch.device) -> None:
@@ -72,11 +72,15 @@ def given_up_on(device: torch.device, runtime: RuntimeConfig) -> list[str]:
     if device.type == "cuda":
         is_emulated = runtime.precision == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False)
         return ["bfloat16 is emulated, and float16 faster"] if is_emulated else []
-    losses = ["no page-locked memory and no copies beside the computation", "no memory or utilisation of a GPU told"]
     if device.type == "mps":
-        losses.append("landed flows stay in the computation, and values are read by waiting for the step before")
-        losses.append("checked on no such device")
-    elif runtime.precision != "float32":
+        return [
+            "batches are not copied beside the computation",
+            "the GPU's memory and utilisation are not told",
+            "landed flows stay in the computation, and values are read by waiting for the step before",
+            "checked on no such device",
+        ]
+    losses = ["no CUDA device to use was found"] if runtime.device == "auto" else []
+    if runtime.precision != "float32":
         losses.append(f"{runtime.precision} saves memory, but time only where the processor computes in it")
     return losses
 

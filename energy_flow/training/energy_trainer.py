@@ -52,9 +52,9 @@ class EnergyTrainer:
         )
         self.to_device = DeviceCopy(self.device)
         self.num_batches = 0
-        self.newest_checkpoint: Path | None = None
         self.dataset: dict[str, Any] = {}  # the manifest of the one that was trained on
         self.step = 0  # optimizer steps tried; those that were taken are `gradients.global_step`
+        self._saved_steps: tuple[int, int] | None = None  # tried and taken, of the newest checkpoint
 
     def train(self, dataset: PairDataset, *, say: Callable[[StepMetrics], None] | None = None) -> None:
         """Train from the present step to `training.steps`; `say` is given a step's metrics now and then."""
@@ -84,9 +84,9 @@ class EnergyTrainer:
                 if self.gradients.detail is not None:
                     _tell_layers(self.gradients.detail.drain())
                 self._validate(held_out)
-                self.save()
-        if processes.is_first:
-            _logger.info("step %5d  saved %s", self.step, self.newest_checkpoint)
+                folder = self.save()
+        if folder is not None:
+            _logger.info("step %5d  saved %s", self.step, folder)
 
     def train_batch(self, batch: Batch, metrics: MetricsLog) -> None:
         """Go forward and backward over a micro-batch, and step when it is the last of its step."""
@@ -117,19 +117,30 @@ class EnergyTrainer:
             enabled=precision != "float32",
         )
 
-    def save(self) -> None:
-        """Write a checkpoint of the present step; the first process does it for all."""
-        if self.processes.is_first:
-            self.newest_checkpoint = write_checkpoint(
-                self.out,
-                config=self.config,
-                progress=Progress(
-                    step=self.step, num_batches=self.num_batches, num_processes=self.processes.world_size
-                ),
-                model=self.model,
-                optimizer=self.optimizer,
-                extra={"gradients": self.gradients.state_dict(), "dataset": self.dataset},
+    def save(self) -> Path | None:
+        """Write a checkpoint of the present step and return its folder; the first process does it for all.
+
+        None where all steps since the newest checkpoint were skipped: it has these weights, and the state from before
+        the trouble, and a copy of it would take the place of an older one.
+        """
+        if not self.processes.is_first:
+            return None
+        num_taken = int(self.gradients.global_step)
+        if self._saved_steps is not None and self._saved_steps[0] < self.step and self._saved_steps[1] == num_taken:
+            _logger.warning(
+                "step %d: no checkpoint, for all steps after step %d were skipped", self.step, self._saved_steps[0]
             )
+            return None
+        folder = write_checkpoint(
+            self.out,
+            config=self.config,
+            progress=Progress(step=self.step, num_batches=self.num_batches, num_processes=self.processes.world_size),
+            model=self.model,
+            optimizer=self.optimizer,
+            extra={"gradients": self.gradients.state_dict(), "dataset": self.dataset},
+        )
+        self._saved_steps = self.step, num_taken
+        return folder
 
     def resume(self) -> None:
         """Go on from the newest checkpoint in `out`; all processes must call this.
@@ -142,6 +153,7 @@ class EnergyTrainer:
         self.gradients.load_state_dict(extra["gradients"])
         self.dataset = extra.get("dataset", {})
         self.step = progress.step
+        self._saved_steps = self.step, int(self.gradients.global_step)
         # Not those that were taken, which with another `accumulation` may end within a step.
         self.num_batches = progress.step * self.config.training.accumulation
         # Asking also keeps the first process from replacing the checkpoint while another one reads it.

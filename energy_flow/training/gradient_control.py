@@ -67,7 +67,7 @@ class GradientControl:
         interval = config.training.gradient_detail_interval
         self.detail = GradientDetail(model, interval) if interval else None
         self.global_step = torch.zeros((), dtype=torch.int64, device=device)
-        self._settings = config.optimizer
+        self._settings, self._lowest_scale = config.optimizer, config.scaler.lowest_scale
         self._schedule = LearningRateSchedule(config.optimizer, config.training.steps, device)
         self._backoff = LearningRateBackoff(config.backoff, device) if config.backoff.window else None
         self._running_state = RunningState(model)
@@ -153,6 +153,8 @@ class GradientControl:
             self.scaler._found_inf_per_device(self.optimizer)[is_skipped.device] = is_skipped.float()  # type: ignore[index]
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            # Halved by a hundred bad steps and more it would become zero, by which no gradient can be divided.
+            self.scaler.update(self.scaler.scale(self._one).clamp(min=self._lowest_scale))
         elif self._skips_on_device:
             self.optimizer.found_inf = is_skipped.float()  # type: ignore[attr-defined]
             self.optimizer.step()

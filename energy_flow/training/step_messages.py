@@ -15,7 +15,7 @@ _STEPS_BETWEEN: Final = 100
 """Between two messages of one kind: a run that goes wrong says so again and again, and is still readable."""
 
 _MOST_SKIPS_IN_A_ROW: Final = 20
-"""A loss scale that is too high is a millionth of itself after so many; what is skipped then has another cause."""
+"""A loss scale that is too high is at its lowest after so many; what is skipped then has another cause."""
 
 _FIRST_STEPS: Final = 5
 """Steps whose memory is logged one by one: in these it grows to what the run then needs."""

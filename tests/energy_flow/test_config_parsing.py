@@ -93,6 +93,7 @@ def test_a_wrong_configuration_is_named_with_the_nearest_right_one() -> None:
         "bridge.num_heads=3",
         "data.longest_ngram=1",
         "data.teacher=transformers",
+        "scaler.init_scale=0.25",
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_the_name_of_its_field(assignment: str) -> None:

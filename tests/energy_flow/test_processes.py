@@ -27,6 +27,7 @@ from energy_flow.processes import (
     processes_of,
     wrap,
 )
+from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
 from tests.energy_flow.training.rank_program import SHARED
 
@@ -126,6 +127,13 @@ def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
     first, second = (torch.tensor(seen["weights"]) for seen in two)
     assert torch.equal(first, second)
     torch.testing.assert_close(first - before, alone - before, rtol=1e-3, atol=1e-7)
+
+
+def test_a_loss_that_is_bad_in_one_process_skips_the_step_in_all(two: list[dict[str, Any]]) -> None:
+    ours, theirs = (seen["skips"] for seen in two)
+    assert ours["reasons"] == [SkipReason.TAKEN, SkipReason.LOSS_NOT_FINITE, SkipReason.TAKEN]
+    assert ours["weights"][0] == ours["weights"][1] != ours["weights"][2]
+    assert ours == theirs
 
 
 def test_validation_counts_the_pairs_of_all_processes(two: list[dict[str, Any]], dataset: PairDataset) -> None:

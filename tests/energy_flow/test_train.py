@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.energy_flow.training.started_trainings import Starter
+
 PROJECT = Path(__file__).parents[2]
 
 
@@ -29,19 +31,27 @@ def test_a_users_pairs_become_a_dataset_that_trains(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_run_says_each_epoch_once_and_what_it_came_to(tmp_path: Path) -> None:
-    result = _run("train", "--set", "data.max_pairs=32", "--steps", "6", "--out", "run", folder=tmp_path)
-    device, *epochs, validation, saved = result.stderr.splitlines()
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
+    return Starter(tmp_path_factory.mktemp("said"))
+
+
+def test_a_run_says_each_epoch_once_and_what_it_came_to(starter: Starter, tmp_path: Path) -> None:
+    arguments = ["train", "--set", "data.max_pairs=32", "--steps", "6", "--out", "run"]
+    training = starter.start(arguments, inside=tmp_path)
+    assert training.end() == 0
+    device, *epochs, validation, saved = training.said.splitlines()
     assert "cpu" in device
     assert [line.split()[:2] for line in epochs] == [["epoch", "1"], ["epoch", "2"]], "three steps to an epoch of 24"
     assert "validation on 8 pairs" in validation
     assert saved.endswith("saved run/checkpoints/step-000006")
 
 
-def test_steps_are_told_at_a_level_below_info(tmp_path: Path) -> None:
+def test_steps_are_told_at_a_level_below_info(starter: Starter, tmp_path: Path) -> None:
     settings = ("--set", "runtime.log_level=training", "--set", "training.log_interval=2")
-    result = _run("train", "--steps", "4", *settings, folder=tmp_path)
-    steps = [line.split()[1] for line in result.stderr.splitlines() if line.startswith("step") and "loss" in line]
+    training = starter.start(["train", "--steps", "4", *settings], inside=tmp_path)
+    assert training.end() == 0
+    steps = [line.split()[1] for line in training.said.splitlines() if line.startswith("step") and "loss" in line]
     assert steps == ["2", "4"]
 
 
@@ -56,13 +66,15 @@ def test_steps_are_told_at_a_level_below_info(tmp_path: Path) -> None:
         (["train", "--stepz", "3"], "--steps"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], named: str) -> None:
-    result = _run(*arguments, folder=tmp_path)
-    assert result.returncode == 2
-    assert named in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("Error: ")
-    assert result.stdout == ""
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    starter: Starter, tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    command = starter.start(arguments, inside=tmp_path)
+    assert command.end() == 2
+    assert named in command.said
+    assert "Traceback" not in command.said
+    assert command.said.splitlines()[-1].startswith("Error: ")
+    assert command.printed == ""
 
 
 def test_importing_the_command_does_not_import_torch() -> None:

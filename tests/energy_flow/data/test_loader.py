@@ -71,6 +71,16 @@ def test_a_plain_loader_over_the_dataset_gives_batches_too(dataset: PairDataset)
     assert torch.equal(batch.target_tokens[2], dataset[2].target_tokens)
 
 
+def test_the_loader_s_settings_reach_it_and_memory_is_pinned_for_cuda_alone(dataset: PairDataset) -> None:
+    settings = ["data.num_workers=2", "data.prefetch_factor=3", "data.persistent_workers=true", "data.pin_memory=true"]
+    config = load_config("debug", assignments=settings)
+    loaders = [build_loader(config, dataset, torch.device(kind)) for kind in ("cpu", "cuda")]
+    assert [(loader.num_workers, loader.prefetch_factor, loader.persistent_workers) for loader in loaders] == [
+        (2, 3, True)
+    ] * 2
+    assert [loader.pin_memory for loader in loaders] == [False, True]
+
+
 def test_a_dataset_smaller_than_a_batch_is_refused(dataset: PairDataset) -> None:
     config = load_config("debug", assignments=["training.batch_size=500"])
     with pytest.raises(EnergyFlowError, match=r"training\.batch_size=500"):

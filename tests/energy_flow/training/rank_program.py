@@ -1,6 +1,7 @@
 """What two processes under torchrun do together, for `test_processes.py`: each writes FOLDER/<rank>.json."""
 
 import json
+import math
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,8 @@ from energy_flow.processes import (
     processes_of,
     wrap,
 )
-from energy_flow.training.energy_trainer import EnergyTrainer
+from energy_flow.training.energy_trainer import EnergyTrainer, build_optimizer
+from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.validation import validate
 
 CPU = torch.device("cpu")
@@ -49,6 +51,7 @@ def main(folder: Path) -> None:
             seen["too late"] = _first_is_late(processes)
             seen["mean"] = mean_over_processes(torch.tensor([float(processes.rank), 4.0]), processes).tolist()
             _train(dataset, processes, seen)
+            seen["skips"] = _train_with_a_bad_loss_on_one(processes)
             seen["validation"] = _validate(dataset, processes)
             seen["agree"] = [agree_on(number, CPU, processes) for number in (7, processes.rank)]
             seen["resumed"] = _resume_from_different_checkpoints(folder / f"run {processes.rank}", processes)
@@ -120,6 +123,22 @@ def _train(dataset: PairDataset, processes: Processes, seen: dict[str, Any]) -> 
             optimizer.zero_grad()
     seen["exchanges"] = num_exchanges
     seen["weights"] = model.mapper.from_cells.weight.detach()[:4].tolist()
+
+
+def _train_with_a_bad_loss_on_one(processes: Processes) -> dict[str, Any]:
+    """Three steps, the second of which has a loss that is not finite in the second process."""
+    torch.manual_seed(0)
+    model, config = torch.nn.Linear(3, 2), load_config("debug")
+    replica = wrap(model, CPU, processes)
+    optimizer = build_optimizer(config, model)
+    control = GradientControl(config, model, optimizer, CPU, is_distributed=True)
+    seen: dict[str, Any] = {"reasons": [], "weights": []}
+    for added in (0.0, math.nan if processes.rank == 1 else 0.0, 0.0):
+        control.backward(replica(torch.ones(2, 3) + processes.rank).square().sum() + added)
+        seen["reasons"].append(int(control.step().reason))
+        optimizer.zero_grad()
+        seen["weights"].append(model.weight.tolist())
+    return seen
 
 
 def _validate(dataset: PairDataset, processes: Processes) -> list[float]:

@@ -1,17 +1,26 @@
-"""`energy-flow train` under plain torchrun, against the same command alone with twice the batch size."""
+"""`energy-flow train` under plain torchrun, against the same command alone with twice the batch size.
+
+torchrun itself starts the one run that most tests look at. The others get the variables that it sets, and processes
+that need not import torch.
+"""
 
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from energy_flow.data.dataset import PairDataset
+from energy_flow.folder_lock import claimed
+from energy_flow.processes import ALONE
+from tests.energy_flow.training.started_trainings import InSave, Started, Starter, options
 
 PROJECT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -29,42 +38,34 @@ HALVES = ["training.batch_size=4", "flow.max_flows=128"]  # of each process
 WEIGHTS = "model.safetensors"
 
 
-def _train(
-    launcher: list[str], out: Path, *settings: str, options: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    assignments = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
-    command = [*launcher, "-m", "energy_flow.train", "train", "--config", "debug", "--out", str(out)]
-    command += [*assignments, *options]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    return subprocess.run(
-        command, cwd=out.parent, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
+    return Starter(tmp_path_factory.mktemp("said"))
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def two(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of two processes, and what they said."""
     out = tmp_path_factory.mktemp("two") / "out"
-    ran = _train(TORCHRUN, out, *HALVES)
+    command = [*TORCHRUN, "-m", "energy_flow.train", *_arguments(dataset, out, *HALVES)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     return out, ran.stdout + ran.stderr
 
 
 @pytest.fixture(scope="module")
-def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken_off(dataset: PairDataset, starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of two processes that took the first steps only."""
     out = tmp_path_factory.mktemp("broken off") / "out"
-    ran = _train(TORCHRUN, out, *HALVES, options=["--steps", "5"])
-    assert ran.returncode == 0, ran.stderr
+    _end(starter.start_two(_arguments(dataset, out, *HALVES, "training.steps=5")))
     return out
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def alone(dataset: PairDataset, starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("alone") / "out"
-    ran = _train([sys.executable], out, "training.batch_size=8", "flow.max_flows=256")
-    assert ran.returncode == 0, ran.stderr
-    return out, ran.stdout + ran.stderr
+    return out, _end([starter.start(_arguments(dataset, out, "training.batch_size=8", "flow.max_flows=256"))])
 
 
 def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
@@ -97,21 +98,56 @@ def test_only_the_first_process_writes(two: tuple[Path, str], alone: tuple[Path,
 
 
 def test_two_processes_that_go_on_end_with_the_bits_of_an_unbroken_run(
-    two: tuple[Path, str], broken_off: Path, tmp_path: Path
+    two: tuple[Path, str], broken_off: Path, dataset: PairDataset, starter: Starter, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(broken_off, out)
-    ran = _train(TORCHRUN, out, *HALVES, options=["--resume"])
-    assert "warning" not in ran.stderr
+    said = _end(starter.start_two([*_arguments(dataset, out, *HALVES), "--resume"]))
+    assert "warning" not in said
     assert _losses(out) == _losses(two[0])
     weights, expected = (load_file(folder / f"checkpoints/step-{STEPS:06d}/{WEIGHTS}") for folder in (out, two[0]))
     assert [name for name, weight in expected.items() if not torch.equal(weights[name], weight)] == []
 
 
-def test_going_on_with_another_number_of_processes_is_told(broken_off: Path, tmp_path: Path) -> None:
+def test_going_on_with_another_number_of_processes_is_told(
+    broken_off: Path, dataset: PairDataset, starter: Starter, tmp_path: Path
+) -> None:
     shutil.copytree(broken_off, tmp_path / "out")
-    ran = _train([sys.executable], tmp_path / "out", *HALVES, options=["--resume"])
-    assert "another number of processes (2 there, 1 here)" in ran.stderr
+    said = _end([starter.start([*_arguments(dataset, tmp_path / "out", *HALVES), "--resume"])])
+    assert "another number of processes (2 there, 1 here)" in said
+
+
+def test_when_one_process_is_killed_the_other_says_so_in_one_sentence(
+    dataset: PairDataset, starter: Starter, tmp_path: Path
+) -> None:
+    arguments = _arguments(dataset, tmp_path, *HALVES, "training.checkpoint_interval=2")
+    first, second = starter.start_two(arguments, first_dies_at=InSave(2, tmp_path / "checkpoints"))
+    assert first.end() == -signal.SIGKILL
+    assert second.end() == 2
+    assert second.said == "Error: another process of this run has ended; see what it says\n"
+
+
+def test_two_processes_in_a_folder_where_another_run_is_at_work_say_so_once(
+    dataset: PairDataset, starter: Starter, tmp_path: Path
+) -> None:
+    with claimed(tmp_path, ALONE):
+        first, second = starter.start_two(_arguments(dataset, tmp_path, *HALVES))
+        assert [first.end(), second.end()] == [2, 2]
+    assert first.said.startswith(f"Error: another run (process {os.getpid()}) is at work in {tmp_path}")
+    assert "Traceback" not in second.said
+    # Before it torch may say in C++ that the store is gone, which under torchrun outlives the first process.
+    assert second.said.splitlines()[-1] == "Error: another process of this run has ended; see what it says"
+
+
+def _arguments(dataset: PairDataset, out: Path, *settings: str) -> list[str]:
+    return options("debug", out, [*SETTINGS, *settings], "--data", str(dataset.folder))
+
+
+def _end(started: list[Started]) -> str:
+    """What they said, once all have come to their end."""
+    for training in started:
+        assert training.end() == 0, training.said
+    return "".join(training.said for training in started)
 
 
 def _losses(out: Path) -> list[float]:

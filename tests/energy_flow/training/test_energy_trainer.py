@@ -1,6 +1,7 @@
 import gc
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,6 +15,7 @@ from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
+from energy_flow.training.checkpoint_folder import find_checkpoints
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.metrics import MetricsLog, StepMetrics
 from tests.gpu.cuda_runs import synchronisation_is_an_error
@@ -75,7 +77,7 @@ def test_a_step_reads_no_tensor_on_the_host(
             trainer.train_batch(batches[1], metrics)
         monkeypatch.undo()
     operators = {event.name for event in profiler.events() if not _is_in_optimizer(event)}
-    assert "aten::mm" in operators
+    assert {"aten::mm", "aten::scaled_dot_product_attention"} <= operators
     assert called == []
     assert operators.isdisjoint({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 
@@ -129,6 +131,49 @@ def test_a_bad_batch_skips_its_step_and_says_so(
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
     assert [metrics.is_skipped for metrics in said] == [False, True]
     assert "skipped" in str(said[1])
+
+
+class Spoiled(PairDataset):
+    """Its embeddings are not finite once `is_bad` is set."""
+
+    is_bad = False
+
+    def _batch(self, keys: Sequence[int]) -> Batch:
+        batch = super()._batch(keys)
+        return batch._replace(target_embedding=batch.target_embedding * float("nan")) if self.is_bad else batch
+
+
+def _steps_on_disk(out: Path) -> list[str]:
+    return sorted(folder.name for folder in find_checkpoints(out))
+
+
+def test_a_run_that_only_skips_leaves_the_good_checkpoints_and_says_so(
+    dataset: PairDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["training.checkpoint_interval=2", "training.keep_checkpoints=2", "training.validation_share=0"]
+    spoiled = Spoiled(dataset.folder, dataset.config)
+    EnergyTrainer(load_config("debug", assignments=[*settings, "training.steps=4"]), out=tmp_path).train(spoiled)
+    good = _steps_on_disk(tmp_path)
+    assert good == ["step-000002", "step-000004"]
+    spoiled.is_bad = True
+    trainer = _resumed([*settings, "training.steps=8"], tmp_path)
+    with caplog.at_level(logging.INFO):
+        trainer.train(spoiled)
+    assert _steps_on_disk(tmp_path) == good
+    assert "step 8: no checkpoint, for all steps after step 4 were skipped" in caplog.messages
+    assert not any("saved" in message for message in caplog.messages)
+    spoiled.is_bad = False
+    _resumed([*settings, "training.steps=6"], tmp_path).train(spoiled)
+    assert _steps_on_disk(tmp_path) == ["step-000004", "step-000006"]
+
+
+def test_a_run_that_goes_on_for_no_step_writes_its_checkpoint_again(dataset: PairDataset, tmp_path: Path) -> None:
+    EnergyTrainer(load_config("debug", assignments=["training.steps=2"]), out=tmp_path).train(dataset)
+    (before,) = (folder.stat().st_ino for folder in find_checkpoints(tmp_path))
+    _resumed(["training.steps=2"], tmp_path).train(dataset)
+    (after,) = (folder.stat().st_ino for folder in find_checkpoints(tmp_path))
+    assert _steps_on_disk(tmp_path) == ["step-000002"]
+    assert after != before
 
 
 def _resumed(assignments: list[str], out: Path) -> EnergyTrainer:

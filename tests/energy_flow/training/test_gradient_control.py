@@ -1,20 +1,17 @@
 import dataclasses
 import io
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from energy_flow.config_parsing import load_config
 from energy_flow.energy_config import EnergyConfig, OptimizerConfig
 from energy_flow.training.energy_trainer import build_optimizer
 from energy_flow.training.gradient_control import GradientControl, GradientReport, SkipReason, gradient_health
 from tests.gpu.cuda_runs import synchronisation_is_an_error
-from tests.scripts.ranks import leave_group
 
 CPU = torch.device("cpu")
 GOOD = torch.ones(2, 3)
@@ -152,6 +149,15 @@ def test_the_scale_backs_off_after_a_skipped_step_and_grows_after_enough_taken_o
     parts = _build(_config("runtime.precision=float16", *settings))
     scales = [float(_take(*parts, batch).scale) for batch in (GOOD, bad, GOOD, GOOD, GOOD)]
     assert scales == [64, 64, 16, 16, 48]
+
+
+def test_dozens_of_bad_steps_leave_a_scale_that_good_ones_can_be_taken_with() -> None:
+    parts = _build(_config("runtime.precision=float16", "scaler.lowest_scale=0.5"))
+    scales = [float(_take(*parts, GOOD * math.nan).scale) for _ in range(200)]
+    assert scales[:12] == [1024 / 2**number for number in range(12)]
+    assert set(scales[12:]) == {0.5}
+    report = _take(*parts, GOOD)
+    assert (report.reason, float(report.scale)) == (SkipReason.TAKEN, 0.5)
 
 
 def test_a_skipped_step_counts_for_neither_the_step_number_nor_the_learning_rate() -> None:
@@ -294,32 +300,6 @@ def _is_in_optimizer(event: Any) -> bool:
     while event is not None and event.name != "aten::_fused_adamw_":
         event = event.cpu_parent
     return event is not None
-
-
-def test_a_loss_that_is_bad_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_train_as_rank, args=(tmp_path,), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    for rank in ranks:
-        assert rank["reasons"] == [SkipReason.TAKEN, SkipReason.LOSS_NOT_FINITE, SkipReason.TAKEN]
-        assert not torch.equal(rank["weights"][0], rank["weights"][2])
-        assert torch.equal(rank["weights"][0], rank["weights"][1])
-    assert _are_equal(ranks[0]["weights"], ranks[1]["weights"])
-
-
-def _train_as_rank(rank: int, folder: Path) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model, config = DistributedDataParallel(nn.Linear(3, 2)), _config()
-    optimizer = build_optimizer(config, model)
-    control = GradientControl(config, model, optimizer, CPU, is_distributed=True)
-    weights, reasons = [], []
-    for added in (0.0, math.nan if rank == 1 else 0.0, 0.0):
-        control.backward(model(GOOD + rank).square().sum() + added)
-        reasons.append(int(control.step().reason))
-        optimizer.zero_grad()
-        weights.append(model.module.weight.detach().clone())
-    torch.save({"reasons": reasons, "weights": weights}, folder / f"{rank}.pt")
-    leave_group()
 
 
 @pytest.mark.parametrize(

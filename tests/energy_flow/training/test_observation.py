@@ -21,14 +21,7 @@ from tests.energy_flow.training.step_numbers import report
 CPU = torch.device("cpu")
 BATCHES_PER_EPOCH = 3
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine make a small step a hundred times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +20,28 @@ CPU = torch.device("cpu")
 IN_FLOAT32 = torch.autocast("cpu", enabled=False)
 
 SETTINGS = [
+    "training.steps=60",  # of 80: where the margins are twice what is asked for, no more is needed
     "training.validation_share=0.2",  # 353 pairs: among the 88 of the default, one pair is a percent
     "data.word_dropout=0",  # embedding what is left of a text costs more than the rest of the batch
     "data.num_workers=0",
     "bridge.max_bytes=32",  # longer texts take half of a step and say nothing of the embedding
 ]
+
+
+class ShuffledTargets(PairDataset):
+    """The same inputs, and to train on the same targets in another order; held-out pairs stay as they are."""
+
+    def __init__(self, dataset: PairDataset) -> None:
+        super().__init__(dataset.folder, dataset.config)
+        num_training = len(self) - num_held_out(self.config, len(self))
+        self.order = list(range(num_training))
+        random.Random(self.config.training.seed).shuffle(self.order)
+
+    def _batch(self, keys: Sequence[int]) -> Batch:
+        others = super()._batch([self.order[key % len(self)] for key in keys])
+        return (
+            super()._batch(keys)._replace(target_embedding=others.target_embedding, target_tokens=others.target_tokens)
+        )
 
 
 def _batches(dataset: PairDataset, sizes: Sequence[int]) -> list[Batch]:
@@ -122,10 +138,10 @@ def test_one_line_says_it_all() -> None:
 
 @pytest.mark.slow
 def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: Path) -> None:
-    """On held-out pairs; the smallest margins over the control were cosine 0.051 and retrieval 4.2 %, seeds 0 and 1."""
+    """On held-out pairs; the smallest margins were 0.027 and 3.7 % over the control, 2.0 % over none, seeds 0 and 1."""
     config = load_config("cpu_demo", assignments=SETTINGS)
     dataset = build_dataset(config, tmp_path / "true")
-    shuffled = _with_shuffled_targets(config, dataset, tmp_path)
+    shuffled = ShuffledTargets(dataset)
     held_out = build_validation_loader(config, dataset, CPU)
     assert held_out is not None
     untrained, trained, control = (
@@ -147,19 +163,3 @@ def _trained(config: EnergyConfig, dataset: PairDataset, out: Path) -> EnergyFlo
     trainer = EnergyTrainer(config, out=out)
     trainer.train(dataset, say=lambda metrics: None)
     return trainer.model
-
-
-def _with_shuffled_targets(config: EnergyConfig, dataset: PairDataset, folder: Path) -> PairDataset:
-    """The same inputs, and to train on the same targets in another order; held-out pairs stay as they are."""
-    pairs = [dataset.pair(index) for index in range(len(dataset))]
-    num_training = len(dataset) - num_held_out(config, len(dataset))
-    order = list(range(num_training))
-    random.Random(config.training.seed).shuffle(order)
-    order.extend(range(num_training, len(dataset)))
-    lines = (
-        json.dumps({"input": pair.input_text, "target": pairs[other].target_text})
-        for pair, other in zip(pairs, order, strict=True)
-    )
-    file = folder / "shuffled.jsonl"
-    file.write_text("\n".join(lines), encoding="utf-8")
-    return build_dataset(config, folder / "shuffled", file)

@@ -1,0 +1,130 @@
+"""Starts `energy-flow` in processes that have torch imported already, alone or as one of several."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+MAX_WAIT_S = 60
+
+
+def options(config: str, out: Path, settings: Sequence[str], *more: str) -> list[str]:
+    """The arguments of a training that writes to `out`."""
+    assignments = (part for setting in settings for part in ("--set", setting))
+    return ["train", "--config", config, "--out", str(out), *assignments, *more]
+
+
+class Started:
+    """A command under way, or over."""
+
+    def __init__(self, process: ForkServerProcess, folder: Path) -> None:
+        self.process, self._folder = process, folder
+
+    @property
+    def printed(self) -> str:
+        return (self._folder / "1").read_text()
+
+    @property
+    def said(self) -> str:
+        """On standard error."""
+        return (self._folder / "2").read_text()
+
+    def end(self, after_s: float = MAX_WAIT_S) -> int:
+        """Kill it after so many seconds, if it has not come to its end; its exit code."""
+        self.process.join(after_s)
+        self.process.kill()
+        self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+
+class Starter:
+    """Starts commands, each of whose output goes to files of its own below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._num_started = folder, 0
+        self._context = multiprocessing.get_context("forkserver")
+        # The optimizer imports torch._dynamo when it is first made, for a second.
+        self._context.set_forkserver_preload(["torch._dynamo", "energy_flow.training.energy_trainer"])
+        first = self._context.Process(target=_do_nothing)  # which waits for the imports
+        first.start()
+        first.join()
+
+    def start(
+        self,
+        arguments: list[str],
+        *,
+        inside: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        dies_at: "InSave | None" = None,
+    ) -> Started:
+        """Start `energy-flow` with `arguments`, `inside` a folder or this process's own."""
+        self._num_started += 1
+        said = self._folder / str(self._num_started)
+        said.mkdir()
+        process = self._context.Process(
+            target=_run, args=(arguments, said, inside or Path.cwd(), environment or {}, dies_at)
+        )
+        process.start()
+        return Started(process, said)
+
+    def start_two(self, arguments: list[str], *, first_dies_at: "InSave | None" = None) -> list[Started]:
+        """Two processes of one run, which know each other by the variables that torchrun sets."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+        return [
+            self.start(
+                arguments,
+                environment={**shared, "RANK": rank, "LOCAL_RANK": rank},
+                dies_at=first_dies_at if rank == "0" else None,
+            )
+            for rank in ("0", "1")
+        ]
+
+
+class InSave:
+    """At this manieth operation on files below `folder`."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.number, self.folder = number, str(folder)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _run(
+    arguments: list[str], said: Path, inside: Path, environment: Mapping[str, str], dies_at: InSave | None
+) -> None:
+    """Be `energy-flow`, in a process of its own."""
+    from energy_flow import train
+
+    for number in (1, 2):
+        os.dup2(os.open(said / str(number), os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(inside)
+    os.environ.update(environment)
+    warnings.simplefilter("error")
+    if dies_at is not None:
+        sys.addaudithook(_killer(dies_at))
+    sys.argv = ["energy-flow", *arguments]
+    train.main()
+
+
+def _killer(dies_at: InSave) -> Callable[[str, Sequence[Any]], None]:
+    rest = dies_at.number
+
+    def count(event: str, arguments: Sequence[Any]) -> None:
+        nonlocal rest
+        if event in ("open", "os.mkdir", "os.rename", "os.rmdir") and dies_at.folder in str(arguments[0]):
+            rest -= 1
+            if rest == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return count
