@@ -111,6 +111,11 @@ def works_on(file: Path) -> list[Work]:
             command=_ours(read_replay_and_predict, file),
             against="_memory_viz.py trace",
         ),
+        Work(
+            name="efprof: a page",
+            command=[sys.executable, "-m", "efprof", "report", str(file), "--out", f"{file}.html"],
+            against="_memory_viz.py trace_plot",
+        ),
     ]
 
 

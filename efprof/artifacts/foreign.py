@@ -1,5 +1,6 @@
 """Files that efprof did not record, as a run folder of their own: a snapshot of CUDA's allocator, or one per rank."""
 
+import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ SNAPSHOT_SUFFIXES = frozenset({".pickle", ".pkl"})
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether this is a snapshot, or a folder of them that is no run."""
+    """Whether this is a snapshot, by its name or by how it begins, or a folder of snapshots that is no run."""
     if path.is_file():
-        return path.suffix in SNAPSHOT_SUFFIXES
+        return path.suffix in SNAPSHOT_SUFFIXES or _begins_as_pickle(path)
     return path.is_dir() and not (path / RUN_FILE).exists() and bool(_snapshots_in(path))
 
 
@@ -42,6 +43,15 @@ def _snapshots_in(folder: Path) -> list[Path]:
     """By the numbers in their names: `rank10` comes after `rank9`."""
     files = [path for path in folder.iterdir() if path.suffix in SNAPSHOT_SUFFIXES and path.is_file()]
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in _parts(path.name)])
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    """Whatever it is called: a file may have the name of a run too, and then the run is meant."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == pickle.PROTO
+    except OSError:
+        return False
 
 
 def _parts(name: str) -> list[str]:
