@@ -20,7 +20,7 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 from efprof.recorder import pattern, sprint, stopwatches
-from efprof.recorder.sprint import Sprint
+from efprof.recorder.sprinted_steps import SprintedSteps
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
@@ -40,9 +40,9 @@ def described(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 def record_both_ways(train_it: Callable[[], object]) -> tuple[list[StepRecord], list[StepRecord], int]:
     """With sprints and without; and how many steps were sprinted."""
     recorded, num_sprinted = [], 0
-    write = Sprint._write
+    write = SprintedSteps.write
 
-    def counted(self: Sprint) -> None:
+    def counted(self: SprintedSteps) -> None:
         nonlocal num_sprinted
         num_before = self._steps.num_finished
         write(self)
@@ -51,7 +51,7 @@ def record_both_ways(train_it: Callable[[], object]) -> tuple[list[StepRecord], 
     for alike in (pattern.NUM_ALIKE, 10**9):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
             patch.setattr(pattern, "NUM_ALIKE", alike)
-            patch.setattr(Sprint, "_write", counted)
+            patch.setattr(SprintedSteps, "write", counted)
             torch.manual_seed(0)
             run = record_here(Path(folder) / "run", train_it)
             assert run.events(CollectorStopped) == []

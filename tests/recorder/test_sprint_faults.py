@@ -17,6 +17,7 @@ from efprof.recorder import sprint, writing
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.sprint import Sprint
+from efprof.recorder.sprinted_steps import SprintedSteps
 from efprof.recorder.steps import Steps
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
@@ -99,7 +100,7 @@ def test_an_interrupt_between_two_steps_that_are_written_loses_none(
     def interrupted(self: Steps, step: OpenStep, at: int) -> StepRecord:
         nonlocal num_calls
         record = complete(self, step, at)
-        num_calls += sys._getframe(1).f_code is Sprint._finish.__code__
+        num_calls += sys._getframe(1).f_code is SprintedSteps._finish.__code__
         if num_calls == 1:
             num_calls += 1
             raise KeyboardInterrupt
