@@ -1,7 +1,25 @@
-"""Settings that hold for every test."""
+"""Settings that hold for every test, and what any test may ask for."""
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+# Two workers share two cores with the type checker: threads of torch would mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples on every run: a rule that errs once in a thousand must not fail one build in a hundred.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make a small step a hundred times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -71,18 +71,32 @@ sys.addaudithook(refuse)
 """
 
 
-def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NO_NETWORK)
-    (tmp_path / "train.py").write_text(training())
-    recorded = record_command(
-        tmp_path / "home",
-        [sys.executable, "train.py"],
-        environment={"PYTHONPATH": str(tmp_path / "site")},
-    )
-    assert (recorded.exit_code, len(recorded.steps)) == (0, 40)
-    assert "no socket" not in recorded.errors
-    assert len(recorded.our_lines) == 1
+WITHOUT_LOADER = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def without_options(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A training as `efprof record` takes it by itself, where a socket of the network is refused."""
+    folder = tmp_path_factory.mktemp("without_options")
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(NO_NETWORK)
+    (folder / "train.py").write_text(WITHOUT_LOADER)
+    command = [sys.executable, "train.py"]
+    return record_command(folder / "home", command, environment={"PYTHONPATH": str(folder / "site")})
+
+
+def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(without_options: Recorded) -> None:
+    assert (without_options.exit_code, len(without_options.steps)) == (0, 40)
+    assert "no socket" not in without_options.errors
+    assert len(without_options.our_lines) == 1
 
 
 def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
@@ -140,23 +154,11 @@ def test_a_trace_has_the_shapes_of_what_operators_were_given(tmp_path: Path) -> 
     assert [[8], [BATCH, 3], [3, 8], [], []] in shapes
 
 
-WITHOUT_LOADER = """
-import torch
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(40):
-    optimizer.zero_grad()
-    model(torch.ones(4, 3)).sum().backward()
-    optimizer.step()
-"""
-
-
-def test_without_options_the_default_windows_are_recorded_and_no_other(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", WITHOUT_LOADER, options=())
+def test_without_options_the_default_windows_are_recorded_and_no_other(without_options: Recorded) -> None:
     planned = [step for first, end in DEFAULT_TRACE_STEPS for step in range(first, end) if step < 40]
-    assert [step.step for step in recorded.steps if step.window] == planned == [5, 6, 30, 31]
-    assert {event.why for event in recorded.events(WindowOpened)} == {"schedule"}
-    assert [path.name for path in trace_paths(recorded.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
+    assert [step.step for step in without_options.steps if step.window] == planned == [5, 6, 30, 31]
+    assert {event.why for event in without_options.events(WindowOpened)} == {"schedule"}
+    assert [path.name for path in trace_paths(without_options.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
 
 
 def test_windows_are_named_as_ranges_of_steps_and_triggers_by_their_names() -> None:
