@@ -8,10 +8,15 @@ import builtins
 import functools
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from efprof.recorder.hooks import replace
 from efprof.recorder.session import Session
+from efprof.recorder.shortages import is_survived
+
+CODES: Final = 256
+LONGEST: Final = 1 << 63
+"""What is no C long, Python takes for -1."""
 
 
 def watch_exits(session: Session) -> None:
@@ -39,16 +44,33 @@ def watch_exits(session: Session) -> None:
 def origin_of(error: BaseException) -> BaseException | None:
     """The error, or what made the program exit; None where it exits because all is well."""
     if isinstance(error, SystemExit):
-        return error.__context__ if is_failure(error.code) else None
+        return _unless_survived(error.__context__) if is_failure(error.code) else None
     return error
 
 
 def is_failure(status: object) -> bool:
     """Whether a program that exits with this status gives another code than 0."""
-    return status is not None and status != 0
+    return exit_code_of(status) != 0
+
+
+def exit_code_of(status: object) -> int:
+    """The code that a program gives which exits with this status.
+
+    Python prints what is no integer, 0.0 and NumPy's 0 too, and gives 1; POSIX keeps the lowest byte of the others.
+    """
+    if status is None:
+        return 0
+    if not isinstance(status, int):
+        return 1
+    return status % CODES if -LONGEST <= status < LONGEST else CODES - 1
 
 
 def _note(session: Session, status: object) -> None:
     if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-        error = sys.exception() if is_failure(status) else None
+        error = _unless_survived(sys.exception()) if is_failure(status) else None
         session.note_exit(status, None if error is None else origin_of(error))
+
+
+def _unless_survived(error: BaseException | None) -> BaseException | None:
+    """A program may end in the handler of a shortage of memory, long after it found a batch that fits."""
+    return None if error is None or is_survived(error) else error

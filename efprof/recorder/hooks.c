@@ -9,8 +9,10 @@
  */
 #include "stopwatch.h"
 
-enum { BEGAN = 0, NOTED = 1, LEFT = 2 };                               /* of a call of backward */
-enum { ENDED = 1, COUNT = 2, EXHAUSTED = 3, BROKE_OFF = 4, MAX_TOLD = 5 }; /* of a fetch, after BEGAN */
+enum { BEGAN };                                                        /* first of all of them */
+enum { ENDED = 1, COUNT = 2, EXHAUSTED = 3, BROKE_OFF = 4, MAX_TOLD = 5 }; /* of a fetch */
+enum { NOTED = 1, LEFT = 2 };                                          /* of a call of backward */
+enum { HAS_READ = 1 };                                                 /* of a read */
 
 typedef struct {
     PyObject_HEAD
@@ -68,6 +70,17 @@ static PyObject *leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *))
     return NULL;
 }
 
+static PyObject *named_or_first(const char *name, PyObject *const *args, size_t num_args, PyObject *names)
+{
+    Py_ssize_t num_positional = PyVectorcall_NARGS(num_args);
+    if (num_positional)
+        return args[0];
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), name) == 0)
+            return args[num_positional + i];
+    return Py_None;
+}
+
 /* `_BaseDataLoaderIter.__next__` */
 
 static int broke_off(Hook *self, PyObject *Py_UNUSED(error)) { return tell(self->told[BROKE_OFF], NULL); }
@@ -110,21 +123,10 @@ static int left(Hook *self, PyObject *Py_UNUSED(error))
     return status ? status : tell(self->told[LEFT], NULL);
 }
 
-static PyObject *tensors_of(PyObject *const *args, size_t num_args, PyObject *names)
-{
-    Py_ssize_t num_positional = PyVectorcall_NARGS(num_args);
-    if (num_positional)
-        return args[0];
-    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
-        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "tensors") == 0)
-            return args[num_positional + i];
-    return Py_None;
-}
-
 static PyObject *go_backward(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
 {
     Hook *self = (Hook *)callable;
-    PyObject *result = NULL, *tensors = tensors_of(args, num_args, names);
+    PyObject *result = NULL, *tensors = named_or_first("tensors", args, num_args, names);
     int status = stopwatch_mark(self->watch, BACKWARD);
     if (status == 0)
         status = tell(self->told[BEGAN], tensors);
@@ -139,11 +141,32 @@ static PyObject *go_backward(PyObject *callable, PyObject *const *args, size_t n
     return result;
 }
 
+/* What copies a tensor's value to Python */
+
+static int has_read(Hook *self, PyObject *Py_UNUSED(error)) { return tell(self->told[HAS_READ], NULL); }
+
+static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
+{
+    Hook *self = (Hook *)callable;
+    if (stopwatch_reads_by_design(self->watch)) /* what an optimizer on the CPU asks for every parameter of every step */
+        return PyObject_Vectorcall(self->original, args, num_args, names);
+    PyObject *counts = PyObject_CallOneArg(self->told[BEGAN], named_or_first("input", args, num_args, names));
+    Py_XDECREF(counts);
+    PyObject *value = counts == NULL ? NULL : PyObject_Vectorcall(self->original, args, num_args, names);
+    if (counts != Py_True)
+        return value;
+    if (value == NULL)
+        return leave_with_error(self, has_read);
+    if (has_read(self, NULL) < 0)
+        Py_CLEAR(value);
+    return value;
+}
+
 /* The type of all of them. */
 
 static PyObject *make(Stopwatch *watch, PyObject *args, vectorcallfunc function, int num_told)
 {
-    if (PyTuple_GET_SIZE(args) != 1 + num_told)
+    if (PyTuple_GET_SIZE(args) != 1 + num_told) /* the original before them */
         return PyErr_Format(PyExc_TypeError, "%d functions are needed", 1 + num_told);
     Hook *self = PyObject_GC_New(Hook, &HookType);
     if (self == NULL)
@@ -160,6 +183,7 @@ static PyObject *make(Stopwatch *watch, PyObject *args, vectorcallfunc function,
 
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args) { return make(self, args, fetch, 5); }
 PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args) { return make(self, args, go_backward, 3); }
+PyObject *stopwatch_reading(Stopwatch *self, PyObject *args) { return make(self, args, read_value, 2); }
 
 static PyObject *Hook_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(type))
 {

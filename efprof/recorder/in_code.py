@@ -21,7 +21,7 @@ from efprof.artifacts.runs import runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder import current
-from efprof.recorder.exits import is_failure, origin_of
+from efprof.recorder.exits import exit_code_of, origin_of
 from efprof.recorder.launch import close_run, describe_run, make_run_folder, name_of_command
 from efprof.recorder.machine import kept_configuration, refuse_missing_memray
 from efprof.recorder.options import parse_options, read_options
@@ -182,5 +182,5 @@ def _exit_code_of(error: BaseException | None) -> int:
     if error is None or isinstance(error, GeneratorExit):
         return 0
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(is_failure(error.code))
+        return exit_code_of(error.code)
     return 1

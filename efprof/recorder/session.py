@@ -8,11 +8,10 @@ import pkgutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import torch
 from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import (
@@ -36,6 +35,7 @@ from efprof.recorder.options import Options
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.redaction import without_secrets
 from efprof.recorder.shell import Shell
+from efprof.recorder.shortages import note_survival, shortage_behind
 from efprof.recorder.sites import Sites
 from efprof.recorder.sprint import Sprint
 from efprof.recorder.steps import Listener
@@ -66,8 +66,8 @@ class Session:
         self._folder = folder
         self._steps = LineWriter(folder, STEPS_FILE)
         self._events = LineWriter(folder, EVENTS_FILE)
-        self.exit_status: object = None
-        """What the program asked for its end with last."""
+        self._exit: tuple[object, int] = (None, 0)
+        """What the program asked for its end with last, and in which step."""
         self._exit_events: list[Event] = []
         self._late: list[tuple[OpenStep, StepRecord]] = []
         self._undo: list[Undo] = []
@@ -89,6 +89,7 @@ class Session:
         self._undo += watch_backward(loop, self.sprint, shell, self.sites) + watch_optimizers(loop, self.sprint, shell)
         self._undo += [*watch_updates(loop, self.sprint, shell), *watch_captures(loop, shell)]
         self._undo.append(ForwardWatch(loop, self.sprint, shell).remove)
+        self.subscribe(loop.optimizer_began, "shortages", note_survival)
         for module in pkgutil.iter_modules(collectors.__path__):
             shell.guarded(module.name, self._start_collector)(module.name)
 
@@ -120,6 +121,12 @@ class Session:
             return self.loop.watch.number
         return self.loop.step.number if self.loop.step is not None else self.loop.num_steps
 
+    @property
+    def exit_status(self) -> object:
+        """What the program asked for its end with; None where it went on training all the same."""
+        status, number = self._exit
+        return status if number == self.step_number else None
+
     def end(self) -> None:
         """Close what is open and take every hook out; safe to call twice."""
         if self._is_ended:
@@ -144,7 +151,7 @@ class Session:
         """
         if self._is_ended:
             return
-        self.exit_status = status
+        self._exit = status, self.step_number
         self._exit_events = [] if error is None else self._events_of(error)
 
     def ask_for_window(self, why: str) -> None:
@@ -229,7 +236,7 @@ class Session:
             )
         message = without_secrets(str(error))
         sites = self._sites_of(error)
-        shortage = next(filter(_is_out_of_memory, _links_of(error)), None)
+        shortage = shortage_behind(error)
         if shortage is not None:
             at, told = self._sites_of(shortage), without_secrets(str(shortage))
             events.append(OutOfMemory(at_ns=now, step=number, message=told, site=at[-1] if at else None))
@@ -244,19 +251,3 @@ class Session:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self.sites.is_user_code(frame.f_code)
         ]
-
-
-def _links_of(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was raised from, as a traceback prints them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
-        return True
-    # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
-    return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)

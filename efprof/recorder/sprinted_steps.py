@@ -54,8 +54,8 @@ class SprintedSteps:
         self._touched: dict[int, OpenStep] = {}
         """By number, those of which something was noted that the stopwatch does not know."""
         self._is_writing = self._has_leftovers = self._has_written_rows = False
-        self._share_ns = 0
-        """What writing a step took, the last time."""
+        self._spent_ns = 0
+        """What writing took, the last time."""
 
     @property
     def open_step(self) -> OpenStep:
@@ -107,7 +107,7 @@ class SprintedSteps:
             stages=self._pattern.stretches,
             cpu_share=cpu_ns / (last.end_ns - first.start_ns),
             rss_bytes=rss_bytes,
-            recorder_us=(len(self._pattern.codes) * MARK_NS + self._share_ns) / 1000,
+            recorder_us=(len(self._pattern.codes) * MARK_NS + self._spent_ns / count) / 1000,
             loader=last_of(self._pattern.loaders),
         )
         self._write_together(lambda: self._finish(line))
@@ -117,7 +117,7 @@ class SprintedSteps:
         pending.clear()
         self._touched.clear()
         self.last_ns = last.end_ns - last.start_ns
-        self._share_ns = (perf_counter_ns() - entered) // count
+        self._spent_ns = perf_counter_ns() - entered
 
     def _finish(self, line: AlikeSteps) -> None:
         """All those of which the stopwatch knows everything go into one line."""

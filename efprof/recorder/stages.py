@@ -80,7 +80,7 @@ class Stages:
     @property
     def reads_by_design(self) -> bool:
         """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
-        return self.stage == "data" or self.opener == "optimizer" or self.watch.reads_by_design()
+        return self.stage == "data" or self.opener == "optimizer"
 
     @property
     def is_in_optimizer(self) -> bool:

@@ -365,10 +365,10 @@ static PyObject *Stopwatch_updated(Stopwatch *self, PyObject *Py_UNUSED(none))
     return answer_of(status, self->number < self->memory_due);
 }
 
-static PyObject *Stopwatch_reads_by_design(Stopwatch *self, PyObject *Py_UNUSED(none))
+int stopwatch_reads_by_design(const Stopwatch *self)
 {
     int code = self->is_on ? self->pages->codes[self->at - 1] : OTHER;
-    return answer(code == FETCH || code == STEP);
+    return code == FETCH || code == STEP;
 }
 
 /* A watched module is called: this is a forward pass where it trains. */
@@ -511,9 +511,9 @@ static PyMethodDef methods[] = {
     {"counted", (PyCFunction)Stopwatch_counted, METH_O, NULL},
     {"clipped", (PyCFunction)Stopwatch_clipped, METH_O, NULL},
     {"enters", (PyCFunction)Stopwatch_enters, METH_O, NULL},
-    {"reads_by_design", (PyCFunction)Stopwatch_reads_by_design, METH_NOARGS, NULL},
     {"fetching", (PyCFunction)stopwatch_fetching, METH_VARARGS, NULL},
     {"going_backward", (PyCFunction)stopwatch_going_backward, METH_VARARGS, NULL},
+    {"reading", (PyCFunction)stopwatch_reading, METH_VARARGS, NULL},
     {"updates", (PyCFunction)(void (*)(void))Stopwatch_updates, METH_FASTCALL, NULL},
     {"updated", (PyCFunction)Stopwatch_updated, METH_NOARGS, NULL},
     {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},

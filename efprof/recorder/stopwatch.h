@@ -44,13 +44,17 @@ typedef struct {
 /* Takes note of a call: 1, or 0 where Python has to see to it, or -1 with what a signal's handler raised. */
 int stopwatch_mark(Stopwatch *self, int code);
 
-/* The same of what a call was given or gave; they never raise. */
+/* Whether a loader or an optimizer is running. */
+int stopwatch_reads_by_design(const Stopwatch *self);
+
+/* Takes note of what a call was given or gave: 1, or 0 where Python has to see to it. */
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
 int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors);
 
 /* Methods of a stopwatch that make the functions to put in torch's place. */
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_reading(Stopwatch *self, PyObject *args);
 
 extern PyTypeObject HookType;
 

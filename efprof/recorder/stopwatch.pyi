@@ -75,6 +75,12 @@ class Stopwatch:
         `entered` is called with the tensors and `left` with nothing where Python has to see to them, `noted` with the
         tensors where it has to see to their numbers, or to the place that called.
         """
+    def reading(self, original: Told, began: Told, has_read: Told, /) -> Told:
+        """What copies a tensor's value to Python.
+
+        Where no loader and no optimizer is running, `began` is called with the tensor, and `has_read` with nothing
+        after the read if it answered True.
+        """
     def updates(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool | None:
         """This optimizer's `step` is called with these arguments, itself among them.
 
@@ -83,8 +89,6 @@ class Stopwatch:
         """
     def updated(self) -> bool | None:
         """It is done; None where Python has to see to that, False where memory is to be read."""
-    def reads_by_design(self) -> bool:
-        """Whether a loader or an optimizer is running."""
     def use(self, pages: mmap, /) -> None:
         """Write to this memory from now on."""
     def start(self, codes: bytes, number: int, at_ns: int, epoch_offset_ns: int, limit: int, /) -> None:

@@ -35,10 +35,6 @@ class NoStopwatch:
         """Python has to see to it."""
         return False
 
-    def reads_by_design(self) -> bool:
-        """Nobody knows."""
-        return False
-
     def start(self, *_: object) -> None:
         """It never does."""
 
@@ -76,6 +72,19 @@ class NoStopwatch:
                 left()
 
         return backward
+
+    def reading(self, original: Told, began: Told, has_read: Told) -> Told:
+        """What copies a tensor's value to Python."""
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            if not began(args[0] if args else kwargs.get("input")):
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                has_read()
+
+        return read
 
 
 def make_stopwatch(

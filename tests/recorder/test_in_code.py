@@ -133,7 +133,9 @@ def test_an_error_passes_through_and_is_the_ending(ended: str, home: Path) -> No
     assert len(recorded.events(OutOfMemory)) == (ended == "out_of_memory")
 
 
-@pytest.mark.parametrize(("code", "ended"), [(None, "finished"), (0, "finished"), (3, "raised"), ("no data", "raised")])
+@pytest.mark.parametrize(
+    ("code", "ended"), [(None, "finished"), (256, "finished"), (3, "raised"), ("no data", "raised")]
+)
 def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: str, home: Path) -> None:
     with pytest.raises(SystemExit), efprof.record(windows="none"):
         end_by(SystemExit(code))()
@@ -380,6 +382,22 @@ except ZeroDivisionError:
     assert process.returncode == 3
     assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
     assert [event.error for event in recorded.events(TrainingRaised)] == ["ZeroDivisionError"]
+
+
+def test_an_exit_that_the_program_trained_on_after_is_not_its_ending(home: Path) -> None:
+    main = """
+from contextlib import suppress
+from efprof.recorder.in_code import begin_recording
+begin_recording(windows="none")
+with suppress(SystemExit):
+    train(then=lambda step: sys.exit(3) if step == 4 else None)
+train()
+"""
+    process = start(home, main)
+    process.communicate(timeout=60)
+    recorded = Recorded(folder=only_run(home))
+    assert process.returncode == 0
+    assert (recorded.run.ended, recorded.run.exit_code) == ("finished", 0)
 
 
 def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.run_file import read_run_file
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
 
@@ -32,6 +33,22 @@ def test_a_program_that_never_trains_ends_as_finished_and_that_is_said(home: Pat
     recorded = record_python(home, "print('hello')")
     assert (recorded.exit_code, recorded.output, recorded.run.ended) == (0, "hello\n", "finished")
     assert not recorded.rank.exists()
+    (line,) = recorded.our_lines
+    assert "holds no training step" in line
+
+
+def test_a_program_that_only_evaluates_holds_no_step_though_its_loader_was_seen(home: Path) -> None:
+    program = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(8, 1)
+with torch.no_grad():
+    for batch in DataLoader(torch.randn(64, 8), batch_size=8):
+        model(batch)
+"""
+    recorded = record_python(home, program)
+    assert recorded.exit_code == 0, recorded.errors
+    assert recorded.events(LoaderBuilt)
     (line,) = recorded.our_lines
     assert "holds no training step" in line
 

@@ -1,5 +1,7 @@
 """Reads of tensor values, at the line that asked for them."""
 
+import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +97,26 @@ def test_a_read_is_counted_once_at_its_line(
     site = f"tests/recorder/test_scalar_reads.py:{line_of(HERE, marker)}:{read.__name__}"
     assert [(read.site, read.call, read.count) for read in reads] == [(site, call, 1)] * len(reads)
     assert len(reads) == 2
+
+
+def test_what_torch_warns_of_is_the_line_that_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(functools.partial(torch.set_warn_always, torch.is_warn_always_enabled()))
+    torch.set_warn_always(True)  # and not once per process
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(2):
+            loss = weight.sum()
+            loss.backward()
+            optimizer.step()
+            float(weight * 1)  # warns
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        record_here(tmp_path, train)
+    places = {(Path(one.filename), one.lineno) for one in seen if "requires_grad=True to a scalar" in str(one.message)}
+    assert places == {(HERE, line_of(HERE, "warns"))}
 
 
 def test_what_torch_reads_for_itself_is_not_counted(tmp_path: Path) -> None:

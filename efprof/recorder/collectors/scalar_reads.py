@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from efprof.recorder import shell, stopwatches
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.session import Session
 
@@ -45,29 +46,34 @@ class _Reads:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._is_reading = False
+        self._start_ns = 0
+        self._began = session.shell.guarded("scalar_reads", self._begin)
 
     def counted(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """`original`, counted at the user's line that called it."""
+        has_read = self._session.shell.guarded("scalar_reads", functools.partial(self._end, call))
+        reading = self._session.loop.watch.reading(original, self._began, has_read)
+        functools.update_wrapper(reading, original)
+        return reading
+
+    def _begin(self, tensor: object) -> bool:
         loop = self._session.loop
-        by_design = loop.watch.reads_by_design
-        note = self._session.shell.guarded("scalar_reads", functools.partial(_note, self._session, call))
+        if self._is_reading or loop.reads_by_design or not loop.is_ours or loop.step is None:
+            return False
+        if _waits_for_nothing(tensor):
+            return False
+        self._is_reading = True
+        self._start_ns = time.perf_counter_ns()
+        return True
 
-        @functools.wraps(original)
-        def read(*args: Any, **kwargs: Any) -> Any:
-            # First what an optimizer on the CPU asks for every parameter of every step.
-            if by_design() or self._is_reading or loop.reads_by_design or not loop.is_ours or loop.step is None:
-                return original(*args, **kwargs)
-            if _waits_for_nothing(args[0] if args else kwargs.get("input")):
-                return original(*args, **kwargs)
-            self._is_reading = True
-            start = time.perf_counter_ns()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._is_reading = False
-                note(sys._getframe(1), time.perf_counter_ns() - start)
-
-        return read
+    def _end(self, call: str) -> None:
+        self._is_reading = False
+        spent_ns = time.perf_counter_ns() - self._start_ns
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename in _OURS:
+            frame = frame.f_back
+        if frame is not None:
+            _note(self._session, call, frame, spent_ns)
 
 
 def _waits_for_nothing(tensor: Any) -> bool:
@@ -84,6 +90,8 @@ def _note(session: Session, call: str, caller: FrameType, spent_ns: int) -> None
 
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
+_OURS = (shell.__file__, stopwatches.__file__)
+"""What stands between `_end` and whoever reads."""
 
 
 def _is_inside_torch(file: str) -> bool:
