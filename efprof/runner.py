@@ -51,10 +51,18 @@ def make_report(
     return Report(run=identity, measurements=measurements, audits=results, warnings=warnings)
 
 
-def shown(make: Callable[[], tuple[Evidence, ...]]) -> tuple[Evidence, ...]:
-    """Pictures of what nothing is wrong with; none where making them fails: an audit of the same data says why."""
-    made = _tried(make)
-    return () if isinstance(made, Exception) else made
+def shown(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
+    """Pictures of what nothing is wrong with, by the first that has any; and a warning for each that broke."""
+    warnings = []
+    for make in makes:
+        match _tried(make):
+            case NotRecorded() | ThinEvidence() | UnreadableInput():  # the audits of the same data say why
+                continue
+            case Exception() as error:
+                warnings.append(f"An overview of the memory is missing, since making it failed: {_where(error)}.")
+            case made if made:
+                return made, tuple(warnings)
+    return (), tuple(warnings)
 
 
 def _run_audit(run: object, audit_id: str, audit: Audit) -> AuditResult:

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, Prediction
+    from efprof.facts.allocator.accounts import (
+        DevicePredictions,
+        DeviceReplay,
+        FilePredictions,
+        FileReplay,
+        Prediction,
+    )
     from efprof.facts.gpu_estimate_accounts import DeviceEstimate
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-DEFAULT = "torch's default"
 JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 
 
@@ -36,8 +41,9 @@ def parse_size(context: click.Context, option: click.Parameter, text: str | None
 def allocator() -> None:
     """Replay a snapshot of CUDA's caching allocator, and try other settings on it.
 
-    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder; or a run that was
-    recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve on a GPU.
+    FILE is what torch.cuda.memory._dump_snapshot wrote, or memory-<n>.pickle of a run folder, or a folder with one per
+    rank; or a run that was recorded on a CPU, by its folder or its name: then what-if estimates what it would reserve
+    on a GPU.
     """
 
 
@@ -50,16 +56,12 @@ def replay(file: Path, is_json: bool) -> None:
 
     folder = _run_folder(file)
     if folder is None:
-        result = replay_file(file)
+        results = [replay_file(one) for one in _files(file)]
     else:
         from efprof.facts.gpu_estimate_accounts import replay_run
 
-        result = replay_run(folder)
-    if is_json:
-        _print_json(result)
-        return
-    for device in result.devices:
-        click.echo(render_replay(device))
+        results = [replay_run(folder)]
+    _print_files(results, [map(render_replay, result.devices) for result in results], is_json=is_json)
 
 
 @allocator.command("what-if")
@@ -81,22 +83,44 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         return
     from efprof.facts.allocator.accounts import predict_file
 
-    result = predict_file(file, configurations, capacity=device_memory)
-    if is_json:
-        _print_json(result)
-        return
-    for device in result.devices:
-        click.echo(render_predictions(device))
+    results = [predict_file(one, configurations, capacity=device_memory) for one in _files(file)]
+    _print_files(results, [map(render_predictions, result.devices) for result in results], is_json=is_json)
 
 
 def _run_folder(file: Path) -> Path | None:
-    """The run that is meant; None where it is a snapshot, there or not."""
-    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
+    """The run that is meant; None where it is a snapshot, there or not, or a folder of them."""
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES, is_foreign
     from efprof.artifacts.runs import find_run
 
-    if file.is_file() or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
+    if file.is_file() or is_foreign(file) or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
         return None
     return find_run(str(file))
+
+
+def _files(file: Path) -> "list[Path]":
+    """The snapshot, or those of a folder with one per rank, by their ranks."""
+    if not file.is_dir():
+        return [file]
+    from efprof.artifacts.foreign import as_run
+    from efprof.facts.run import open_run
+
+    with as_run(file) as folder:
+        real = [(rank / "memory-0.pickle").readlink() for rank in open_run(folder).rank_folders]
+    return [file / path.name if (file / path.name).exists() else path for path in real]  # else it is a link itself
+
+
+def _print_files(
+    results: "Sequence[FileReplay | FilePredictions]", texts: "Sequence[Iterable[str]]", *, is_json: bool
+) -> None:
+    """What is said of a single file; of several, each under its name, as JSON in a list."""
+    if is_json:
+        _print_json(results[0] if len(results) == 1 else results)
+        return
+    for result, lines in zip(results, texts, strict=True):
+        if len(results) > 1:
+            click.echo(f"{result.file}:")
+        for line in lines:
+            click.echo(line)
 
 
 def _estimate(folder: Path, configurations: tuple[str, ...], device_memory: int | None, *, is_json: bool) -> None:
@@ -128,23 +152,26 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration first said."""
+    from efprof.facts.device_evidence import COLD, DEFAULT
+
     if device.reason is not None:
         return f"device {device.device}: no prediction. {device.reason}"
     assert device.recorded is not None
     assert device.match_share is not None
     rows = [("recorded: " + (device.recorded.conf or DEFAULT), device.recorded)]
-    rows += [] if device.recorded_cold is None else [("as recorded, cold", device.recorded_cold)]
+    rows += [] if device.recorded_cold is None else [(COLD, device.recorded_cold)]
     rows += [(prediction.conf or DEFAULT, prediction) for prediction in device.predictions]
     lines = [f"device {device.device}: the model placed {device.match_share:.2%} of the recording as it was"]
     lines += _table([(name, prediction, "") for name, prediction in rows])
     if device.recorded_cold is not None:
-        lines.append("  Other settings start cold, with what was in use then: compare them with 'as recorded, cold'.")
+        lines.append(f"  Other settings start cold, with what was in use then: compare them with '{COLD}'.")
     lines.append(f"  {_advice(device)}")
     return "\n".join(lines)
 
 
 def render_estimate(device: "DeviceEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
+    from efprof.facts.device_evidence import DEFAULT
     from efprof.units import format_bytes
 
     predictions = list(device.predictions)
@@ -174,20 +201,29 @@ def render_estimate(device: "DeviceEstimate") -> str:
 def _table(rows: "Sequence[tuple[str, Prediction, str]]") -> "Iterator[str]":
     """A heading, a line for each with its name and what is said at its end, and its warnings below it."""
     width = max(len(name) for name, _, _ in rows)
-    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  driver calls  retries"
+    is_timed = any(prediction.driver_ms for _, prediction, _ in rows)
+    calls = "driver calls    taking" if is_timed else "driver calls"
+    yield f"  {'settings':{width}}  {'peak reserved':>13}  {'band':>21}  {'idle at peak':>12}  {calls}  retries"
     for name, prediction, end in rows:
-        yield f"  {name:{width}}  {_figures(prediction)}{end}"
+        yield f"  {name:{width}}  {_figures(prediction, is_timed=is_timed)}{end}"
         yield from (f"  {'':{width}}  {warning}" for warning in prediction.warnings)
+    if is_timed:
+        yield (
+            "  Taking: by the median of such calls in this recording, what the program did just before them included; "
+            "'?' where it has too few of a kind."
+        )
 
 
-def _figures(prediction: "Prediction") -> str:
-    from efprof.units import format_bytes
+def _figures(prediction: "Prediction", *, is_timed: bool) -> str:
+    from efprof.units import format_bytes, format_ms
 
     low, high = map(format_bytes, (prediction.peak_reserved_low_bytes, prediction.peak_reserved_high_bytes))
     band = low if low == high else f"{low} to {high}"
     peak, idle = map(format_bytes, (prediction.peak_reserved_bytes, prediction.stranded_bytes))
     num_calls = prediction.device_allocs + prediction.device_frees
-    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}  {prediction.retries:>7,}"
+    taking = "?" if prediction.driver_ms is None else format_ms(prediction.driver_ms)
+    taking = f"  {taking:>8}" if is_timed else ""
+    figures = f"{peak:>13}  {band:>21}  {idle:>12}  {num_calls:>12,}{taking}  {prediction.retries:>7,}"
     return figures + ("  out of memory" if prediction.out_of_memory else "")
 
 

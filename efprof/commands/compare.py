@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMAT_OF_SUFFIX, FORMATS, REPORTS_FOLDER, Format, write_out
+from efprof.commands.report import FORMATS, REPORTS_FOLDER, Format, format_of, write_out
 
 if TYPE_CHECKING:
     from efprof.model import Comparison, Report
@@ -71,9 +71,12 @@ def compare(
     from efprof.commands.report import analyse
     from efprof.compare.comparison import compare_reports
 
-    reports = analyse(find_run(base)), analyse(find_run(head))
+    folders = find_run(base), find_run(head)
+    if folders[0].resolve() == folders[1].resolve():
+        raise click.UsageError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
+    reports = analyse(folders[0]), analyse(folders[1])
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
-    _show(comparison, reports, "json" if is_json else form or _format_of(out), out)
+    _show(comparison, reports, "json" if is_json else form or (format_of(out) if out else "text"), out)
     return _exit_code(comparison, strict)
 
 
@@ -109,10 +112,6 @@ def _show(comparison: "Comparison", reports: tuple["Report", "Report"], form: Fo
     else:
         write_out(out, rendered)
         click.echo(out)
-
-
-def _format_of(out: Path | None) -> Format:
-    return FORMAT_OF_SUFFIX.get(out.suffix.lower(), "html") if out else "text"
 
 
 def _exit_code(comparison: "Comparison", is_strict: bool) -> int:

@@ -85,7 +85,7 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
 
 
 def _say_where(folder: Path, exit_code: int) -> None:
-    if any(folder.glob("**/rank*/*.jsonl")):  # steps, or the error that came before the first one
+    if _holds_training(folder):
         click.echo(f"efprof: recorded {folder.name}; read it with 'efprof report'", err=True)
     elif exit_code:
         click.echo(
@@ -99,3 +99,13 @@ def _say_where(folder: Path, exit_code: int) -> None:
             "without PyTorch, or in a process that is not seen: a forked worker of a pool, Python with -I, -E or -S.",
             err=True,
         )
+
+
+def _holds_training(folder: Path) -> bool:
+    """Steps, or the error that came before the first one; a loader or a module may serve an evaluation alone."""
+    from efprof.artifacts.attempts import list_attempts
+    from efprof.artifacts.events import TrainingRaised, read_events
+
+    attempts = list_attempts(folder)
+    events = (event for attempt in attempts for rank in attempt.rank_folders for event in read_events(rank)[0])
+    return any(attempt.has_steps for attempt in attempts) or any(isinstance(event, TrainingRaised) for event in events)

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 Format = Literal["text", "json", "markdown", "html"]
 
 FORMATS: Final = ("text", "json", "markdown", "html")
-FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {".txt": "text", ".json": "json", ".md": "markdown"}
+FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
+    ".txt": "text",
+    ".json": "json",
+    ".md": "markdown",
+    ".html": "html",
+    ".htm": "html",
+}
 REPORTS_FOLDER: Final = Path("reports")
 
 
@@ -41,7 +47,7 @@ def report(run: str | None, form: Format | None, is_json: bool, budget: int | No
     """
     if is_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
-    chosen = "json" if is_json else form or _format_of(out)
+    chosen = "json" if is_json else form or (format_of(out) if out else "html")
     result = _report_on(run, budget)
     if chosen == "html":
         _write_page(result, out)
@@ -67,8 +73,9 @@ def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
     """A file that no audit could read is an error, told under the name by which it was given."""
     broken = [audit.reason for audit in report.audits if audit.status == "errored" and str(folder) in audit.reason]
     if broken and not any(audit.status in ("passed", "failed") for audit in report.audits):
-        is_folder = Path(run).is_dir()
-        raise UnreadableInput(re.sub(rf"{re.escape(str(folder))}\S*\.pickle", f"{run}{'/...' * is_folder}", broken[0]))
+        given = f"{run}/..." if Path(run).is_dir() else run
+        # By a function: a backslash in the name is no escape.
+        raise UnreadableInput(re.sub(rf"{re.escape(str(folder))}\S*\.pickle", lambda _: given, broken[0]))
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
@@ -82,11 +89,10 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     from efprof.runner import find_audits, make_report, shown
 
     run = open_run(path, budget_bytes)
-    device = shown(lambda: run.get(DeviceOverview).evidence) or shown(lambda: run.get(GpuOverview).evidence)
+    device, failures = shown(lambda: run.get(DeviceOverview).evidence, lambda: run.get(GpuOverview).evidence)
     measurements = replace(run.get(Measured).measurements, device=device)
-    return make_report(
-        run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings_of(run)
-    )
+    warnings = (*warnings_of(run), *failures)
+    return make_report(run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings)
 
 
 def render(report: "Report", form: Format) -> str:
@@ -127,8 +133,13 @@ def _find(run: str | None) -> Path:
     return find_run(run)
 
 
-def _format_of(out: Path | None) -> Format:
-    return FORMAT_OF_SUFFIX.get(out.suffix.lower(), "html") if out else "html"
+def format_of(out: Path) -> Format:
+    """The form that the file's name ends in, HTML where it has no ending; refuses one that is none of ours."""
+    suffix = out.suffix.lower()
+    if suffix and suffix not in FORMAT_OF_SUFFIX:
+        known = ", ".join(FORMAT_OF_SUFFIX)
+        raise click.UsageError(f"--out {out} ends in none of {known}: give one of these, or --format.")
+    return FORMAT_OF_SUFFIX.get(suffix, "html")
 
 
 def _write_page(report: "Report", out: Path | None) -> None:

@@ -22,6 +22,12 @@ def describe_attempts(run: Run) -> str:
     return f"This run started its training again; the report is about attempt {run.attempt.number + 1}: {endings}."
 
 
+def name_of_error(error: TrainingRaised) -> str:
+    """`KeyError ('missing')`: its class, and the first line of what it said."""
+    first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
+    return f"{error.error} ({first_line})" if first_line else error.error
+
+
 def _is_worth_telling(attempt: Attempt) -> bool:
     """What neither trained nor failed only looked at something: a script for evaluation, most likely."""
     return attempt.has_steps or any(_error(read_events(rank)[0]) for rank in attempt.rank_folders)
@@ -34,7 +40,7 @@ def _how_it_ended(attempt: Attempt) -> str:
     told = []
     if raised:
         _, rank, error = min(raised, key=lambda entry: entry[0])
-        told.append(f"was ended by {_name(error)} at step {error.step}{_in_rank(rank, attempt)}")
+        told.append(f"was ended by {name_of_error(error)} at step {error.step}{_in_rank(rank, attempt)}")
     told += [
         f"was killed at step {_num_steps(rank)}{_in_rank(rank, attempt)}"
         for rank, some in events.items()
@@ -57,11 +63,6 @@ def _error(events: list[Event]) -> TrainingRaised | None:
 
 def _end(events: list[Event]) -> RecordingEnded | None:
     return next((event for event in reversed(events) if isinstance(event, RecordingEnded)), None)
-
-
-def _name(error: TrainingRaised) -> str:
-    first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
-    return f"{error.error} ({first_line})" if first_line else error.error
 
 
 def _in_rank(rank: Path, attempt: Attempt) -> str:

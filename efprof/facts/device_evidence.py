@@ -74,7 +74,7 @@ def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryM
 
 def trial_table(device: DeviceHistory) -> Table:
     """The settings that were tried, the recorded ones first."""
-    outcomes = recorded_rows(device.what_if)
+    outcomes, costs = recorded_rows(device.what_if), device.what_if.driver_costs
     outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in device.trials]
     rows = tuple(
         (
@@ -83,6 +83,7 @@ def trial_table(device: DeviceHistory) -> Table:
             float(outcome.peak_reserved_high_bytes),
             float(outcome.stranded_bytes),
             float(outcome.calls.total),
+            "not known" if (driver_ms := costs.of(outcome.calls)) is None else driver_ms,
             float(outcome.calls.num_retries),
             "yes" if outcome.is_out_of_memory else "no",
         )
@@ -90,10 +91,13 @@ def trial_table(device: DeviceHistory) -> Table:
     )
     return Table(
         title="The same program under other settings (PYTORCH_CUDA_ALLOC_CONF)",
-        columns=("settings", "peak reserved", "at most", "idle then", "driver calls", "retries", "out of memory"),
-        units=("", "bytes", "bytes", "bytes", "count", "count", ""),
+        columns=(
+            "settings", "peak reserved", "at most", "idle then", "driver calls", "these take about", "retries",
+            "out of memory",
+        ),
+        units=("", "bytes", "bytes", "bytes", "count", "ms", "count", ""),
         rows=rows,
-    )
+    )  # fmt: skip
 
 
 def recorded_rows(what_if: WhatIf) -> list[tuple[str, Outcome]]:
@@ -186,6 +190,9 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
             f"{replay.segments:,} segments and mappings have their size.{cold}",
             f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
             "done may change that.",
+            "What calls of the driver take is by the median of such calls in this recording. What the program did just "
+            "before them is in it, so it is rather less. Of a kind of call that the recording has few of it is not "
+            "known.",
         ),
     )
 

@@ -10,6 +10,7 @@ from efprof.artifacts.snapshot import Entry, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.composition import Instant, fullest_index, play_to
 from efprof.facts.allocator.history import History, devices_of, history_of
+from efprof.facts.allocator.layout import SegmentLayout, layout_of
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
@@ -60,11 +61,12 @@ class DeviceHistory:
         self.peak_index = fullest_index(history)
         failed = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
         replayer = Replayer(history)
-        instants = {
-            index: play_to(replayer, history, index, lines.site)
-            for index in sorted({self.peak_index, *([] if failed is None else [failed])})
-        }
-        replayer.play(len(entries))
+        instants: dict[int, Instant] = {}
+        self.layouts: dict[int, tuple[SegmentLayout, ...]] = {}
+        """At the peak, at the failure and at the end, by the index of the entry: one replay serves all."""
+        for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
+            instants[index] = play_to(replayer, history, index, lines.site)
+            self.layouts[index] = layout_of(replayer, history, index, lines.site)
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
@@ -101,41 +103,58 @@ def _failure(entry: Entry, instant: Instant, lines: UserLines) -> Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others."""
+    """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others.
+
+    `untold` says of each other device of these files why nothing is known of it.
+    """
 
     devices: tuple[DeviceHistory, ...]
+    untold: tuple[str, ...] = ()
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput."""
         lines = UserLines(run.run_file.working_folder)
         found: dict[tuple[str, int], DeviceHistory] = {}
-        reasons: list[str] = []
+        reasons: dict[tuple[str, int], str] = {}
         for path in snapshot_paths(run):
             rank, snapshot = path.parent.name, read_snapshot(path)
-            name = f"{rank}/{path.name}" if len(run.rank_folders) > 1 else path.name
+            name = _name_of(path, num_ranks=len(run.rank_folders))
             for device in devices_of(snapshot) or [0]:
                 if (rank, device) in found:
                     continue
                 try:
                     found[rank, device] = DeviceHistory(name, history_of(snapshot, device), lines)
                 except NotRecorded as error:
-                    reasons.append(f"{name} tells nothing of device {device}: {error}")
+                    reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
-            raise NotRecorded(reasons[0])
-        return cls(devices=tuple(found.values()))
+            raise NotRecorded(next(iter(reasons.values())))
+        distrusted = [_why_distrusted(one) for one in found.values() if not one.replay.is_trusted]
+        untold = [reason for place, reason in reasons.items() if place not in found]
+        return cls(devices=tuple(found.values()), untold=(*distrusted, *untold))
 
     @property
     def trusted(self) -> tuple[DeviceHistory, ...]:
         """Those that the model places as they were; raises NotRecorded where there is none."""
         trusted = tuple(device for device in self.devices if device.replay.is_trusted)
         if not trusted:
-            share = max(device.replay.match_share for device in self.devices)
-            raise NotRecorded(
-                f"The allocator's model places {share:.1%} of {self.devices[0].file} as it was, too little to say "
-                "anything of it; settings that changed while the program ran are one cause."
-            )
+            raise NotRecorded(_why_distrusted(max(self.devices, key=lambda device: device.replay.match_share)))
         return trusted
+
+
+def _name_of(path: Path, *, num_ranks: int) -> str:
+    """As a person knows the file: one that efprof did not record is linked into a folder made for it."""
+    if path.is_symlink():
+        return path.readlink().name
+    return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
+
+
+def _why_distrusted(device: DeviceHistory) -> str:
+    place = f"device {device.history.device} in {device.file}"
+    return (
+        f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
+        "anything of it; settings that changed while the program ran are one cause."
+    )
 
 
 def snapshot_paths(run: Run) -> list[Path]:

@@ -220,7 +220,7 @@ def _recorded_in(window: str) -> str:
 def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
     if not times.steady:
         return None
-    step_ms = statistics.fmean(time.record.recorder_us / 1000 for time in times.steady)  # some steps pay for others
+    step_ms = statistics.fmean(time.recorder_ms for time in times.steady)  # some steps pay for others
     closed = [event for event in events if isinstance(event, WindowClosed)]
     return Overhead(
         step_ms=step_ms,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.facts.allocator.layout import Piece, SegmentLayout, layouts_at
+from efprof.facts.allocator.layout import Piece, SegmentLayout
 from efprof.facts.device_evidence import composition_numbers, reserved_series, trial_bars
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
@@ -34,9 +34,8 @@ Owners = dict[str | None, int]
 
 
 def segment_map(device: DeviceHistory, index: int, instant: str, blame: SourceLine | None, title: str) -> SegmentMap:
-    """The segments after the entry of this index, which `instant` names, and at the end where that is another state."""
-    last = len(device.history.entries) - 1
-    layouts = layouts_at(device.history, {index, last}, device.lines.site)
+    """The segments at the peak or a failure, which `instant` names, and at the end where that is another state."""
+    layouts, last = device.layouts, len(device.history.entries) - 1
     views = [(instant, layouts[index])]
     if layouts[last] != layouts[index]:
         views.append(("at the end of the recording", layouts[last]))
@@ -68,7 +67,7 @@ class DeviceOverview:
         return cls(evidence=tuple(one for device in devices for one in device_overview(device)))
 
 
-def map_of(views: Sequence[tuple[str, list[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:
+def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:
     """The map of these instants, all to one scale; `highlighted` is the `file:line` of an owner."""
     groups = [_groups(layouts) for _, layouts in views]
     line_bytes = max(map(_line_bytes, groups), default=1)
@@ -90,7 +89,7 @@ def map_of(views: Sequence[tuple[str, list[SegmentLayout]]], highlighted: str | 
     )
 
 
-def _groups(layouts: list[SegmentLayout]) -> list[list[SegmentLayout]]:
+def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
     """What shares a row, the most bytes first: each segment has its own, or all of a kind and size, or a last one."""
     if len(layouts) <= MOST_ROWS:
         return [[layout] for layout in sorted(layouts, key=lambda one: (-one.num_bytes, one.address))]
@@ -120,7 +119,7 @@ def _owners(layouts: list[SegmentLayout]) -> Owners:
     return {place: number for number, (place, _) in enumerate(held.most_common())}
 
 
-def _totals(layouts: list[SegmentLayout]) -> tuple[tuple[StretchState, int], ...]:
+def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int], ...]:
     totals = [(state, sum(layout.bytes_of(state) for layout in layouts)) for state in STATES]
     return tuple((state, total) for state, total in totals if total)
 

@@ -19,14 +19,16 @@ MAX_WARM_UP_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """One step in milliseconds; `stage_ms` is in the order of STAGES.
+    """One step in milliseconds; `stage_ms` is in the order of STAGES, and sums with `recorder_ms` to `total_ms`.
 
-    With the recorder's own time, which lies between the marked stages and is no part of `other`, it sums to `total_ms`.
+    The recorder's own time lies between the marked stages and is no part of `other`. What it wrote after several steps
+    is shared out among them, so that a short step's share may be longer than all that lies there: no more is counted.
     """
 
     record: StepRecord
     total_ms: float
     stage_ms: tuple[float, ...]
+    recorder_ms: float
     cpu_ms: float
 
     @property
@@ -94,10 +96,13 @@ def _timed(record: StepRecord) -> StepTime:
         if span.stage in spent_us:
             spent_us[span.stage] += span.end_us - span.start_us
     marked_us = sum(us for stage, us in spent_us.items() if stage != "other")
-    spent_us["other"] = max(0.0, record.total_us - marked_us - record.recorder_us)
+    unmarked_us = max(0.0, record.total_us - marked_us)
+    recorder_us = min(record.recorder_us, unmarked_us)
+    spent_us["other"] = unmarked_us - recorder_us
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
         stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
     )

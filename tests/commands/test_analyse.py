@@ -2,6 +2,7 @@ import pytest
 
 from efprof.artifacts.run_file import write_run_file
 from efprof.commands.report import analyse
+from efprof.facts.gpu_overview import GpuOverview
 from efprof.runner import find_audits
 from tests.builders import loader_built, make_run_file, make_steps, write_run
 
@@ -33,3 +34,19 @@ def test_the_same_run_gives_the_same_report(tmp_path):
     report = analyse(tmp_path / "run")
     assert any(result.findings for result in report.audits)
     assert report == analyse(tmp_path / "run")
+
+
+def test_an_overview_that_breaks_is_told_and_costs_no_report(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", steps=make_steps(60))
+    assert analyse(tmp_path / "run").warnings == ()
+
+    def fail(run):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(GpuOverview, "compute", fail)
+    report = analyse(tmp_path / "run")
+    (warning,) = report.warnings
+    assert warning.startswith(
+        "An overview of the memory is missing, since making it failed: ZeroDivisionError: planted"
+    )
+    assert [result.audit_id for result in report.audits] == list(find_audits())

@@ -13,13 +13,14 @@ from efprof.commands.report import report
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.segment_evidence import DeviceOverview
 from efprof.model import EfprofError, UnreadableInput
-from efprof.units import MIB
+from efprof.units import MIB, format_bytes
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, fragmenting
 from tests.audits.test_out_of_memory import truly_short
 from tests.builders import write_snapshot
 from tests.facts.allocator.recording import Recording
 
 WITHOUT_HISTORY = Recording(AllocatorSettings())
+PASSED = ["fragmented_reserve", "out_of_memory"]
 
 
 @pytest.fixture
@@ -39,6 +40,14 @@ def test_a_snapshot_alone_is_reported_on(snapshot: Path) -> None:
     assert f"/home/user/project/train.py:{CACHE}" in text
     assert "Start the command with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
     assert f"efprof allocator what-if {snapshot}" in text
+
+
+def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snapshot: Path) -> None:
+    nameless = snapshot.rename(snapshot.with_name("dump"))
+    assert "dump   a memory snapshot, without its run" in run(report, nameless, "--format", "text").output
+    nameless.write_text("no pickle")
+    with pytest.raises(UnreadableInput, match="is not a run folder"):
+        run(report, nameless, "--format", "text")
 
 
 def test_its_page_says_nothing_of_what_no_snapshot_tells(snapshot: Path, tmp_path: Path) -> None:
@@ -77,6 +86,7 @@ def test_a_picture_that_cannot_be_made_costs_no_report(
     run(report, healthy, "--out", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "segment by segment" not in text
+    assert "An overview of the memory is missing, since making it failed: ZeroDivisionError" in text
     assert "fragmented_reserve" in text
 
 
@@ -87,6 +97,46 @@ def test_a_folder_of_snapshots_has_a_rank_for_each(tmp_path: Path) -> None:
     assert result["run"]["num_ranks"] == 2
     (audit,) = [audit for audit in result["audits"] if audit["id"] == "out_of_memory"]
     assert len(audit["findings"]) == 2
+
+
+def test_the_commands_of_the_allocator_take_a_folder_too(tmp_path: Path) -> None:
+    for rank in (10, 2):
+        write_snapshot(tmp_path / f"rank{rank}.pickle", truly_short().snapshot())
+    files = [str(tmp_path / name) for name in ("rank2.pickle", "rank10.pickle")]
+    for command in ("replay", "what-if"):
+        text = run(allocator, command, tmp_path).output
+        assert [line for line in text.splitlines() if line.startswith(str(tmp_path))] == [f"{file}:" for file in files]
+        assert [one["file"] for one in json.loads(run(allocator, command, tmp_path, "--json").output)] == files
+
+
+def test_what_one_rank_does_not_tell_is_said_though_another_passes(tmp_path: Path, healthy: Path) -> None:
+    write_snapshot(tmp_path / "rank1.pickle", WITHOUT_HISTORY.snapshot())
+    result = json.loads(run(report, healthy.parent, "--json").output)
+    assert [audit["id"] for audit in result["audits"] if audit["status"] == "passed"] == PASSED
+    (about_rank,) = [warning for warning in result["warnings"] if "tells nothing of device 0" in warning]
+    assert about_rank.startswith("rank1.pickle "), "by the name that it was given under"
+
+
+def test_a_file_that_the_model_does_not_know_says_so(tmp_path: Path) -> None:
+    path, recording = tmp_path / "dump.pickle", Recording(AllocatorSettings())
+    for _ in range(9):
+        recording.malloc(4 * MIB)
+    taken = recording.snapshot()
+    for segment in taken.segments:  # as another allocator would lay them: from the end of a segment down
+        for block in segment.blocks:
+            assert block.address is not None
+            block.address = 2 * segment.address + segment.total_size - block.address - block.size
+        segment.blocks.reverse()
+    starts = {segment.address: segment.total_size for segment in taken.segments}
+    for entry in taken.device_traces[0]:
+        if entry.action == "alloc":
+            start = max(address for address in starts if address <= entry.addr)
+            entry.addr = 2 * start + starts[start] - entry.addr - entry.size
+    write_snapshot(path, taken)
+    text = run(report, path, "--format", "text").output
+    assert "The allocator's model places" in text
+    assert "dump.pickle as it was, too little to say anything of it" in text
+    assert "below 99 % it predicts nothing" in run(allocator, "what-if", path).output
 
 
 def test_a_snapshot_without_history_says_how_to_record_one(tmp_path: Path) -> None:
@@ -112,6 +162,14 @@ def test_a_pickle_that_asks_for_code_runs_none(tmp_path: Path) -> None:
         run(report, path, "--format", "text")
     assert str(path) in str(refused.value), "the file as it was given"
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_is_refused_under_its_name_whatever_letters_are_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "dump\\1.pickle"
+    path.write_bytes(b"no pickle")
+    with pytest.raises(UnreadableInput) as refused:
+        run(report, path)
+    assert str(path) in str(refused.value)
 
 
 def test_the_replay_counts_what_is_equal(snapshot: Path) -> None:
@@ -157,8 +215,65 @@ def test_a_recording_that_began_cold_has_no_such_row(snapshot: Path) -> None:
 def test_settings_that_hurt_or_do_nothing_are_said_to(snapshot: Path) -> None:
     words = ("--conf", "expandable_segments:True,max_split_size_mb:64", "--conf", "garbage_collection_threshold:0.8")
     text = run(allocator, "what-if", snapshot, *words).output
-    assert "expandable_segments and max_split_size_mb hurt together" in text
+    assert "expandable_segments and max_split_size_mb hurt together in most programs" in text
     assert "garbage_collection_threshold does nothing without a memory fraction" in text
+
+
+def test_settings_that_are_on_already_are_said_to_be_and_are_not_tried_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "dump.pickle"
+    write_snapshot(path, fragmenting(AllocatorSettings(expandable_segments=True)).snapshot())
+    words = ("--conf", "expandable_segments:True", "--conf", "expandable_segments:False", "--json")
+    (device,) = json.loads(run(allocator, "what-if", path, *words).output)["devices"]
+    assert [one["warnings"] for one in device["predictions"]] == [["These settings are on already."], []]
+    (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
+    assert "expandable_segments:True" not in [one["conf"] for one in device["predictions"]]
+
+
+@pytest.mark.parametrize("settings", [AllocatorSettings(), AllocatorSettings(expandable_segments=True)])
+def test_of_the_two_that_hurt_together_it_is_said_by_how_much_they_do_here(
+    tmp_path: Path, settings: AllocatorSettings
+) -> None:
+    path = tmp_path / "dump.pickle"
+    write_snapshot(path, mixing(settings).snapshot())
+    pair = "expandable_segments:True,max_split_size_mb:20"
+    words = ("--conf", "expandable_segments:True", "--conf", pair, "--json")
+    (device,) = json.loads(run(allocator, "what-if", path, *words).output)["devices"]
+    alone, together = device["predictions"]
+    more = together["peak_reserved_bytes"] - alone["peak_reserved_bytes"]
+    assert more > 0
+    assert f"here they reserve {format_bytes(more)} more than without the limit" in together["warnings"][0]
+
+
+def mixing(settings: AllocatorSettings) -> Recording:
+    """A large block that others follow is given back, and then come many small ones that would fit in it."""
+    recording = Recording(settings)
+    large = recording.malloc(400 * MIB)
+    recording.malloc(40 * MIB)
+    recording.free(large)
+    for _ in range(20):
+        recording.malloc(4 * MIB)
+    return recording
+
+
+def test_what_calls_of_the_driver_took_is_told_where_the_recording_has_enough_of_them(tmp_path: Path) -> None:
+    path, recording = tmp_path / "dump.pickle", Recording(AllocatorSettings())
+    for number in range(8):
+        recording.malloc((30 + number) * MIB)
+    for index, entry in enumerate(recording.entries):
+        entry.time_us = 1000 * index
+    write_snapshot(path, recording.snapshot())
+    words = ("--conf", "max_split_size_mb:64", "--conf", "expandable_segments:True")
+    (device,) = json.loads(run(allocator, "what-if", path, *words, "--json").output)["devices"]
+    known, unknown = device["predictions"]
+    assert known["driver_ms"] is not None
+    assert unknown["driver_ms"] is None, "it maps, and the recording has no call of that kind"
+    text = run(allocator, "what-if", path, *words).output
+    assert "  driver calls    taking  retries" in text
+    assert "'?' where it has too few of a kind" in text
+
+
+def test_without_times_no_column_is_left_empty(snapshot: Path) -> None:
+    assert "taking" not in run(allocator, "what-if", snapshot).output
 
 
 def test_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:

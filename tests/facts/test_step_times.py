@@ -1,11 +1,16 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.artifacts.steps import StageSpan
+from efprof.facts.run import open_run
 from efprof.facts.step_times import MAX_WARM_UP_STEPS, StepTimes, num_warm_up_steps
 from efprof.model import STAGES, NotRecorded, ThinEvidence
 from tests.builders import make_step, make_steps, write_run
+
+RUNS = Path(__file__).parents[1] / "runs"
 
 
 def test_steady_steps_leave_out_warm_up_and_windows(tmp_path):
@@ -28,6 +33,19 @@ def test_the_recorder_s_own_time_is_no_part_of_other(tmp_path):
     times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
     assert [time.of("other") for time in times.every] == [pytest.approx(0.1), 0.0]
     assert [time.total_ms for time in times.every] == [15.5, 15.5]
+
+
+def test_a_step_s_share_of_the_recorder_is_no_longer_than_what_is_not_marked(tmp_path):
+    steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert [time.recorder_ms for time in times.every] == [pytest.approx(0.4), pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
+def test_stages_and_the_recorder_make_up_every_recorded_step(folder):
+    every = open_run(folder).get(StepTimes).every
+    sums = [sum(time.stage_ms) + time.recorder_ms for time in every]
+    assert sums == pytest.approx([time.total_ms for time in every])
 
 
 def test_a_run_without_a_finished_step_is_not_recorded(tmp_path):

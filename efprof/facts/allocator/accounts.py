@@ -27,7 +27,11 @@ class DeviceReplay(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """What the model says of one configuration; low and high are over the layouts that were tried."""
+    """What the model says of one configuration; low and high are over the layouts that were tried.
+
+    `driver_ms` is what its calls of the driver would take, about, by the median of each kind of call in the recording;
+    None where the recording has too few of a kind.
+    """
 
     conf: str
     peak_reserved_bytes: int
@@ -38,6 +42,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     device_frees: int
     retries: int
     out_of_memory: bool
+    driver_ms: float | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -115,9 +120,9 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
                 match_share=result.match_share,
                 capacity_bytes=what_if.capacity,
                 peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
-                recorded=_prediction_of(what_if.recorded_configuration, what_if.recorded),
-                recorded_cold=None if cold is None else _prediction_of(what_if.recorded_configuration, cold),
-                predictions=[_prediction_of(one.configuration, one.outcome, one.warnings) for one in trials],
+                recorded=_prediction_of(what_if, what_if.recorded_configuration, what_if.recorded),
+                recorded_cold=None if cold is None else _prediction_of(what_if, what_if.recorded_configuration, cold),
+                predictions=[_prediction_of(what_if, one.configuration, one.outcome, one.warnings) for one in trials],
                 best=best.configuration if best else None,
             )
         )
@@ -147,7 +152,7 @@ def _distrusted(device: int, result: Replay) -> DevicePredictions:
     )
 
 
-def _prediction_of(configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:
+def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:
     """The figures of one configuration."""
     return Prediction(
         conf=configuration,
@@ -159,6 +164,7 @@ def _prediction_of(configuration: str, outcome: Outcome, warnings: tuple[str, ..
         device_frees=outcome.calls.num_returned,
         retries=outcome.calls.num_retries,
         out_of_memory=outcome.is_out_of_memory,
+        driver_ms=what_if.driver_costs.of(outcome.calls),
         warnings=warnings,
     )
 

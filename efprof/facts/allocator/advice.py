@@ -1,11 +1,12 @@
 """Which settings of the allocator would serve a recorded program best, and which would hurt it or do nothing."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.units import format_bytes
 
 CANDIDATES: Final = (
     "",
@@ -63,10 +64,7 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
     if settings == what_if.recorded_settings:
         warnings.append("These settings are on already.")
     if settings.expandable_segments and settings.max_split_bytes is not None:
-        warnings.append(
-            "expandable_segments and max_split_size_mb hurt together: a free stretch that has grown beyond the limit "
-            "serves no small request any more, so new memory is mapped beside it."
-        )
+        warnings.append(_about_pair(settings, what_if))
     if settings.garbage_collection_threshold and settings.memory_fraction is None:
         warnings.append(
             "garbage_collection_threshold does nothing without a memory fraction: set per_process_memory_fraction "
@@ -80,6 +78,18 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
     if settings.large_segment_bytes != AllocatorSettings().large_segment_bytes:
         warnings.append("large_segment_size_mb is known to torch 2.11 and newer only.")
     return tuple(warnings)
+
+
+def _about_pair(settings: AllocatorSettings, what_if: WhatIf) -> str:
+    """A trap in most programs; in those whose large blocks do not mix with small ones the limit may still help."""
+    alone = what_if.run_cold(replace(settings, max_split_bytes=None))
+    more = what_if.run_cold(settings).peak_reserved_bytes - alone.peak_reserved_bytes
+    here = f"; here they reserve {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than without the limit"
+    return (
+        "expandable_segments and max_split_size_mb hurt together in most programs: a free stretch that has grown "
+        "beyond the limit serves no small request any more, so new memory is mapped beside it"
+        f"{here if more else ''}."
+    )
 
 
 def _try(what_if: WhatIf, configuration: str) -> Trial:

@@ -1,6 +1,6 @@
 """Where every block lies in its segment, at chosen instants of a recorded history."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Frames
@@ -41,16 +41,11 @@ class SegmentLayout:
         return sum(piece.num_bytes for piece in self.pieces if piece.state == state)
 
 
-def layouts_at(
-    history: History, indices: Iterable[int], site_of: Callable[[Frames], str | None]
-) -> dict[int, list[SegmentLayout]]:
-    """All segments after the entry of each index, by address; -1 is before the first entry. One replay serves all."""
-    replayer = Replayer(history)
-    layouts = {}
-    for index in sorted(set(indices)):
-        replayer.play(index + 1)
-        layouts[index] = list(_layouts(replayer, _pending(history, index), site_of))
-    return layouts
+def layout_of(
+    replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]
+) -> tuple[SegmentLayout, ...]:
+    """All segments by address, as they are after the entry of this index, up to which the history was replayed."""
+    return tuple(_layouts(replayer, _pending(history, index), site_of))
 
 
 def _pending(history: History, index: int) -> set[int]:

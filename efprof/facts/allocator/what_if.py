@@ -9,6 +9,7 @@ from typing import Final
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import CachingAllocator, NewRange
 from efprof.facts.allocator.driver_calls import Calls
+from efprof.facts.allocator.driver_costs import DriverCosts, driver_costs
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect
@@ -74,6 +75,11 @@ class WhatIf:
             return self.recorded
         return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
 
+    def run_cold(self, settings: AllocatorSettings) -> Outcome:
+        """The same from the cold start that all other settings begin with, to compare any two."""
+        outcome = self.run(settings)
+        return (self.recorded_cold or outcome) if outcome is self.recorded else outcome
+
     def saved_bytes(self, outcome: Outcome) -> int:
         """By how much that of other settings is below the recorded peak, less what only the state before adds to it."""
         return self.recorded.peak_reserved_bytes - self.missed_bytes - outcome.peak_reserved_bytes
@@ -87,6 +93,11 @@ class WhatIf:
     def recorded_configuration(self) -> str:
         """The same as the program's environment spelled it; empty where it set nothing, or the file does not say."""
         return self._history.configuration
+
+    @cached_property
+    def driver_costs(self) -> DriverCosts:
+        """What calls of the driver took when this was recorded."""
+        return driver_costs(self._history.entries)
 
     @cached_property
     def recorded(self) -> Outcome:

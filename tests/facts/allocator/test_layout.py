@@ -1,13 +1,14 @@
 """Layouts: every block once, in its place, and the same sums as the composition of that instant."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from efprof.artifacts.snapshot import Frames
 from efprof.facts.allocator.composition import play_to
 from efprof.facts.allocator.history import History, history_of
-from efprof.facts.allocator.layout import SegmentLayout, layouts_at
+from efprof.facts.allocator.layout import SegmentLayout, layout_of
 from efprof.facts.allocator.replay import Replayer
 from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import StretchState
@@ -26,7 +27,17 @@ def history_from(recording: Recording) -> History:
     return history_of(recording.snapshot(), 0)
 
 
-def at_end(recording: Recording) -> list[SegmentLayout]:
+def layouts_at(
+    history: History, indices: Iterable[int], site_of: Callable[[Frames], str | None]
+) -> dict[int, tuple[SegmentLayout, ...]]:
+    replayer, layouts = Replayer(history), {}
+    for index in sorted(indices):
+        replayer.play(index + 1)
+        layouts[index] = layout_of(replayer, history, index, site_of)
+    return layouts
+
+
+def at_end(recording: Recording) -> tuple[SegmentLayout, ...]:
     last = len(recording.entries) - 1
     return layouts_at(history_from(recording), [last], no_site)[last]
 
