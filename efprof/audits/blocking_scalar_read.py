@@ -53,9 +53,8 @@ def blocking_scalar_read(run: Run) -> Examination:
     is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
     guilty = [line for line in reads.lines if _is_guilty(line, step_ms, is_gpu=is_gpu)]
     looked_at = f"{reads.num_steps} steps, {len(reads.lines)} line{'' if len(reads.lines) == 1 else 's'} that read"
-    return Examination(
-        looked_at=looked_at, findings=tuple(_finding(run, line, step_ms, is_gpu=is_gpu) for line in guilty)
-    )
+    findings = tuple(_finding(run, line, step_ms, is_gpu=is_gpu) for line in guilty)
+    return Examination(looked_at=looked_at, findings=findings)
 
 
 def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
@@ -64,7 +63,7 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
     if is_gpu:
         return line.mean_count >= READS_ON_GPU
     costs = line.typical_ms >= max(LEAST_COST * step_ms, LEAST_COST_MS)
-    return line.count_per_micro_batch >= READS_ON_CPU or costs
+    return costs or (line.count_per_micro_batch >= READS_ON_CPU and not line.is_cut_on_host)
 
 
 def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
@@ -94,13 +93,13 @@ def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Fi
 
 
 def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
-    times = f"{format_value(round(line.mean_count, 1), 'count')} time{'' if line.mean_count == 1 else 's'} per step"
+    times = f"{format_value(line.median_count, 'count')} time{'' if line.median_count == 1 else 's'} per step"
     of_step = format_share(share) if share >= AFTER_COST else f"under {format_share(AFTER_COST)}"
     cost = f"{format_ms(line.typical_ms)} per step ({of_step} of it)"
     if is_gpu:
-        return f"This line reads a tensor's value {times} and waits for the GPU for {cost}."
+        return f"A tensor's value is read {times}, which waits for the GPU for {cost}."
     return (
-        f"This line reads a tensor's value {times}; on this CPU run that costs {cost}, "
+        f"A tensor's value is read {times}; on this CPU run that costs {cost}, "
         "on a GPU each read waits for every kernel queued before it."
     )
 
@@ -111,8 +110,8 @@ def _fix(sources: Sources, line: ReadingLine, share: float) -> Fix:
         sources.files.get(line.blame.file, []),
         sources.tree(line.blame.file),
         calls=line.calls,
-        reads_per_step=line.mean_count,
-        every=max(2, math.ceil(share / AFTER_COST)),
+        reads_per_step=line.median_count,
+        every=math.ceil(share / AFTER_COST),
     )
 
 

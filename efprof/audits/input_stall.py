@@ -6,8 +6,8 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
 from efprof.fixes.loader_call import set_loader_arguments
-from efprof.model import Change, Examination, Finding, Fix, Gain, Severity, SourceLine, ThinEvidence
-from efprof.units import format_ms, format_share
+from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.units import format_interval, format_ms, format_share, in_brackets
 
 LEAST_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
@@ -69,13 +69,13 @@ def _can_win(waits: InputWaits) -> bool:
 
 def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
-    message = f"Each step waits {format_ms(waits.data_ms)} for its data, {format_share(share)} of its time"
+    interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
+    message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
     if not _can_win(waits):
         summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
         summary += f"{waits.num_cpus} processors is free for another worker."
-        fix = Fix(summary=summary, applicability="manual")
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
-        return _finding(run, blame, message, fix, gain, share)
+        return _finding(run, blame, message, Fix(summary=summary, applicability="manual"), gain, share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
@@ -84,7 +84,8 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
         step_ms=waits.saved_ms_with(workers),
         step_ms_interval=waits.saved_interval_ms_with(workers),
     )
-    summary = f"Set num_workers: {waits.num_workers} -> {workers}{bound if wanted > workers else ''}."
+    kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", and keep the workers: persistent_workers=True"
+    summary = f"Set num_workers: {waits.num_workers} -> {workers}{kept}{bound if wanted > workers else ''}."
     fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
     return _finding(run, blame, message, fix, gain, share)
 
@@ -107,7 +108,6 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
 
 
 def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, share: float) -> Finding:
-    severity: Severity = "high" if share >= HIGH_SHARE else "medium"
     return Finding(
         blame=blame,
         category="time",
@@ -116,5 +116,5 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, sh
         fix=fix,
         gain=gain,
         evidence=(run.get(Sources).snippet(blame), *wait_evidence(run.get(StepTimes), run.get(InputWaits))),
-        severity=severity,
+        severity="high" if share >= HIGH_SHARE else "medium",
     )

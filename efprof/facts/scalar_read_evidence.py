@@ -4,20 +4,22 @@ from efprof.facts.scalar_reads import ReadingLine
 from efprof.facts.step_times import StepTimes
 from efprof.model import Narrative, Number, Numbers, Series, SeriesLine
 
+LEAST_SHARE = 0.01
+"""A curve that is lower than a hundredth of the other lies on the axis."""
+
 
 def read_series(times: StepTimes, line: ReadingLine) -> Series:
-    """The time inside the line's reads, step by step, under the time of the step."""
+    """The time inside the line's reads, step by step, under the time of the step where both can be seen."""
     steps = tuple(float(time.step) for time in times.steady)
+    of_reads = SeriesLine(label="reads of this line", x=steps, y=line.ms, is_highlighted=True)
+    of_step = SeriesLine(label="step", x=steps, y=tuple(time.total_ms for time in times.steady))
     return Series(
         title="Time inside the reads of this line",
         x_label="step",
         x_unit="",
         y_label="time",
         y_unit="ms",
-        lines=(
-            SeriesLine(label="step", x=steps, y=tuple(time.total_ms for time in times.steady)),
-            SeriesLine(label="reads of this line", x=steps, y=line.ms, is_highlighted=True),
-        ),
+        lines=(of_reads,) if line.typical_ms < LEAST_SHARE * times.median_ms() else (of_step, of_reads),
     )
 
 
@@ -26,7 +28,7 @@ def read_numbers(line: ReadingLine, share: float) -> Numbers:
     return Numbers(
         title=f"Calls: {', '.join(line.calls)}",
         numbers=(
-            Number(label="reads per step", value=line.mean_count, unit="count"),
+            Number(label="reads per step", value=line.median_count, unit="count"),
             Number(label="time inside them per step", value=line.typical_ms, unit="ms", interval=line.interval_ms),
             Number(label="share of the median step", value=share * 100, unit="percent"),
             Number(label="steps that read", value=line.share_of_steps * 100, unit="percent"),

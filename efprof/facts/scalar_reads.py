@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Self
 
+from efprof.facts.host_tensors import is_cut_on_host
 from efprof.facts.resampling import median_interval
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
@@ -22,6 +23,8 @@ class ReadingLine:
     ms: tuple[float, ...]
     num_micro_batches: float = 1.0
     """Backward passes per step."""
+    is_cut_on_host: bool = False
+    """Whether the line reads only to cut by numbers that are made on the CPU, which no GPU makes wait."""
 
     @property
     def count_per_micro_batch(self) -> float:
@@ -32,6 +35,11 @@ class ReadingLine:
     def mean_count(self) -> float:
         """Reads per step."""
         return sum(self.counts) / len(self.counts)
+
+    @property
+    def median_count(self) -> float:
+        """Reads per step; unlike the mean, not moved by a last step that ended before the next one's data was read."""
+        return statistics.median(self.counts)
 
     @property
     def share_of_steps(self) -> float:
@@ -89,6 +97,7 @@ class ScalarReadLines:
                 counts=tuple(counts[place]),
                 ms=tuple(ms[place]),
                 num_micro_batches=num_micro_batches,
+                is_cut_on_host=set(calls[place]) == {"int"} and is_cut_on_host(sources.line(site), sources),
             )
             for place, site in sites.items()
         ]

@@ -12,6 +12,9 @@ LOGGING_FUNCTIONS = frozenset({"print", "log", "debug", "info", "warning", "add_
 MANY_READS = 2
 """From two reads per step on, the line is in an inner loop, whose counter does not count steps."""
 
+LEAST_APART = 2
+"""A read in every step is what is to end."""
+
 
 def read_less(
     blame: SourceLine,
@@ -24,17 +27,19 @@ def read_less(
 ) -> Fix:
     """Stop the line from reading in every step; read `every` so many steps, its cost no longer matters.
 
-    `lines` and `tree` are the blamed file's, None where its text is not known.
+    `lines` and `tree` are the blamed file's, None where its text is not known. At an `every` of 1 the
+    cost matters in no step: no interval is advised then.
     """
+    rarely = max(LEAST_APART, every)
     kept = keep_on_device(blame.file, lines, tree, blame.line) if tree else None
     if kept is not None:
-        summary = f"Keep the value on the device with `.detach()`, and read it {every} steps apart or at the end."
+        summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
         return Fix(summary=summary, applicability="review", changes=(kept,))
-    logged = log_every(blame.file, lines, tree, blame.line, every) if tree and reads_per_step < MANY_READS else None
+    logged = log_every(blame.file, lines, tree, blame.line, rarely) if tree and reads_per_step < MANY_READS else None
     if logged is not None:
-        return Fix(summary=f"Log every {every} steps.", applicability="review", changes=(logged,))
-    summary = f"{_advice(calls, reads_per_step)} Once every {every} steps, a read no longer matters."
-    return Fix(summary=summary, applicability="manual")
+        return Fix(summary=f"Log every {rarely} steps.", applicability="review", changes=(logged,))
+    often = f" Once every {every} steps, a read no longer matters." if every >= LEAST_APART else ""
+    return Fix(summary=f"{_advice(calls, reads_per_step)}{often}", applicability="manual")
 
 
 def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:

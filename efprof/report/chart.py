@@ -23,8 +23,12 @@ MAX_BAND_ROWS: Final = 3
 MAX_BAND_LETTERS: Final = 22
 """A note inside the picture must leave room for others on a phone."""
 
-LETTER_SHARE: Final = 0.014
+LETTER_SHARE: Final = 0.02
 """The width of a note's letter as a share of the picture's: between that on a page and that on a phone."""
+
+
+MANY_MINUTES_MS: Final = 300_000.0
+"""A shorter axis in minutes would be labelled with fractions of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +104,7 @@ class AxisScale:
 
 
 def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
-    """The largest unit in which the largest value is at least one."""
+    """The largest unit in which the largest value is at least one; minutes from five on."""
     top = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     match unit:
         case "bytes" | "bytes_per_step":
@@ -108,8 +112,8 @@ def scale_for(values: Iterable[float | None], unit: str) -> AxisScale:
             size, name = next(((f, n) for f, n in steps if top >= f), (1, "B"))
             return AxisScale(factor=size, unit=name + ("/step" if unit == "bytes_per_step" else ""))
         case "ms":
-            factors = [(60_000.0, "min"), (1000.0, "s"), (1.0, "ms")]
-            factor, name = next(((f, n) for f, n in factors if top >= f), (0.001, "us"))
+            factors = [(MANY_MINUTES_MS, 60_000.0, "min"), (1000.0, 1000.0, "s"), (1.0, 1.0, "ms")]
+            factor, name = next(((f, n) for least, f, n in factors if top >= least), (0.001, "us"))
             return AxisScale(factor=factor, unit=name)
         case "percent":
             return AxisScale(factor=1, unit="%")

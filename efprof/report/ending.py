@@ -34,7 +34,7 @@ def ending_sentence(run: RunIdentity) -> str:
     """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
     if run.ended in {"finished", FOREIGN}:
         return ""
-    phrase = BAD_ENDINGS.get(run.ended, "The end of the run was not recorded")
+    phrase = BAD_ENDINGS.get(run.ended, "The run was still going on, or was killed with its recorder,")
     name = _signal_name(run)
     if name:
         phrase = f"The run was killed by {name}"

@@ -1,5 +1,7 @@
 """The pictures that a finding brings as evidence, and those of two runs side by side."""
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 from efprof.model import Intervals, Metric, Series, SeriesLine
@@ -21,6 +23,9 @@ from efprof.report.palette import SERIES
 MAX_BLOCKS: Final = 600
 """Blocks of a track picture: the longest ones; the others would be thinner than a pixel."""
 
+MAX_FLATNESS: Final = 0.8
+"""Curves whose lowest point is higher than this share of the highest look flat above a zero."""
+
 
 def series_chart(series: Series) -> Chart:
     """Curves over one axis; the highlighted ones strong and in the colour of alarm."""
@@ -37,6 +42,7 @@ def series_chart(series: Series) -> Chart:
         y_unit=y_scale.unit,
         layers=layers,
         marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
+        has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
     )
 
 
@@ -88,7 +94,14 @@ def metric_chart(base: Metric, head: Metric) -> Chart:
         y_label=axis_label(base.label, scale.unit),
         y_unit=scale.unit,
         layers=tuple(layers),
+        has_zero=not _is_flat([*base.samples, *head.samples]),
     )
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Whether the values change so little above zero that their change would not be seen."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > MAX_FLATNESS * max(finite) > 0
 
 
 def _series_layer(line: SeriesLine, place: int, kind: LayerKind, x_scale: AxisScale, y_scale: AxisScale) -> Layer:

@@ -70,6 +70,7 @@ def render_html(report: Report) -> str:
             stall_rows=stall_table.stall_rows(report.measurements.stalls),
             step_columns=step_table.COLUMNS,
             step_rows=step_table.step_rows(timeline.steps),
+            step_title=step_table.step_title(timeline.steps),
             stage_columns=memory_table.STAGE_COLUMNS,
             stage_rows=memory_table.stage_rows(report.measurements.stage_deltas),
             largest_jump=memory_table.largest_jump_sentence(report.measurements.stage_deltas),

@@ -26,7 +26,16 @@ from efprof.report.evidence_charts import series_chart, tracks_chart
 from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
 from efprof.report.segment_picture import SegmentPicture, segment_picture
 from efprof.report.timeline_charts import memory_chart, number_charts, time_chart
-from efprof.report.wording import anchor_of, change_name, change_sides, count_of, gain_verb, show, show_interval
+from efprof.report.wording import (
+    anchor_of,
+    change_name,
+    change_sides,
+    changes_to_make,
+    count_of,
+    gain_verb,
+    show,
+    show_interval,
+)
 from efprof.units import format_share
 
 MAX_TABLE_ROWS: Final = 200
@@ -224,7 +233,7 @@ def _card(item: RankedFinding, anchor: str, report: Report) -> Card:
         memory=tuple(_memory_bars(one) for one in evidence if isinstance(one, MemoryMap)),
         segments=tuple(segment_picture(one, f"{anchor}-segments-{n}") for n, one in enumerate(maps)),
         alternatives=tuple(alternative_bars(one) for one in evidence if isinstance(one, Alternatives)),
-        changes=tuple(_change_block(change) for change in finding.fix.changes),
+        changes=tuple(_change_block(change) for change in changes_to_make(finding.fix.changes)),
         numbers=tuple(one for one in evidence if isinstance(one, Numbers)),
         tables=tuple(table_view(one) for one in evidence if isinstance(one, Table)),
         snippets=tuple((one, code_lines(one)) for one in snippets if one is not blamed),

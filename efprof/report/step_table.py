@@ -42,6 +42,14 @@ def shown_steps(steps: Sequence[StepSample]) -> list[StepSample]:
     return [*steps[:NUM_FIRST], *kept, *steps[-NUM_LAST:]]
 
 
+def step_title(steps: Sequence[StepSample]) -> str:
+    """How many rows there are, and of how many steps where they are too many."""
+    num_shown = len(shown_steps(steps))
+    if num_shown == len(steps):
+        return f"Every step: {count_of(num_shown, 'row')}"
+    return f"Single steps: {num_shown:,} of {len(steps):,}"
+
+
 def left_out_sentence(steps: Sequence[StepSample]) -> str:
     """What the table does not show and where it is; empty where it shows all."""
     left_out = len(steps) - len(shown_steps(steps))

@@ -51,8 +51,11 @@ def _verdict_lines(report: Report) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    """The line cut to the width of the summary; its label and indentation stay."""
-    return line if len(line) <= MAX_WIDTH else line[: MAX_WIDTH - 3] + "..."
+    """The line cut to the width of the summary, after a word: no number loses digits. Label and indentation stay."""
+    if len(line) <= MAX_WIDTH:
+        return line
+    whole_words = line[: MAX_WIDTH - 3].rpartition(" ")[0].rstrip(" ,;:")
+    return (whole_words if len(whole_words) > MAX_WIDTH // 2 else line[: MAX_WIDTH - 3]) + "..."
 
 
 def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:

@@ -188,7 +188,7 @@ def _why_without_lead(report: Report, ending: str, num_findings: int) -> str:
         return "No training step was recorded."
     if num_findings:
         return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
-    if ending and report.run.ended in BAD_ENDINGS:
+    if ending and report.run.ended in BAD_ENDINGS and report.run.ended != "interrupted":
         return f"No check found why; {passed}: {measured_phrase(report)}."
     if ending:
         return f"{passed} so far: {measured_phrase(report)}."

@@ -90,6 +90,17 @@ def gain_phrase(gain: Gain) -> str:
     return f"{gain_verb(gain)} {' and '.join(parts)}, by {gain.basis}" if parts else "no saving is claimed"
 
 
+def changes_to_make(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Every change once: a setting that the edit of a call in its own file already holds is not shown beside it."""
+    edits = [change for change in changes if isinstance(change, CodeEdit)]
+    return tuple(
+        change
+        for change in changes
+        if not isinstance(change, ConfigurationValue)
+        or not any(edit.file == change.file and f"{change.name}={change.new}" in edit.new for edit in edits)
+    )
+
+
 def change_name(change: Change) -> str:
     """What a change touches: the variable, the setting, or the place in the code."""
     match change:

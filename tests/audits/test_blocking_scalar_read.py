@@ -32,7 +32,7 @@ def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
     examination = examine(tmp_path / "run", [reads(6, us=1550)], devices=[GPU])
     (finding,) = examination.findings
     assert (str(finding.blame), finding.blame.text) == ("train.py:6", "print(loss.item())")
-    assert "reads a tensor's value 1 time per step and waits for the GPU for 1.55 ms" in finding.message
+    assert "A tensor's value is read 1 time per step, which waits for the GPU for 1.55 ms" in finding.message
     assert finding.gain.step_ms == pytest.approx(1.55)
     assert finding.gain.step_ms_interval == pytest.approx((0.0, 1.55))
     assert (finding.gain.basis, finding.severity) == ("measured bound", "high")
@@ -48,6 +48,33 @@ def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(t
     assert str(finding.blame) == "train.py:5"
     assert "on this CPU run that costs 80.0 us per step (0.5 % of it), on a GPU each read waits" in finding.message
     assert finding.severity == "low"
+
+
+def test_on_the_cpu_reads_that_a_batch_is_cut_by_are_silent_unless_they_cost_a_percent(tmp_path):
+    source = """\
+def get_batch(data):
+    starts = torch.randint(90, (16,))
+    return torch.stack([data[s : s + 9] for s in starts])
+"""
+
+    def examine_cuts(folder, us, **run):
+        cuts = [ScalarReads(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
+        steps = make_steps(40, reads=lambda _: cuts)
+        return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run)).findings
+
+    assert examine_cuts(tmp_path / "cheap", 31) == ()
+    assert len(examine_cuts(tmp_path / "costly", 310)) == 1
+    assert len(examine_cuts(tmp_path / "gpu", 31, devices=[GPU])) == 1  # there the recorder leaves out a host's
+
+
+def test_a_last_step_that_read_less_does_not_change_the_count(tmp_path):
+    (finding,) = examine(tmp_path / "run", lambda step: [reads(5, count=6 if step == 39 else 8)]).findings
+    assert "8 times per step" in finding.message
+
+
+def test_a_read_that_costs_nothing_is_not_said_to_matter_less_when_rare(tmp_path):
+    (finding,) = examine(tmp_path / "run", [reads(7, call="bool", us=1, count=8)]).findings
+    assert finding.fix.summary.endswith("check it only now and then.")
 
 
 def test_on_the_cpu_one_read_for_each_accumulated_micro_batch_is_silent(tmp_path):

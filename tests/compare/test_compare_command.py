@@ -97,19 +97,29 @@ def test_wrong_usage_is_named_and_exits_with_two(
 
 
 def test_prints_json_alone(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    efprof_compare(monkeypatch, "main", "latest", "--json")
+    add_run(store, "feature")
+    efprof_compare(monkeypatch, "main", "feature", "--json")
     comparison = json.loads(capsys.readouterr().out)
     assert comparison["metrics"][0]["name"] == "step_ms"
     assert comparison["base"]["branch"] == "main"
 
 
 def test_the_name_after_out_decides_the_form(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    efprof_compare(monkeypatch, "main", "main", "--out", "change.md")
-    efprof_compare(monkeypatch, "main", "main", "--out", "change.html")
+    add_run(store, "feature")
+    efprof_compare(monkeypatch, "main", "feature", "--out", "change.md")
+    efprof_compare(monkeypatch, "main", "feature", "--out", "change.html")
     assert Path("change.md").read_text().startswith("## efprof")
     assert Path("change.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_page_without_a_name_goes_to_the_reports(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    efprof_compare(monkeypatch, "main", "main", "--format", "html")
-    assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-main.html").exists()
+    add_run(store, "feature")
+    efprof_compare(monkeypatch, "main", "feature", "--format", "html")
+    assert Path("reports/20260101T120000Z-main-to-20260101T120000Z-feature.html").exists()
+
+
+def test_a_run_is_not_compared_with_itself(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert efprof_compare(monkeypatch, "main", "latest") == 2
+    assert "BASE and HEAD are the same run, 20260101T120000Z-main: record" in capsys.readouterr().err

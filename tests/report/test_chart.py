@@ -11,7 +11,7 @@ from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, s
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
 from efprof.report.printed import svg_of
-from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps
+from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps, step_title
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
 from tests.report.report_sample import HOSTILE, make_measurements, make_steps, memory_finding, time_finding
@@ -183,6 +183,8 @@ def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     assert shown[-1].step == 999
     assert "left out" in left_out_sentence(steps)
     assert left_out_sentence(make_steps(300)) == ""
+    assert step_title(make_steps(300)) == "Every step: 300 rows"
+    assert step_title(steps) == f"Single steps: {len(shown)} of 1,000"
 
 
 def banded(*starts: float) -> Chart:
@@ -221,3 +223,36 @@ def test_a_run_of_milliseconds_is_drawn_in_milliseconds() -> None:
     assert chart is not None
     assert chart.x_label == "time since the first step (ms)"
     assert layer_named(chart, "allocated").x[-1] == 28.0
+
+
+def series_of(*values: float, is_stacked: bool = False) -> Series:
+    steps = tuple(float(step) for step in range(len(values)))
+    line = SeriesLine(label="allocated", x=steps, y=values)
+    return Series(
+        title="Memory",
+        x_label="step",
+        x_unit="",
+        y_label="allocated",
+        y_unit="bytes",
+        lines=(line,),
+        is_stacked=is_stacked,
+    )
+
+
+@pytest.mark.parametrize(
+    ("series", "begins_at_zero"),
+    [
+        (series_of(118e6, 119e6, 122e6), False),
+        (series_of(10e6, 60e6, 122e6), True),
+        (series_of(118e6, 119e6, 122e6, is_stacked=True), True),
+        (series_of(0.0, 0.0), True),
+    ],
+)
+def test_a_small_growth_on_top_of_much_can_be_seen(series: Series, begins_at_zero: bool) -> None:
+    rangemode = figure_of(series_chart(series))["layout"]["yaxis"]["rangemode"]
+    assert (rangemode == "tozero") == begins_at_zero
+
+
+def test_a_minute_and_a_half_is_told_in_seconds() -> None:
+    assert scale_for([90_000.0], "ms").unit == "s"
+    assert scale_for([400_000.0], "ms").unit == "min"

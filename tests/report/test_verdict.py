@@ -1,5 +1,6 @@
 """The three lines, the counts and the header."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -56,6 +57,11 @@ def test_a_bad_ending_opens_the_verdict(ending: str, words: str) -> None:
     assert words in lines.verdict
     assert memory_finding().message in lines.verdict
     assert lines.tone == "high"
+
+
+def test_no_cause_is_looked_for_in_a_run_that_a_person_interrupted() -> None:
+    report = dataclasses.replace(make_clean_report(), run=make_run(ended="interrupted", exit_code=130))
+    assert "passed so far" in describe_verdict(report).why
 
 
 def test_a_finding_about_time_is_no_reason_for_running_out_of_memory() -> None:
