@@ -43,6 +43,8 @@ class OpenStep:
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
     sequence: int | None = None
+    resident_bytes: int | None = None
+    """What the process held when the memory of a step of a sprint was read."""
     backward_site: str | None = None
     window: str | None = None
     is_skipped: bool = False

@@ -125,6 +125,7 @@ class Sprint:
             return
         step, entered = self.step, perf_counter_ns()
         step.memory.append(("post_optimizer_step", entered, self._memory.read()))
+        step.resident_bytes = self._steps.resident_bytes(entered)
         spent_ns = perf_counter_ns() - entered
         step.recorder_ns += spent_ns
         self.readings.note(step.number, entered, spent_ns)

@@ -206,7 +206,8 @@ class Steps:
         self.num_finished += 1
         others, num_backwards = self.others.take_spans(step.spans, at)
         step.num_backwards += num_backwards
-        record = record_of(step, at, self._cpu.within(step.start_ns, at), self._resident.bytes_at(at))
+        resident_bytes = self._resident.bytes_at(at) if step.resident_bytes is None else step.resident_bytes
+        record = record_of(step, at, self._cpu.within(step.start_ns, at), resident_bytes)
         if step.device_marks:
             assert self.clock is not None
             step.owe(self.clock.reader(record.spans[-len(step.device_marks) :], step.device_marks))
@@ -220,6 +221,10 @@ class Steps:
         finally:
             self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
         return record
+
+    def resident_bytes(self, at: int) -> int:
+        """What the process holds."""
+        return self._resident.bytes_at(at)
 
     def resources(self, start_ns: int, end_ns: int) -> tuple[float, int]:
         """CPU time in ns and resident bytes of what a sprint recorded between these instants."""

@@ -295,6 +295,8 @@ static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
     PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
     PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
     double value = rate && (PyFloat_Check(rate) || PyLong_Check(rate)) ? PyFloat_AsDouble(rate) : NAN;
+    if (rate && isnan(value) && !read_first(self, rate, &value, 1))
+        value = NAN;
     Py_XDECREF(groups);
     give_up();
     if (self->is_on)

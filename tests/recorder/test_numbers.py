@@ -146,6 +146,22 @@ def test_numbers_on_a_device_that_nothing_can_be_copied_from_in_passing_are_left
     assert recorded.steps[0].learning_rate == 0.5
 
 
+def test_a_learning_rate_that_is_a_tensor_is_read_in_every_step(tmp_path: Path) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(60):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                schedule.step()
+
+    rates = [step.learning_rate for step in record_here(tmp_path, train).steps]
+    assert rates == [0.5] + [0.25] * 59
+
+
 def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
-from efprof.recorder import pattern, sprint, stopwatches
+from efprof.recorder import memory, pattern, sprint, stopwatches
 from efprof.recorder.sprinted_steps import SprintedSteps
+from efprof.units import MIB
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
@@ -181,6 +182,28 @@ def test_a_loss_that_turns_bad_within_a_sprint_is_seen_where_it_happens(tmp_path
     assert (seen.step, seen.what) == (45, "loss")
     assert seen.site is not None
     assert [step.step for step in recorded.steps if step.loss == "nan"] == list(range(45, LONG))
+
+
+def test_what_the_process_holds_is_read_together_with_the_memory_of_a_sprinted_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MIN_INTERVAL_NS", 0)
+    kept: list[bytearray] = []
+
+    def train_and_keep() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(LONG):
+            error_of(model, inputs, targets).backward()
+            kept.append(bytearray(os.urandom(4 * MIB)))
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_and_keep)
+    read = [step for step in recorded.steps[memory.NUM_FULL_STEPS :] if step.memory]
+    assert len(read) >= 3
+    for before, after in itertools.pairwise(read):
+        expected = (after.step - before.step) * 4 * MIB
+        assert after.rss_bytes - before.rss_bytes == pytest.approx(expected, rel=0.1)
 
 
 def test_the_stage_of_an_error_within_a_sprint_is_known(tmp_path: Path) -> None:

@@ -252,6 +252,8 @@ def _unscaled(scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None, los
 
 
 def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """The first group's; a tensor is left alone, since it may lie on a device."""
+    """The first group's; a tensor on a device is left alone."""
     rate = optimizer.param_groups[0].get("lr")
+    if isinstance(rate, torch.Tensor) and rate.is_cpu and rate.numel() == 1:
+        return float(read_value(rate))
     return float(rate) if isinstance(rate, int | float) else None
