@@ -1,8 +1,9 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
-from efprof.facts.bounded_holders import is_bounded
+from efprof.facts.bounded_holders import bound_of
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.holder_keys import shown_name
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
@@ -17,7 +18,9 @@ def growing_tensors(run: Run) -> Examination:
     What it finds
     -------------
     Tensors that survive their step without a graph: a list of outputs or batches, a cache that is never emptied, one
-    tensor that is joined with the next. The holder is known by counting what each variable keeps, twice.
+    tensor that is joined with the next. The holder is known by counting what each variable keeps, twice. A container
+    that the program itself bounds (`maxlen`, entries taken out while it grows, a limit of its length) only fills up:
+    it is left out, and named with that line.
 
     Why it matters
     --------------
@@ -35,11 +38,15 @@ def growing_tensors(run: Run) -> Examination:
     looked_at = f"memory retained {growth.fit.looked_at}"
     if not growth.is_growing:
         return Examination(looked_at=looked_at)
-    keeping = [
-        one
-        for one in run.get(GrowthSuspects).suspects
-        if one.holder is not None and not one.keeps_graphs and not is_bounded(one.holder, run.get(Sources))
-    ]
+    keeping = []
+    for suspect in run.get(GrowthSuspects).suspects:
+        if suspect.holder is None or suspect.keeps_graphs:
+            continue
+        bound = bound_of(suspect.holder, run.get(Sources))
+        if bound is None:
+            keeping.append(suspect)
+        else:
+            looked_at += f"; `{shown_name(suspect.holder.holder)}` keeps tensors, and is bounded at {bound}"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
 
 
@@ -49,9 +56,9 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline=f"`{holder.name}` keeps tensors",
+        headline=f"`{shown_name(holder)}` keeps tensors",
         message=growth_message(run, suspect),
-        fix=keep_fewer(holder.name, holder.type, most),
+        fix=keep_fewer(shown_name(holder), holder.type, most),
         gain=growth_gain(growth.fit, suspect.share),
         evidence=growth_evidence(run, suspect),
         severity=growth_severity(run),

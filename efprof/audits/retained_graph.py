@@ -2,6 +2,7 @@
 
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.holder_keys import shown_name
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
@@ -60,7 +61,7 @@ def _keeping_statement(suspect: GrowthSuspect) -> KeepingStatement:
     return KeepingStatement(
         file=kept.file,
         line=kept.line,
-        name=holder.name,
+        name=shown_name(holder),
         kind=holder.type,
         value=kept.value,
         carried=kept.carried,

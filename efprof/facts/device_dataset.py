@@ -11,7 +11,7 @@ from efprof.artifacts.snapshot import Frames
 from efprof.facts.device_dataset_uses import DatasetUse, DatasetUses
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources, place_of, split_site
+from efprof.facts.sources import place_of, split_site
 from efprof.facts.step_code import StepCode
 from efprof.facts.step_times import StepTimes
 
@@ -65,10 +65,8 @@ class DeviceDatasets:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded without a snapshot with a history, or without steps; UnreadableInput."""
-        devices, times, sources = run.get(DeviceMemory).devices, run.get(StepTimes), run.get(Sources)
-        trees = {file: tree for file in sources.files if (tree := sources.tree(file)) is not None}
-        sites = {time.record.backward_site for time in times.every if time.record.backward_site}
-        uses = DatasetUses(trees, StepCode(trees, map(split_site, sorted(sites))))
+        devices, times, code = run.get(DeviceMemory).devices, run.get(StepTimes), run.get(StepCode)
+        uses = DatasetUses(code)
         started_us = times.every[0].record.started_ns / 1000
         batches = _num_batches(run)
         found, num_lines, held_bytes, unknown_bytes = [], 0, 0, 0

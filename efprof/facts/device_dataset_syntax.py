@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from efprof.facts.syntax import PlacedNode, name_of
+from efprof.facts.syntax import PlacedNode, called_name, name_of
 
 MAKERS = frozenset({"tensor", "as_tensor", "asarray", "load", "randn", "rand", "randint", "normal"})
 """Calls that put on a device, by `device=` or `map_location=`, what a data set may begin as; zeros and ones may be a
@@ -40,14 +40,6 @@ def is_for_many(statement: ast.AST, ancestors: Iterable[ast.AST]) -> bool:
     parts = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
     is_in_loop = any(isinstance(above, ast.For | ast.AsyncFor | ast.While) for above in ancestors)
     return is_in_loop or any(isinstance(node, parts) and moves_in(node) for node in ast.walk(statement))
-
-
-def called_name(node: ast.AST) -> str:
-    """The last name of what is called; empty where the node is no call."""
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-    return ""
 
 
 class DrawnNames:

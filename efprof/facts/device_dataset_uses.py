@@ -5,19 +5,19 @@ Names are followed through assignments, lists, calls and results; attributes thr
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from efprof.facts.device_dataset_slices import only_slices
 from efprof.facts.device_dataset_syntax import (
     PARTING_METHODS,
     PASSING_CALLS,
     DrawnNames,
-    called_name,
     is_for_many,
     moves_in,
 )
 from efprof.facts.step_code import StepCode
-from efprof.facts.syntax import MODULE, PlacedNode
+from efprof.facts.syntax import MODULE, PlacedNode, called_name, class_of, site_of
 
 DATASETS = frozenset({"TensorDataset", "StackDataset", "DataLoader"})
 """What they are given is a data set by its use."""
@@ -42,7 +42,8 @@ class Holder:
 class DatasetUse:
     """The calls that move the data, and where samples of it are taken.
 
-    `slices` are the expressions `data[i:j]`, where that is all that is done with it, in the function that moves it.
+    `slices` are the expressions `data[i:j]`, where those are all that is done with it once it is moved, in the function
+    that moves it; its length and shape are as they were.
     `is_list` says that each move is made many times, once for a batch.
     """
 
@@ -55,9 +56,9 @@ class DatasetUse:
 class DatasetUses:
     """Looks for data sets in the files of a program."""
 
-    def __init__(self, trees: Mapping[str, ast.AST], code: StepCode) -> None:
+    def __init__(self, code: StepCode) -> None:
         self._code = code
-        self._nodes = [(file, placed) for file in trees for placed in code.nodes(file)]
+        self._nodes = [(file, placed) for file in code.trees for placed in code.nodes(file)]
         self._models = {  # their classes, by the node: what a model keeps belongs to it
             id(placed.ancestors[-1]) for _, placed in self._nodes
             if isinstance(placed.node, ast.FunctionDef) and placed.node.name == "forward"
@@ -83,7 +84,7 @@ class DatasetUses:
         if not moves or _is_parameter(placed.node):
             return None
         if any(called_name(node) in DATASETS and moves_in(node) for node in ast.walk(placed.node)):
-            return DatasetUse(moves=tuple(moves), use_sites=(_site(file, placed),), slices=(), is_list=False)
+            return DatasetUse(moves=tuple(moves), use_sites=(site_of(file, placed),), slices=(), is_list=False)
         holders = self._all_holders(set(self._first_holders(file, placed)))
         mentioned = [(where, node) for where, node in self._nodes if any(self._is(where, node, one) for one in holders)]
         if any(self._is_no_data(node, placed) for _, node in mentioned):
@@ -91,12 +92,10 @@ class DatasetUses:
         uses = [(where, node) for where, node in mentioned if self._is_use(where, node)]
         if not uses:
             return None
-        slices = [node.ancestors[-1] for where, node in uses if (where, node.function) == (file, placed.function)]
-        found = tuple(one for one in slices if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Slice))
         return DatasetUse(
             moves=tuple(moves),
-            use_sites=tuple(dict.fromkeys(_site(where, node) for where, node in uses)),
-            slices=found if len(found) == len(uses) else (),
+            use_sites=tuple(dict.fromkeys(site_of(where, node) for where, node in uses)),
+            slices=only_slices((file, placed), mentioned, uses),
             is_list=is_for_many(placed.node, placed.ancestors),
         )
 
@@ -222,7 +221,7 @@ class DatasetUses:
         """Whether a node is that variable, as far as names tell."""
         match placed.node:
             case ast.Attribute(attr=name, value=ast.Name(id="self")) if holder.is_attribute:
-                return name == holder.name and (file, _class_of(placed)) == (holder.file, holder.scope)
+                return name == holder.name and (file, class_of(placed)) == (holder.file, holder.scope)
             case ast.Attribute(attr=name) if holder.is_attribute:
                 return name == holder.name != "data"  # any tensor has that one
             case ast.Name(id=name) if not holder.is_attribute and (name, file) == (holder.name, holder.file):
@@ -264,16 +263,12 @@ def _targets(file: str, placed: PlacedNode, target: ast.expr) -> Iterator[Holder
         case ast.Name(id=name):
             yield Holder(file=file, name=name, scope=placed.function)
         case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            yield Holder(file=file, name=name, scope=_class_of(placed), is_attribute=True)
+            yield Holder(file=file, name=name, scope=class_of(placed), is_attribute=True)
         case ast.Subscript(value=inner) | ast.Starred(value=inner):
             yield from _targets(file, placed, inner)
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             for part in parts:
                 yield from _targets(file, placed, part)
-
-
-def _class_of(placed: PlacedNode) -> str:
-    return next((above.name for above in reversed(placed.ancestors) if isinstance(above, ast.ClassDef)), "")
 
 
 def _is_given_to_dataset(placed: PlacedNode) -> bool:
@@ -289,8 +284,3 @@ def _is_parameter(statement: ast.stmt) -> bool:
         (isinstance(node, ast.keyword) and node.arg == "requires_grad") or called_name(node) in NO_DATA_CALLS
         for node in ast.walk(statement)
     )
-
-
-def _site(file: str, placed: PlacedNode) -> str:
-    assert isinstance(placed.node, ast.expr | ast.stmt)
-    return f"{file}:{placed.node.lineno}:{placed.function}"

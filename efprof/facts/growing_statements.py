@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from efprof.facts.holder_keys import Keys, keys_of
 from efprof.facts.syntax import PlacedNode, mentions, name_of, placed_nodes
 
 VALUE_PLACE = {
@@ -20,7 +21,8 @@ JOINING = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack"
 class GrowingStatement:
     """One statement; `value` is what it keeps, `kind` the method's name or one of `+=`, `[...] =`, `= +`, `= f()`.
 
-    `carried` is the argument through which the old value enters a call that makes the new one.
+    `carried` is the argument through which the old value enters a call that makes the new one, `keys` lead to the
+    entry of the variable that grows.
     """
 
     file: str
@@ -30,6 +32,7 @@ class GrowingStatement:
     value: ast.expr
     is_attribute: bool
     carried: ast.expr | None = None
+    keys: Keys = ()
 
     @property
     def site(self) -> str:
@@ -68,6 +71,7 @@ def growing_statements(tree: ast.AST, file: str, name: str) -> Iterator[GrowingS
             value=value,
             is_attribute=_is_attribute(receiver),
             carried=carried,
+            keys=keys_of(receiver),
         )
 
 

@@ -17,6 +17,9 @@ SOON_STEPS = 10_000
 """Nearly every training takes more steps than that: it will meet its end."""
 LATE_STEPS = 1_000_000
 """Hardly any takes as many."""
+FARTHEST_OUTLOOK = 100
+"""Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end, and nobody
+trains so much longer than a recording that is meant to stand for the training."""
 
 
 def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
@@ -44,8 +47,13 @@ def growth_message(run: Run, suspect: GrowthSuspect) -> str:
     low, high = (suspect.share * end for end in (fit.trend.low, fit.trend.high))
     slope, ends = format_bytes(suspect.share * fit.trend.slope), format_interval(low, high, "bytes")
     rate = f"{slope} per step{in_brackets(ends)}"
-    grows = f"Memory grows {rate}" if fit.read_until is None else f"{_sentence_start(fit)}memory grew {rate}"
-    return f"{grows}{why_it_grows(suspect)}{_end(limits, fit)}."
+    grows = f"Memory {'grows' if fit.read_until is None else 'grew'} {rate}"
+    return f"{grows}{why_it_grows(suspect)}{_end(limits, fit)}{_last_reading(fit)}."
+
+
+def is_foreseeable(end_step: int, num_steps: int) -> bool:
+    """Whether a recording of so many steps can tell that memory is used up at that step."""
+    return end_step < SOON_STEPS or end_step <= FARTHEST_OUTLOOK * num_steps
 
 
 def growth_severity(run: Run) -> Severity:
@@ -97,13 +105,15 @@ def rate_numbers(fit: Fit) -> tuple[Number, ...]:
 
 
 def growth_numbers(fit: Fit, limits: RunLimits) -> Numbers:
-    """The same, and where it leads."""
+    """The same, and where it leads as far as that can be foreseen."""
+    end = limits.end_step(fit.trend.slope)
+    used_up = Number(label="step at which it is used up", value=end, unit="count")
     return Numbers(
         title="Growth",
         numbers=(
             *rate_numbers(fit),
             Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes"),
-            Number(label="step at which it is used up", value=limits.end_step(fit.trend.slope), unit="count"),
+            *([used_up] if is_foreseeable(end, fit.num_steps) else []),
         ),
     )
 
@@ -226,16 +236,20 @@ def _how_the_line_is_known(suspect: GrowthSuspect, *, is_counted: bool) -> str:
     )
 
 
-def _sentence_start(fit: Fit) -> str:
-    return f"{fit.stretch.capitalize()}, the last one whose memory was read, "
-
-
 def _end(limits: RunLimits, fit: Fit) -> str:
     if limits.ran_out:
         return f" and ended this run at step {limits.last_step:,}"
     end, total = limits.end_step(fit.trend.slope), f"{format_bytes(limits.total_bytes)} of {limits.name}"
+    if not is_foreseeable(end, fit.num_steps):
+        return ""
     if end >= SOON_STEPS:
         return f"; at this rate the {total} would last until step {format_about(end)}"
     if fit.read_until is not None:
         return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
     return f" and will end this run at step {format_about(end)} ({total})"
+
+
+def _last_reading(fit: Fit) -> str:
+    if fit.read_until is None:
+        return ""
+    return f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}"

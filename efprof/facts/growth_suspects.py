@@ -53,7 +53,7 @@ class GrowthSuspects:
         slope = run.get(MemoryGrowth).fit.trend.slope
         suspects = (
             _by_holder(run, slope)
-            or _by_cycle(run)
+            or _by_cycle(run, slope)
             or _by_survivors(run, slope)
             or _by_only_holder(run, slope)
             or _by_loop(run)
@@ -90,12 +90,21 @@ def _by_holder(run: Run, slope: float) -> list[GrowthSuspect]:
     ]
 
 
-def _by_cycle(run: Run) -> list[GrowthSuspect]:
-    """The only call that can be it."""
+def _by_cycle(run: Run, slope: float) -> list[GrowthSuspect]:
+    """The only call that can be it, unless what was seen to survive says otherwise."""
     found = run.get(GradientCycles).found
-    if len(found) != 1:
+    if len(found) != 1 or _is_left_outside_of_passes(run, slope):
         return []
     return [GrowthSuspect(blame=run.get(Sources).line(found[0].site), known_by="cycle", share=1.0, cycle=found[0])]
+
+
+def _is_left_outside_of_passes(run: Run, slope: float) -> bool:
+    """Whether a line is seen whose memory survives, but of the passes, which such a gradient keeps alive, nothing."""
+    with contextlib.suppress(NotRecorded):
+        survivors = run.get(Survivors)
+        is_seen = bool(survivors.lines) and survivors.lines[0].bytes_per_step >= LEAST_SHARE * slope
+        return is_seen and survivors.pass_bytes_per_step < LEAST_SHARE * slope
+    return False
 
 
 def _by_survivors(run: Run, slope: float) -> list[GrowthSuspect]:

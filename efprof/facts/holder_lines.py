@@ -7,6 +7,7 @@ from typing import Self
 
 from efprof.artifacts.holders import Holder, HolderCensus, read_censuses
 from efprof.facts.growing_statements import GrowingStatement, growing_statements
+from efprof.facts.holder_keys import keys_in, may_meet
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import MODULE, PlacedNode, name_of, placed_nodes
@@ -91,10 +92,12 @@ def _with_lines(holder: Holder, census: HolderCensus, sources: Sources) -> Holde
 
 def _candidates(holder: Holder, sources: Sources) -> list[GrowingStatement]:
     """Statements on that name that keep more than numbers; one through a graph's end keeps no graph."""
-    found = []
+    found, keys = [], keys_in(holder)
     for file in sources.files:
         tree = sources.tree(file)
         for statement in growing_statements(tree, file, holder.name) if tree else ():
+            if not may_meet(statement.keys, keys):
+                continue
             if not statement.keeps_numbers and not (keeps_graphs(holder) and statement.keeps_detached):
                 found.append(statement)
     return found
@@ -122,11 +125,12 @@ def _distance(statement: GrowingStatement, holder: Holder) -> int:
     is_global = holder.scope == "global"
     owner = holder.owner.rsplit(".", 1)[-1] if is_attribute else holder.owner
     parts = statement.function.split(".")
-    is_inside = owner in parts if is_attribute else is_global or _is_within(statement.function, owner)
+    is_inside = owner in parts if is_attribute else is_global or is_within(statement.function, owner)
     return 0 if is_inside else 1
 
 
-def _is_within(function: str, owner: str) -> bool:
+def is_within(function: str, owner: str) -> bool:
+    """Whether a function, by its qualified name, is the owner or lies within it."""
     return function == owner or function.endswith(f".{owner}") or function.startswith(f"{owner}.")
 
 
@@ -138,7 +142,7 @@ def _readers(holder: Holder, sources: Sources) -> Iterator[SourceLine]:
             if _is_read(placed, holder) and not _is_harmless(placed, holder.name):
                 node = placed.node
                 assert isinstance(node, ast.expr)
-                if holder.scope != "local" or _is_within(placed.function, holder.owner) or placed.function == MODULE:
+                if holder.scope != "local" or is_within(placed.function, holder.owner) or placed.function == MODULE:
                     yield sources.line(f"{file}:{node.lineno}:{placed.function}")
 
 

@@ -1,7 +1,14 @@
 """What growth of host memory shows for itself: the curve, its slope, where it ends, and how the line is known."""
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth_evidence import LATE_STEPS, SOON_STEPS, growth_series, rate_numbers, unread_steps
+from efprof.facts.growth_evidence import (
+    LATE_STEPS,
+    SOON_STEPS,
+    growth_series,
+    is_foreseeable,
+    rate_numbers,
+    unread_steps,
+)
 from efprof.facts.host_growth import HostGrowth
 from efprof.facts.host_growth_lines import HostGrowthLines
 from efprof.facts.run import Run
@@ -38,7 +45,7 @@ def host_growth_message(run: Run) -> str:
     elif lines.statements:
         why = f"{len(lines.statements)} lines fill containers that nothing empties, and this is the one of backward"
     end = f"; at this rate the {format_bytes(total)} of the host last until step {format_about(_end_step(run))}"
-    return f"The process's {what} grows {slope}: {why}{end if total else ''}."
+    return f"The process's {what} grows {slope}: {why}{end if _is_end_foreseeable(run) else ''}."
 
 
 def host_growth_severity(run: Run) -> Severity:
@@ -64,6 +71,10 @@ def _end_step(run: Run) -> int:
     return growth.fit.last_step + int(max(0, _total_bytes(run) - resident) / growth.fit.trend.slope)
 
 
+def _is_end_foreseeable(run: Run) -> bool:
+    return bool(_total_bytes(run)) and is_foreseeable(_end_step(run), run.get(HostGrowth).fit.num_steps)
+
+
 def _series(growth: HostGrowth) -> Series:
     title = (
         "Memory of the process outside of tensors and the C heap, after each step"
@@ -76,10 +87,9 @@ def _series(growth: HostGrowth) -> Series:
 def _numbers(run: Run, growth: HostGrowth) -> Numbers:
     numbers = list(rate_numbers(growth.fit))
     if _total_bytes(run):
-        numbers += [
-            Number(label="memory of the host", value=float(_total_bytes(run)), unit="bytes"),
-            Number(label="step at which it is used up", value=float(_end_step(run)), unit="count"),
-        ]
+        numbers.append(Number(label="memory of the host", value=float(_total_bytes(run)), unit="bytes"))
+    if _is_end_foreseeable(run):
+        numbers.append(Number(label="step at which it is used up", value=float(_end_step(run)), unit="count"))
     return Numbers(title="Growth of host memory", numbers=tuple(numbers))
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,7 +10,7 @@ from efprof.artifacts.steps import read_steps
 from efprof.facts.growing_statements import GrowingStatement
 from efprof.facts.host_growth_statements import keeping_statements
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources, split_site
+from efprof.facts.sources import Sources
 from efprof.facts.step_code import StepCode
 from efprof.facts.syntax import MODULE, name_of, placed_nodes
 from efprof.model import SourceLine, ThinEvidence
@@ -40,8 +41,8 @@ class HostGrowthLines:
         """Raises ThinEvidence where not even the line that calls backward is known."""
         sources = run.get(Sources)
         sites = Counter(record.backward_site for record in read_steps(run.rank_folder)[0] if record.backward_site)
-        trees = {file: tree for file in sources.files if (tree := sources.tree(file)) is not None}
-        found = keeping_statements(trees, StepCode(trees, [split_site(site) for site in sites]))
+        code = run.get(StepCode)
+        found = keeping_statements(code)
         lines = {sources.line(statement.site): statement for statement in found}
         if not lines and not sites:
             raise ThinEvidence("host memory grows, and no line of the training loop was recorded to point at.")
@@ -49,13 +50,13 @@ class HostGrowthLines:
         return cls(
             blame=next(iter(lines)) if is_sure else sources.line(sites.most_common(1)[0][0]),
             statements=tuple(lines),
-            name=_name(next(iter(lines.values())), trees) if is_sure else None,
-            mapping=_mapping(sources, trees),
+            name=_name(next(iter(lines.values())), code.trees) if is_sure else None,
+            mapping=_mapping(sources, code.trees),
             captured=(run.rank_folder / HOST_FILE).exists(),
         )
 
 
-def _name(statement: GrowingStatement, trees: dict[str, ast.Module]) -> str | None:
+def _name(statement: GrowingStatement, trees: Mapping[str, ast.AST]) -> str | None:
     """What it puts things into, as the source spells it: `self.rows`."""
     for placed in placed_nodes(trees[statement.file]):
         node = placed.node
@@ -69,7 +70,7 @@ def _name(statement: GrowingStatement, trees: dict[str, ast.Module]) -> str | No
     return None
 
 
-def _mapping(sources: Sources, trees: dict[str, ast.Module]) -> SourceLine | None:
+def _mapping(sources: Sources, trees: Mapping[str, ast.AST]) -> SourceLine | None:
     for file, tree in trees.items():
         for placed in placed_nodes(tree):
             node = placed.node

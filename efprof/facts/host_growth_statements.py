@@ -1,7 +1,7 @@
 """Statements that every step runs and that put something into a container which outlives the step, never emptied."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from efprof.facts.growing_statements import VALUE_PLACE, GrowingStatement, growing_statements
@@ -23,18 +23,18 @@ class _Made:
     is_attribute: bool
 
 
-def keeping_statements(trees: Mapping[str, ast.AST], code: StepCode) -> list[GrowingStatement]:
+def keeping_statements(code: StepCode) -> list[GrowingStatement]:
     """In the order of the files; one that adds a single number per step is none, since nothing grows by it for long."""
     made = dict[str, list[_Made]]()
     emptied: set[tuple[str, bool]] = set()
-    for file in trees:
+    for file in code.trees:
         for placed in code.nodes(file):
             for name, is_attribute in _made_by(placed.node):
                 made.setdefault(name, []).append(_Made(file=file, placed=placed, is_attribute=is_attribute))
             emptied |= set(_emptied_by(placed.node))
     return [
         statement
-        for file, tree in trees.items()
+        for file, tree in code.trees.items()
         for name in sorted(_grown_names(code, file) & made.keys())
         for statement in growing_statements(tree, file, name)
         if (name, statement.is_attribute) not in emptied

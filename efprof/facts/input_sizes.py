@@ -25,10 +25,12 @@ larger inputs too, but longer data passes through nearly all of them."""
 class InputGrowth:
     """`factor` is what most operators' inputs, by the operators' time, grew by at least from first window to last.
 
-    It is 1 where fewer than two windows tell of operators.
+    It is 1 where fewer than two windows tell of operators. `largest_factor` is what any operator's largest single
+    tensor grew by: where that is 1, operators are called more often, with what is as large as before.
     """
 
     factor: float
+    largest_factor: float = 1.0
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -41,15 +43,20 @@ class InputGrowth:
         if len(windows) < 2:
             return cls(factor=1.0)
         early, late = (_forward_operators(read_trace(path), steps) for path, steps in (windows[0], windows[-1]))
-        return cls(factor=_factor_of_most(early, late))
+        factors = [_factor(operator.largest, late[name].largest) for name, operator in early.items() if name in late]
+        return cls(factor=_factor_of_most(early, late), largest_factor=max(factors, default=1.0))
 
 
 @dataclass(slots=True)
 class _Operator:
-    """All calls of one operator: nanoseconds outside of deeper ones, and elements of each of its inputs, per step."""
+    """All calls of one operator: nanoseconds outside of deeper ones, and elements of each of its inputs, per step.
+
+    `largest` has the elements of the largest tensor that any call had in each place.
+    """
 
     own_ns: float = 0.0
     num_elements: Counter[int] = field(default_factory=Counter)
+    largest: Counter[int] = field(default_factory=Counter)
 
 
 def _forward_operators(trace: Trace, steps: list[StepTime]) -> dict[str, _Operator]:
@@ -88,28 +95,34 @@ def _add_thread(calls: Iterable[TraceEvent], found: dict[str, _Operator]) -> Non
             found[open_calls[-1].name].own_ns -= event.duration_ns
         operator = found[event.name]
         operator.own_ns += event.duration_ns
-        for place, num_elements in enumerate(_sizes_in(bytes(event.arguments.input_sizes))):
-            operator.num_elements[place] += num_elements
+        for place, sizes in enumerate(_sizes_in(bytes(event.arguments.input_sizes))):
+            operator.num_elements[place] += sum(sizes)
+            operator.largest[place] = max(operator.largest[place], *sizes)
         open_calls.append(event)
 
 
 @cache
-def _sizes_in(input_sizes: bytes) -> tuple[int, ...]:
-    """`[[512, 128], [[4, 2], [4, 1]], []]`: elements of a matrix, of a list of matrices, and of a number."""
+def _sizes_in(input_sizes: bytes) -> tuple[tuple[int, ...], ...]:
+    """`[[512, 128], [[4, 2], [4, 1]], []]`: elements of a matrix, of each in a list of matrices, and of a number."""
     shapes = msgspec.json.decode(input_sizes) if input_sizes else []
-    return tuple(map(_num_elements, shapes)) if isinstance(shapes, list) else ()
+    return tuple(map(_sizes_of, shapes)) if isinstance(shapes, list) else ()
 
 
-def _num_elements(shape: Any) -> int:
+def _sizes_of(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, list) and shape and isinstance(shape[0], list):
-        return sum(map(_num_elements, shape))
-    return math.prod(shape) if isinstance(shape, list) and all(isinstance(size, int) for size in shape) else 0
+        return tuple(size for part in shape for size in _sizes_of(part))
+    is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    return (math.prod(shape) if is_shape else 0,)
 
 
 def _factor_of_most(early: dict[str, _Operator], late: dict[str, _Operator]) -> float:
     """By how much an operator's inputs grew that those with most of the early time grew more than."""
     least_ns = (1 - LEAST_GROWN_SHARE) * sum(operator.own_ns for operator in early.values())
-    grown = sorted((_factor(operator, late.get(name)), operator.own_ns) for name, operator in early.items())
+    counts = {name: operator.num_elements for name, operator in late.items()}
+    grown = sorted(
+        (_factor(operator.num_elements, counts.get(name, Counter())), operator.own_ns)
+        for name, operator in early.items()
+    )
     for factor, own_ns in grown:
         least_ns -= own_ns
         if least_ns < 0:
@@ -117,7 +130,6 @@ def _factor_of_most(early: dict[str, _Operator], late: dict[str, _Operator]) -> 
     return 1.0
 
 
-def _factor(early: _Operator, late: _Operator | None) -> float:
+def _factor(early: Counter[int], late: Counter[int]) -> float:
     """Of the input that grew most: the others may be weights."""
-    pairs = [(count, late.num_elements[at]) for at, count in early.num_elements.items()] if late else []
-    return max((after / before for before, after in pairs if before), default=0.0)
+    return max((late[at] / before for at, before in early.items() if before), default=0.0)

@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from efprof.facts.sources import Sources, split_site
+from efprof.facts.syntax import called_name
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
 """`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
@@ -48,18 +49,10 @@ def graph_making_line(sources: Sources, file: str) -> int | None:
     lines = [
         node.lineno
         for node in (ast.walk(tree) if tree else ())
-        if isinstance(node, ast.Call) and called(node) == "grad"
+        if isinstance(node, ast.Call) and called_name(node) == "grad"
         if any(keyword.arg == CREATE and is_true(keyword.value) for keyword in node.keywords)
     ]
     return min(lines, default=None)
-
-
-def called(call: ast.Call) -> str | None:
-    """The last name of what is called."""
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return None
 
 
 def is_true(value: ast.expr | None) -> bool:
@@ -72,5 +65,5 @@ def _backward_calls(tree: ast.Module | None, line: int) -> list[ast.Call]:
         node
         for node in (ast.walk(tree) if tree else ())
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if called(node) in BACKWARD_NAMES
+        if called_name(node) in BACKWARD_NAMES
     ]

@@ -3,6 +3,8 @@
 import contextlib
 from typing import Final
 
+from efprof.facts.growth_suspects import GrowthSuspects
+from efprof.facts.holder_keys import shown_name
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
@@ -12,6 +14,7 @@ from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidenc
 from efprof.units import format_bytes
 
 WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
+WORDS_FOR_ONE: Final = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
 
 
 def fit_step(run: Run, shortage: Shortage) -> Fix:
@@ -24,7 +27,7 @@ def fit_step(run: Run, shortage: Shortage) -> Fix:
     instead = _keep_less_per_sample(run, settings)
     if parts is None:
         known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
-        summary = f"{known}{_capital(_in_words(instead) or WORDS)}."
+        summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
         return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
     changes = _batch_changes(settings, parts)
     otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
@@ -63,8 +66,8 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
         if growth.is_growing:
             slope = format_bytes(growth.fit.trend.slope)
             return (
-                f"Memory grew by {slope} with every step until it was full: mend the line that keeps it, which the "
-                "finding about growing memory names; a smaller batch only puts the end off."
+                f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
+                "puts the end off."
             )
     if shortage.stage == "optimizer":
         return (
@@ -77,6 +80,17 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
             "smaller model, an optimizer with less state, or share them among devices."
         )
     return None
+
+
+def _what_to_mend(run: Run) -> str:
+    """The likeliest line, where more is known than the loop."""
+    with contextlib.suppress(ThinEvidence, NotRecorded):
+        suspect = run.get(GrowthSuspects).suspects[0]
+        if suspect.holder is not None:
+            return f"mend {suspect.blame}, where `{shown_name(suspect.holder.holder)}` keeps more and more"
+        if suspect.known_by != "loop":
+            return f"mend {suspect.blame}, whose memory outlives its step"
+    return "find what keeps it"
 
 
 def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:

@@ -6,8 +6,12 @@ Calls are followed by their names alone, so that code counts as run which only s
 import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
-from efprof.facts.syntax import MODULE, PlacedNode, placed_nodes
+from efprof.artifacts.steps import read_steps
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources, split_site
+from efprof.facts.syntax import MODULE, PlacedNode, called_name, placed_nodes
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -27,11 +31,23 @@ class StepCode:
 
     def __init__(self, trees: Mapping[str, ast.AST], backward_sites: Iterable[tuple[str, int, str]]) -> None:
         """`backward_sites` are (file, line, function)."""
+        self.trees = trees
         self._nodes = {file: list(placed_nodes(tree)) for file, tree in trees.items()}
+        self._calls = [  # what is called is asked for many times, of all nodes few are calls
+            (placed, name) for nodes in self._nodes.values() for placed in nodes if (name := called_name(placed.node))
+        ]
         sites = list(backward_sites)
         carriers = self._carriers({function.rpartition(".")[2] for _, _, function in sites})
         self._loops = {id(loop) for file in trees for loop in self._step_loops(file, sites, carriers)}
         self._functions = self._called()
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Of all recorded files that are written for this Python; raises NotRecorded where there are no steps."""
+        sources = run.get(Sources)
+        sites = {record.backward_site for record in read_steps(run.rank_folder)[0] if record.backward_site}
+        trees = {file: tree for file in sources.files if (tree := sources.tree(file)) is not None}
+        return cls(trees, map(split_site, sorted(sites)))
 
     def nodes(self, file: str) -> list[PlacedNode]:
         """Every node of a file, a parent before its children."""
@@ -40,6 +56,10 @@ class StepCode:
     def is_in_step(self, placed: PlacedNode) -> bool:
         """Whether each step runs it."""
         return self._is_in_loop(placed) or placed.function.rpartition(".")[2] in self._functions
+
+    def is_step_loop(self, node: ast.AST) -> bool:
+        """Whether each turn of this loop is a step."""
+        return id(node) in self._loops
 
     def place_of(self, file: str, line: int) -> PlacedStatement | None:
         """The innermost statement that begins on a line; None where the steps do not run it."""
@@ -56,12 +76,7 @@ class StepCode:
         """The names of functions that run backward, or call one that does; none is called `<module>`."""
         names -= {MODULE}
         while True:
-            callers = {
-                placed.function.rpartition(".")[2]
-                for nodes in self._nodes.values()
-                for placed in nodes
-                if _called_name(placed.node) in names
-            } - {MODULE}
+            callers = {placed.function.rpartition(".")[2] for placed, name in self._calls if name in names} - {MODULE}
             if callers <= names:
                 return names
             names |= callers
@@ -71,21 +86,19 @@ class StepCode:
         for placed in self.nodes(file):
             node = placed.node
             is_backward = isinstance(node, ast.stmt) and not isinstance(node, LOOPS) and node.lineno in lines
-            if is_backward or _called_name(node) in carriers:
+            if is_backward or called_name(node) in carriers:
                 around = [one for one in placed.ancestors if isinstance(one, (*LOOPS, *FUNCTIONS))]
                 if around and isinstance(around[-1], LOOPS):
                     yield around[-1]
 
     def _called(self) -> set[str]:
-        """The names of what the loops call, and of what that calls."""
-        names: set[str] = set()
+        """The names of what the loops call, and of what that calls; no name leads from `model(x)` to its `forward`."""
+        names = {"forward"} if self._loops else set()
         while True:
             called = {
                 name
-                for nodes in self._nodes.values()
-                for placed in nodes
-                if (name := _called_name(placed.node))
-                and (self._is_in_loop(placed) or placed.function.rpartition(".")[2] in names)
+                for placed, name in self._calls
+                if placed.function.rpartition(".")[2] in names or self._is_in_loop(placed)
             }
             if called <= names:
                 return names
@@ -101,10 +114,3 @@ class StepCode:
                 return inner
             inner |= isinstance(above, INNER_LOOPS)
         return inner
-
-
-def _called_name(node: ast.AST) -> str:
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-    return ""

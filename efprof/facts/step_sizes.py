@@ -2,11 +2,13 @@
 
 import contextlib
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.input_sizes import InputGrowth
+from efprof.facts.kept_loops import KeptLoops
 from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Part, Slowdown
@@ -33,13 +35,14 @@ def larger_steps(run: Run) -> str:
         before, after = (_typical(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
-    factor = _allocated_factor(run)
-    if factor >= least:
+    allocated, inputs = _allocated_growth(run), _input_growth(run)
+    if max(allocated.largest_factor, inputs.largest_factor) < least and run.get(KeptLoops).names:
+        return ""  # no tensor is larger: the loop through what the steps keep does the same more often
+    if (factor := allocated.factor) >= least:
         return (
             f"the lines of the forward pass allocate {format_value(factor, 'ratio')} as much there, as for longer data"
         )
-    factor = _input_factor(run)
-    if factor >= least:
+    if (factor := inputs.factor) >= least:
         told = format_value(factor, "ratio")
         return f"the operators of the forward pass have inputs {told} as large there, as for longer data"
     return ""
@@ -50,34 +53,56 @@ def _typical(run: Run, part: Part, of: Callable[[StepRecord], int]) -> float:
     return statistics.median(of(record) for record in records)
 
 
-def _input_factor(run: Run) -> float:
+def _input_growth(run: Run) -> InputGrowth:
     with contextlib.suppress(NotRecorded):
-        return run.get(InputGrowth).factor
-    return 1.0
+        return run.get(InputGrowth)
+    return InputGrowth(factor=1.0)
 
 
-def _allocated_factor(run: Run) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AllocatedGrowth:
     """By how much a forward line's bytes grew, from the first allocation window to the last, that most grew more than.
 
-    What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
+    `largest_factor` is what any line's largest single block grew by.
     """
+
+    factor: float = 1.0
+    largest_factor: float = 1.0
+
+
+def _allocated_growth(run: Run) -> _AllocatedGrowth:
+    """What keeps more with every step makes a line or two allocate more; longer data does it to all of them."""
     with contextlib.suppress(NotRecorded):
         windows = run.get(LiveMemory).windows
-        early, late = (_forward_bytes(window, run.get(Sources)) for window in (windows[0], windows[-1]))
-        least = LEAST_LINE_SHARE * sum(early.values())
-        factors = sorted(late[site] / before for site, before in early.items() if before >= least and site in late)
-        return factors[len(factors) // 4] if len(factors) > 1 else 1.0
-    return 1.0
+        early, late = (_forward_blocks(window, run.get(Sources)) for window in (windows[0], windows[-1]))
+        least = LEAST_LINE_SHARE * sum(lines.num_bytes for lines in early.values())
+        both = [(before, late[site]) for site, before in early.items() if before.num_bytes >= least and site in late]
+        factors = sorted(after.num_bytes / before.num_bytes for before, after in both)
+        if len(factors) > 1:
+            largest = max(after.largest_bytes / before.largest_bytes for before, after in both)
+            return _AllocatedGrowth(factor=factors[len(factors) // 4], largest_factor=largest)
+    return _AllocatedGrowth()
 
 
-def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
-    """What each of the user's lines allocates in the forward pass of a step."""
+@dataclass(slots=True)
+class _Blocks:
+    """What a line allocates in the forward pass of a step, and the largest block of them."""
+
+    num_bytes: int = 0
+    largest_bytes: int = 0
+
+
+def _forward_blocks(window: LiveWindow, sources: Sources) -> dict[str, _Blocks]:
+    """Of each of the user's lines."""
     stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
     num_steps = len({stretch.step for stretch in stretches})
-    found: Counter[str] = Counter()
+    found: defaultdict[str, _Blocks] = defaultdict(_Blocks)
     for stretch in stretches:
         for event in window.events[stretch.first : stretch.end]:
             site = next((site for site in reversed(event.stack) if sources.is_user_code(site)), None)
             if site is not None and event.num_bytes > 0:
-                found[site] += event.num_bytes
-    return Counter({site: total // num_steps for site, total in found.items()})
+                found[site].num_bytes += event.num_bytes
+                found[site].largest_bytes = max(found[site].largest_bytes, event.num_bytes)
+    for blocks in found.values():
+        blocks.num_bytes //= num_steps
+    return {site: blocks for site, blocks in found.items() if blocks.num_bytes}

@@ -45,6 +45,25 @@ def mentions(expression: ast.AST, name: str) -> bool:
     return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
 
 
+def called_name(node: ast.AST) -> str:
+    """The last name of what is called; empty where the node is no call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+def class_of(placed: PlacedNode) -> str:
+    """The name of the innermost class that a node lies in; empty outside of all."""
+    return next((above.name for above in reversed(placed.ancestors) if isinstance(above, ast.ClassDef)), "")
+
+
+def site_of(file: str, placed: PlacedNode) -> str:
+    """`file:line:function` of an expression or statement."""
+    assert isinstance(placed.node, ast.expr | ast.stmt)
+    return f"{file}:{placed.node.lineno}:{placed.function}"
+
+
 def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
     inside = (*ancestors, node)
     for child in ast.iter_child_nodes(node):

@@ -82,6 +82,12 @@ BFLOAT16_FOR: Final[Mapping[str, str]] = {
 PRECISIONS: Final = frozenset({"precision", "mixed precision", "autocast dtype"})
 SWITCHES: Final = frozenset({"amp", "bf16", "autocast", "mixed precision"})
 """Keys that turn it on by true."""
+LOWERING: Final = SWITCHES | {"fp16", "float16", "bfloat16", "half", "half precision"}
+"""Where one of these is on, trainers refuse a second one, or the precision is low already."""
+TELLING: Final = frozenset({"precision", "dtype", "autocast", "amp"})
+"""Words of keys whose value may name a precision."""
+ON: Final = frozenset({"true", "yes", "on", "1"})
+LOW: Final = re.compile(r"16|half|(fp|float)8", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +108,7 @@ class UserSettings:
     """Each is None where no key fits, or more than one does.
 
     `micro_batch` holds the samples of a micro-batch; `step_batch` those of a whole step, where that is several
-    micro-batches; `checkpointing` and `precision` are changes that were not made: both are off.
+    micro-batches; `checkpointing` and `precision` are changes that were not made: both are off, by every key there is.
     `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
     """
 
@@ -119,7 +125,7 @@ class UserSettings:
         """Read what run.json keeps; without a finished step the loader tells how many samples a micro-batch has."""
         samples, parts = _usual_step(run)
         num_ranks = max(1, len(run.rank_folders))
-        settings = list(_settings(run.run_file.configuration))
+        settings = [one for one in _settings(run.run_file.configuration) if not OTHER_LOOPS & set(_words(one.name))]
         batches = [one for one in settings if samples and _is_batch_size(one.name)]
         whole = [one for one in batches if WHOLE & set(_own_words(one.name))]
         others = [one for one in batches if one not in whole]
@@ -136,7 +142,7 @@ class UserSettings:
             step_batch=step,
             accumulation=accumulation,
             checkpointing=_only_change(_checkpointing(one) for one in settings),
-            precision=_only_change(_precision(one) for one in settings),
+            precision=None if any(map(_is_low, settings)) else _only_change(_precision(one) for one in settings),
         )
 
     @property
@@ -179,7 +185,7 @@ def _own_words(name: str) -> list[str]:
 
 def _is_batch_size(name: str) -> bool:
     words = set(_own_words(name))
-    return words <= BATCH_WORDS and bool(words & BATCHES) and not OTHER_LOOPS & set(_words(name))
+    return words <= BATCH_WORDS and bool(words & BATCHES)
 
 
 def _is_accumulation(name: str) -> bool:
@@ -187,18 +193,26 @@ def _is_accumulation(name: str) -> bool:
     return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
 
 
-def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
-    parent, _, last = setting.name.rpartition(".")
+def _switched(name: str) -> str:
+    """What a key turns on, in words: `gradient checkpointing` for `model.gradient_checkpointing.enabled`."""
+    parent, _, last = name.rpartition(".")
     words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
-    named = " ".join(word for word in words if word not in SWITCH_WORDS)
+    return re.sub(r"(fp|bf|float) (?=\d)", r"\1", " ".join(word for word in words if word not in SWITCH_WORDS))
+
+
+def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
     is_off = setting.value.lower() in OFF
-    return setting.becomes(_on(setting.value)) if is_off and CHECKPOINTING.fullmatch(named) else None
+    return setting.becomes(_on(setting.value)) if is_off and CHECKPOINTING.fullmatch(_switched(setting.name)) else None
+
+
+def _is_low(setting: UserSetting) -> bool:
+    """Whether this key already sets a precision of 16 bits or fewer."""
+    is_on = setting.value.lower() in ON and _switched(setting.name) in LOWERING
+    return is_on or bool(TELLING & set(_words(setting.name)) and LOW.search(setting.value))
 
 
 def _precision(setting: UserSetting) -> ConfigurationValue | None:
-    parent, _, last = setting.name.rpartition(".")
-    words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
-    named = " ".join(word for word in words if word not in SWITCH_WORDS).replace("bf 16", "bf16")
+    named = _switched(setting.name)
     if named in PRECISIONS and setting.value in BFLOAT16_FOR:
         return setting.becomes(BFLOAT16_FOR[setting.value])
     is_off = setting.value.lower() in OFF

@@ -11,8 +11,9 @@ def keep_on_host(
 ) -> tuple[CodeEdit, ...]:
     """The edits of the moves, and of each slice, which lies in the same function; none unless all can be made.
 
-    Each slice is moved where the data was, so all moves must name the same device, and nothing else. Elsewhere what
-    takes samples hands them on in ways that no edit of one expression can follow.
+    Each slice is moved where the data was, so all moves must name the same device, and nothing else. Whoever reads the
+    data otherwise needs it where it was, and what takes samples elsewhere hands them on in ways that no edit of one
+    expression can follow: then there are no slices, and no edits.
     """
     devices = {_device_of(move) for move in moves}
     is_one_line = all(one.lineno == one.end_lineno for one in (*moves, *slices))

@@ -76,8 +76,10 @@ def source_phrase(source: str) -> str:
 
 
 def gain_verb(gain: Gain) -> str:
-    """A bound is an upper limit; a replay or a model is an estimate."""
-    return "saves up to" if gain.basis == "measured bound" else "saves about"
+    """A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate."""
+    pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, gain.peak_bytes_interval)
+    reaches_beyond = any(value is not None and interval and interval[1] > value for value, interval in pairs)
+    return "saves up to" if gain.basis == "measured bound" and not reaches_beyond else "saves about"
 
 
 def gain_phrase(gain: Gain) -> str:

@@ -61,11 +61,17 @@ def test_it_blames_the_line_that_fills_what_nothing_empties(tmp_path: Path) -> N
 
 
 def test_it_tells_when_the_host_is_full_and_how_many_steps_take_a_hundredth(tmp_path: Path) -> None:
-    """16 GiB, of which 739 MiB are used at step 119, at a MiB per step; a hundredth is 163 steps'."""
-    finding = only_finding(run_of(tmp_path / "run", growing()))
+    """16 GiB, of which 819 MiB are used at step 199, at a MiB per step; a hundredth is 163 steps'."""
+    finding = only_finding(run_of(tmp_path / "run", growing(200)))
     assert "the 16.0 GiB of the host last until step ~16,000" in finding.message
     assert "What 163 steps put into it" in finding.fix.summary
     assert finding.severity == "medium"
+
+
+def test_it_does_not_tell_when_the_host_is_full_a_hundred_times_the_recording_later(tmp_path: Path) -> None:
+    finding = only_finding(run_of(tmp_path / "run", growing(120)))
+    assert "last until" not in finding.message
+    assert "used up" not in str(finding.evidence)
 
 
 def test_a_leak_that_ends_soon_is_severe(tmp_path: Path) -> None:

@@ -34,18 +34,200 @@ def test_it_blames_the_statement_and_bounds_the_holder(tmp_path: Path) -> None:
     assert retained_graph(run).findings == memory_growth(run).findings == ()
 
 
+def within(source: str, bound: str) -> str:
+    """The program with these lines at the end of its step."""
+    return source.replace("    print(", bound.replace("    ", "        ") + "    print(")
+
+
 @pytest.mark.parametrize(
     "bound",
     [
-        "    history = deque(maxlen=500)\n",
         "    if len(history) > 500:\n        history = history[1:]\n",
+        "    if len(history) == 500:\n        history = []\n",
+        "    if 500 < len(history):\n        break\n",
         "    history.pop(0)\n",
         "    del history[0]\n",
+        "    history = history[-500:]\n",
+        "    history[:] = history[-500:]\n",
     ],
 )
 def test_a_container_that_is_bounded_already_only_fills_up(tmp_path: Path, bound: str) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": SOURCE + bound}, censuses=[plain()])
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": within(SOURCE, bound)}, censuses=[plain()])
+    examination = growing_tensors(run)
+    assert examination.findings == ()
+    assert "; `history` keeps tensors, and is bounded at train.py:" in examination.looked_at
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("history = []", "history = deque(maxlen=500)"),
+        ("history = []", "history = deque([], 500)"),
+        ("history.append(x)", "if len(history) < 500:\n            history.append(x)"),
+        ("history.append(x)", "if y and len(history) < 500:\n            history.append(x)"),
+        (
+            "history.append(x)",
+            "if len(history) >= 500:\n            history[0] = x\n        else:\n            history.append(x)",
+        ),
+        ("history.append(x)", "if y or len(history) >= 500:\n            continue\n        history.append(x)"),
+    ],
+)
+def test_a_container_that_is_kept_short_only_fills_up(tmp_path: Path, old: str, new: str) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": SOURCE.replace(old, new)}, censuses=[plain()])
     assert growing_tensors(run).findings == ()
+
+
+@pytest.mark.parametrize(("argument", "num_findings"), [("history", 0), ("other", 1)])
+def test_a_function_that_is_given_it_under_its_name_bounds_it(tmp_path: Path, argument: str, num_findings: int) -> None:
+    source = within(SOURCE, f"    trim({argument})\n") + "def trim(history):\n    del history[:-9]\n"
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[plain()])
+    assert len(growing_tensors(run).findings) == num_findings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    if len(history) > 0 and step % 100 == 0:\n        print(history[-1])\n",
+        "    if len(history) > 9:\n        print(history[-1])\n",
+        "    if len(history) != 0:\n        history = history\n",
+        "    assert len(history) == step\n",
+        "    history[-1].clear()\n",
+        "    if len(history) < 9:\n        continue\n",
+        "    if y and len(history) > 9:\n        break\n",
+        "    if len(history) > 9:\n        history[-1] = x\n",
+        "    other.history.clear()\n",
+        "    self.history.clear()\n",
+    ],
+)
+def test_what_only_looks_at_a_container_does_not_bound_it(tmp_path: Path, line: str) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": within(SOURCE, line)}, censuses=[plain()])
+    assert len(growing_tensors(run).findings) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "def unrelated(words):\n    history = list(words)\n    while history:\n        history.pop()\n",
+        "def unrelated(history):\n    history.clear()\nunrelated([])\n",
+        "    history.clear()\n",
+        "history = deque(maxlen=9)\n",
+        "class Meter:\n    def reset(self):\n        self.history.clear()\n",
+    ],
+)
+def test_another_variable_of_that_name_and_what_comes_after_the_loop_bound_nothing(tmp_path: Path, other: str) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": SOURCE + other}, censuses=[plain()])
+    assert len(growing_tensors(run).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "is_bound"),
+    [
+        ("def unrelated(words):\n    history = list(words)\n    history.pop()\n", False),
+        ("def trim():\n    global history\n    history.pop()\n", True),
+        ("def trim():\n    history.pop()\n", True),
+        ("history.pop()\n", False),
+        ("history = deque(maxlen=9)\n", True),
+    ],
+)
+def test_of_a_global_only_its_own_lines_count(tmp_path: Path, other: str, is_bound: bool) -> None:
+    source = "history = []\nfor x, y in loader:\n    history.append(x)\n" + other
+    holder = census(
+        graph_nodes_before=0, graph_nodes_after=0, graph_bytes_before=0, graph_bytes_after=0,
+        tensor_bytes_before=10 * MIB, tensor_bytes_after=14 * MIB, scope="global", owner="__main__",
+    )  # fmt: skip
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[holder])
+    assert bool(growing_tensors(run).findings) is not is_bound
+
+
+TRAINER = """\
+class Loop:
+    def end(self):
+        self.history.clear()
+
+class Trainer(Loop):
+    def step(self, x):
+        self.history.append(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_bound"),
+    [
+        ("Trainer(Loop)", "Trainer(Loop)", True),
+        ("Trainer(Loop)", "Trainer(base.Loop)", True),
+        ("Trainer(Loop)", "Trainer", False),
+        ("self.history.clear()", "history.clear()", False),
+        ("self.history.clear()", "self.trainer.history.clear()", True),
+    ],
+)
+def test_of_an_attribute_the_lines_of_its_own_classes_count(tmp_path: Path, old: str, new: str, is_bound: bool) -> None:
+    holder = census(
+        graph_nodes_before=0, graph_nodes_after=0, graph_bytes_before=0, graph_bytes_after=0,
+        tensor_bytes_before=10 * MIB, tensor_bytes_after=14 * MIB, scope="attribute", owner="Trainer",
+    )  # fmt: skip
+    sources = {"train.py": TRAINER.replace(old, new)}
+    run = write_run(tmp_path, steps=leaking_steps(), sources=sources, censuses=[holder])
+    assert bool(growing_tensors(run).findings) is not is_bound
+
+
+def test_lists_in_a_dictionary_are_bounded_each_by_itself(tmp_path: Path) -> None:
+    kept = SOURCE.replace("history = []", "history = defaultdict(list)").replace("history.", "history[y].")
+    bounds = {
+        "none": kept,
+        "taken out": kept.replace("    print(", "        history[y].pop(0)\n    print("),
+        "made short": kept.replace("(list)", "(lambda: deque(maxlen=9))"),
+        "of an item": kept.replace("    print(", "        history[y][0].clear()\n    print("),
+    }
+    found = {
+        name: len(
+            growing_tensors(
+                write_run(tmp_path / name, steps=leaking_steps(), sources={"train.py": text}, censuses=[plain()])
+            ).findings
+        )
+        for name, text in bounds.items()
+    }
+    assert found == {"none": 1, "taken out": 0, "made short": 0, "of an item": 1}
+
+
+ENTRIES = SOURCE.replace("history = []", "stats = {'train': {'outputs': [], 'seen': []}, 'last': None}").replace(
+    "history.append(x)", "stats['train']['seen'].append(y)\n        stats['train']['outputs'].append(x)"
+)
+
+
+def entry() -> HolderCensus:
+    """The list `outputs` of the dictionary, as a census spells it."""
+    counted = plain()
+    (holder,) = counted.holders
+    holder.path, holder.name = "train.stats['train']['outputs']", "stats"
+    return counted
+
+
+def test_of_an_entry_of_a_dictionary_the_entry_is_named_and_its_own_statement_blamed(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": ENTRIES}, censuses=[entry()])
+    (finding,) = growing_tensors(run).findings
+    assert finding.blame.text == "stats['train']['outputs'].append(x)"
+    assert finding.headline == "`stats['train']['outputs']` keeps tensors"
+    assert "Bound `stats['train']['outputs']`: make it `collections.deque(maxlen=" in finding.fix.summary
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_bound"),
+    [
+        ("    stats.pop('last')\n", False),
+        ("    del stats['last']\n", False),
+        ("    stats['train']['seen'].clear()\n", False),
+        ("    if len(stats) > 3:\n        stats = dict(stats)\n", False),
+        ("    stats['train']['outputs'].pop(0)\n", True),
+        ("    stats[kind]['outputs'].clear()\n", True),
+        ("    stats.clear()\n", True),
+        ("    stats['train'].pop('outputs')\n", True),
+        ("    del stats['train']['outputs'][0]\n", True),
+        ("    if len(stats['train']['outputs']) > 500:\n        raise SystemExit\n", True),
+    ],
+)
+def test_what_bounds_another_entry_does_not_bound_this_one(tmp_path: Path, bound: str, is_bound: bool) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": within(ENTRIES, bound)}, censuses=[entry()])
+    assert bool(growing_tensors(run).findings) is not is_bound
 
 
 def test_graphs_are_not_its_business(tmp_path: Path) -> None:

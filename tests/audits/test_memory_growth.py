@@ -82,6 +82,38 @@ def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_on_the_call_that_mad
     assert "each step makes `x` at train.py:3" in str(finding.evidence)
 
 
+def events_of(line: int, at_ms: float) -> list[AllocationEvent]:
+    """A mebibyte that a line allocates in each of three steps and nobody gives back."""
+    return [
+        AllocationEvent(
+            time_ns=START_NS + step * 1_000_000_000 + round(at_ms * 1_000_000),
+            address=1000 * line + step + 1,
+            num_bytes=MIB,
+            operation="aten::clone",
+            stack=(f"train.py:{line}:train",),
+            forward_stack=(),
+            modules=(),
+            is_backward=False,
+        )
+        for step in (40, 41, 42)
+    ]
+
+
+def test_what_survives_beside_the_pass_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
+    in_forward, after_backward = 2.0, 14.0
+    beside = write_run(
+        tmp_path / "beside", steps=leaking_steps(), sources={"train.py": PENALTY},
+        allocations=[events_of(7, after_backward)],
+    )  # fmt: skip
+    within = write_run(
+        tmp_path / "within", steps=leaking_steps(), sources={"train.py": PENALTY},
+        allocations=[sorted(events_of(4, in_forward) + events_of(2, after_backward), key=lambda one: one.time_ns)],
+    )  # fmt: skip
+    (of_beside,), (of_within,) = memory_growth(beside).findings, memory_growth(within).findings
+    assert str(of_beside.blame) == "train.py:7"
+    assert str(of_within.blame) == "train.py:5"
+
+
 def test_a_variable_that_is_seen_to_keep_it_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
     text = PENALTY.replace("    for x", "    history = []\n    for x") + "        history.append(out)\n"
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": text}, censuses=[census()])
@@ -147,9 +179,8 @@ def test_what_passes_says_how_many_steps_were_read(audit: Audit, tmp_path: Path)
 
 def test_growth_that_is_known_early_only_is_told_up_to_there(tmp_path: Path) -> None:
     (finding,) = memory_growth(write_run(tmp_path, steps=read_early(), sources={"train.py": TRAIN})).findings
-    assert finding.message.startswith(
-        "Up to step 39, the last one whose memory was read, memory grew 1.00 MiB per step; what holds it"
-    )
+    assert finding.message.startswith("Memory grew 1.00 MiB per step; what holds it")
+    assert finding.message.endswith("; memory was last read after step 39 of 239.")
     assert "the measured slope up to step 39," in finding.gain.explanation
     assert finding.gain.peak_bytes == 39 * MIB
     assert "rise up to step 39" in str(finding.evidence)
@@ -166,4 +197,23 @@ def test_growth_that_is_known_to_the_end_is_told_of_the_whole_run(tmp_path: Path
     (finding,) = memory_growth(write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})).findings
     assert finding.message.startswith("Memory grows 1.00 MiB per step")
     assert "over the recorded steps" in finding.gain.explanation
+    assert "last read" not in finding.message
+
+
+def test_an_end_that_lies_far_beyond_what_was_recorded_is_not_foretold(tmp_path: Path) -> None:
+    """16 GiB at a MiB per step last for 16,000 steps: 80 times as many as 200, 270 times as many as 60."""
+    near = write_run(tmp_path / "near", steps=leaking_steps(200), sources={"train.py": TRAIN})
+    far = write_run(tmp_path / "far", steps=leaking_steps(60), sources={"train.py": TRAIN})
+    (of_near,), (of_far,) = memory_growth(near).findings, memory_growth(far).findings
+    assert "would last until step ~16,000" in of_near.message
+    assert "step at which it is used up" in str(of_near.evidence)
+    assert "last until" not in of_far.message
+    assert "used up" not in str(of_far.evidence)
+
+
+def test_an_end_that_makes_it_severe_is_told_however_few_steps_were_recorded(tmp_path: Path) -> None:
+    steps = leaking_steps(30, 4 * MIB)
+    (finding,) = memory_growth(write_run(tmp_path, steps=steps, sources={"train.py": TRAIN})).findings
+    assert finding.severity == "high"
+    assert "will end this run at step ~4,000" in finding.message
     assert "Whether it went on growing" not in str(finding.evidence)

@@ -13,8 +13,9 @@ from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run import Run
 from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
+from tests.audits.growing_runs import census
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, run_of
-from tests.builders import GPU, loader_built, make_step, make_steps, write_run
+from tests.builders import loader_built, make_step, make_steps, write_run
 from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
 
 
@@ -84,21 +85,8 @@ SMALLER = (
 )
 
 
-def on_device(folder: Path, program: Program, **fields: Any) -> Run:
-    return write_run(
-        folder,
-        steps=make_steps(10),
-        sources={"train.py": TRAIN},
-        snapshots=[program.snapshot()],
-        devices=[GPU],
-        memory_source="CUDA caching allocator",
-        configuration=CONFIGURATION,
-        **fields,
-    )
-
-
 def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
-    fix = only_finding(on_device(tmp_path / "run", truly_short())).fix
+    fix = only_finding(run_of(tmp_path / "run", truly_short(), configuration=CONFIGURATION)).fix
     assert fix.changes == SMALLER
     assert fix.applicability == "review"
     assert fix.summary.startswith(
@@ -110,7 +98,7 @@ def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
 def test_where_the_allocators_setting_suffices_it_alone_is_changed_and_the_batch_named_beside_it(
     tmp_path: Path,
 ) -> None:
-    fix = only_finding(on_device(tmp_path / "run", in_pieces())).fix
+    fix = only_finding(run_of(tmp_path / "run", in_pieces(), configuration=CONFIGURATION)).fix
     (change,) = fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert fix.applicability == "safe"
@@ -169,9 +157,15 @@ def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: P
 
 def test_growing_memory_is_mended_where_it_grows_not_by_a_smaller_batch(tmp_path: Path) -> None:
     steps = [make_step(step, allocated_bytes=[(100 + 20 * step) * MIB] * 5) for step in range(40)]
-    fix = only_finding(ended(tmp_path / "run", steps=steps)).fix
-    assert fix.summary.startswith("Memory grew by 20.0 MiB with every step")
-    assert fix.changes == ()
+    unknown = only_finding(ended(tmp_path / "unknown", steps=steps)).fix
+    assert unknown.changes == ()
+    assert unknown.summary == (
+        "Memory grew by 20.0 MiB with every step until it was full: find what keeps it; a smaller batch only puts the "
+        "end off."
+    )
+    keeping = "def train():\n    history = []\n    for x in loader:\n        history.append(x)\n"
+    held = ended(tmp_path / "held", steps=steps, sources={"train.py": keeping}, censuses=[census()])
+    assert ": mend train.py:4, where `history` keeps more and more;" in only_finding(held).fix.summary
 
 
 def test_a_request_larger_than_the_machine_is_no_matter_of_the_batch(tmp_path: Path) -> None:
@@ -192,6 +186,13 @@ def test_where_the_batch_cannot_shrink_checkpointing_is_what_is_left(tmp_path: P
     fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
     assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
+
+
+def test_a_batch_of_one_is_not_told_to_be_made_smaller(tmp_path: Path) -> None:
+    steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
+    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration={"batch_size": "1"})).fix
+    assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
+    assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
 
 
 def test_before_the_first_step_the_batch_is_halved_and_no_gain_claimed(tmp_path: Path) -> None:

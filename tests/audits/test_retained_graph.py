@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from efprof.artifacts.holders import HolderCensus
 from efprof.audits.growing_tensors import growing_tensors
@@ -42,15 +43,14 @@ def test_predicts_the_rise_over_the_recorded_steps(tmp_path: Path) -> None:
 def test_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
-        steps=leaking_steps(),
+        steps=leaking_steps(200),
         sources={"train.py": TRAIN},
         censuses=[census()],
-        devices=[GPU],
+        devices=[replace(GPU, total_bytes=16_000 * MIB)],
         memory_source="CUDA allocator",
     )
     (finding,) = retained_graph(run).findings
-    end = 59 + (GPU.total_bytes - 159 * MIB) // MIB
-    assert f"would last until step {format_about(end)}" in finding.message
+    assert f"would last until step {format_about(199 + 16_000 - 299)}" in finding.message
     assert finding.severity == "medium"
 
 

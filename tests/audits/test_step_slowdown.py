@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,71 @@ def test_an_operator_that_goes_through_more_and_more_does_not(tmp_path):
         for step, ms, kept in ((5, 2.0, 10), (60, 24.0, 900))
     )
     assert len(examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings) == 1
+
+
+MORE_CALLS = """\
+def main():
+    seen = []
+    for x, y in loader:
+        out = model(x)
+        for old in seen:
+            out = blend(out, old)
+        seen.append(x)
+        out.mean().backward()
+"""
+
+
+def calls_of(step, num_calls, *, length=32):
+    """A window's Python calls and operators: `blend` is called so many times on what is always as large."""
+    start, ms = 1000.0 * step + 1.1, 0.1
+    operators = [
+        trace_event("aten::add", start + ms * at, ms, category="cpu_op", **{"Input Dims": [[16, length], [16, length]]})
+        for at in range(num_calls)
+    ]
+    python = [
+        trace_event("nn.Module: Blend_0", start, ms * num_calls, call_site="train.py:6:main"),
+        trace_event("torch/_tensor.py(600): backward", start + 500, 8.0, call_site="train.py:8:main"),
+    ]
+    return [*python, *operators]
+
+
+def allocated_by_calls(step, num_calls, *, num_bytes=4096):
+    """What the same calls allocate, in a line before the loop and the one within it."""
+    lines = [event for at in range(num_calls) for event in allocated_in(step, line_4=num_bytes, line_6=num_bytes)]
+    return [dataclasses.replace(event, address=at) for at, event in enumerate(lines)]
+
+
+def slowed_by_calls(folder, source=MORE_CALLS, *, late_length=32, late_bytes=4096):
+    steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
+    traces = (calls_of(5, 4), calls_of(60, 30, length=late_length))
+    windows = (allocated_by_calls(3, 4), allocated_by_calls(90, 30, num_bytes=late_bytes))
+    return step_slowdown(
+        write_run(
+            folder, steps=steps, traces=traces, allocations=windows, sources={"train.py": source},
+            events=[loader_built(site="train.py:3:main")],
+        )
+    )  # fmt: skip
+
+
+def test_more_calls_on_what_is_as_large_are_no_longer_data_where_the_steps_go_through_what_they_keep(tmp_path):
+    (finding,) = slowed_by_calls(tmp_path / "run").findings
+    assert finding.headline == "Later steps take longer"
+
+
+@pytest.mark.parametrize(
+    ("source", "late"),
+    [
+        (MORE_CALLS.replace("seen.append(x)", "pass"), {}),
+        (MORE_CALLS.replace("for old in seen", "for old in x"), {}),
+        (MORE_CALLS.replace("        seen.append(x)", "        seen.append(x)\n        seen.clear()"), {}),
+        (MORE_CALLS, {"late_length": 96}),
+        (MORE_CALLS, {"late_bytes": 12_288}),
+    ],
+    ids=["kept nothing", "goes through data", "emptied", "larger inputs", "larger blocks"],
+)
+def test_more_calls_that_the_data_may_ask_for_are_unclear(source, late, tmp_path):
+    with pytest.raises(ThinEvidence, match="as for longer data"):
+        slowed_by_calls(tmp_path / "run", source, **late)
 
 
 def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):

@@ -19,7 +19,7 @@ def use_of(text: str, marked: str = "# here") -> DatasetUse | None:
     ]
     code = StepCode({"train.py": tree}, [("train.py", backward, around[-1] if around else "<module>")])
     here = next(number for number, line in enumerate(lines, start=1) if line.endswith(marked))
-    return DatasetUses({"train.py": tree}, code).of_line("train.py", here)
+    return DatasetUses(code).of_line("train.py", here)
 
 
 def program(before: str, taken: str, loop: str = "for i in range(0, len(data), 64):") -> str:
@@ -124,6 +124,44 @@ def test_what_steps_take_in_parts_is_a_data_set(text: str) -> None:
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS.keys())
 def test_what_steps_use_otherwise_is_none(text: str) -> None:
     assert use_of(text) is None
+
+
+MOVED = "data = data.to(device)  # here"
+SLICED = program(MOVED, "data[i : i + 64]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SLICED,
+        program(f"data = data / data.shape[0]\n{MOVED}\nprint(data.size(0), data.dtype)", "data[i : i + 64]"),
+        program("x, data = x.to(device), data.to(device)  # here", "data[i : i + 64] + x[i : i + 64]"),
+    ],
+    ids=["alone", "looked at before", "two"],
+)
+def test_where_slices_are_all_that_is_done_with_it_they_are_given(text: str) -> None:
+    use = use_of(text)
+    assert use is not None
+    assert [ast.unparse(one) for one in use.slices][:1] == ["data[i:i + 64]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        program("x, data = x.to(device), data.to(device)  # here", "data[i : i + 64]") + "print(model(x))\n",
+        SLICED + "print(model(data).mean())\n",
+        program(f"{MOVED}\ncentres = data.mean(0)", "data[i : i + 64] - centres"),
+        program(f"{MOVED}\nindex = torch.randperm(9, device=data.device)", "data[i : i + 64]"),
+        program(f"{MOVED}\nother = data", "data[i : i + 64] + other[i]"),
+        program(f"{MOVED}\ndef evaluate():\n    model(data)", "data[i : i + 64]"),
+        program(f"for _ in range(2):\n    data = f(data)\n    {MOVED}", "data[i : i + 64]"),
+    ],
+    ids=["validation too", "whole", "mean", "device", "alias", "another function", "moved again and again"],
+)
+def test_where_it_is_read_otherwise_too_no_slices_are_given(text: str) -> None:
+    use = use_of(text)
+    assert use is not None
+    assert use.slices == ()
 
 
 def test_filling_it_before_the_loop_is_no_writing() -> None:

@@ -40,7 +40,7 @@ def found(text: str, backward: int, function: str) -> list[int]:
     """The lines of the statements."""
     trees = {"train.py": ast.parse(text)}
     code = StepCode(trees, [("train.py", backward, function)])
-    return [statement.line for statement in keeping_statements(trees, code)]
+    return [statement.line for statement in keeping_statements(code)]
 
 
 def in_loop(made: str, statement: str) -> list[int]:
@@ -65,6 +65,15 @@ def in_method(statement: str, more: str = "") -> list[int]:
 )
 def test_what_is_put_into_a_container_made_before_the_loop_is_kept(made: str, statement: str) -> None:
     assert in_loop(made, statement) == [6]
+
+
+def test_a_modules_forward_is_run_by_each_step_though_nothing_calls_it_by_name() -> None:
+    module = "class Net(Module):\n    def __init__(self):\n        self.seen = []\n"
+    module += "    def {name}(self, x):\n        self.seen.append(x)\n"
+    loop = LOOP.format(made="net = Net()", statement="pass")
+    assert found(loop + module.format(name="forward"), 5, "train") == [11]
+    assert found(loop + module.format(name="predict"), 5, "train") == []
+    assert found("loss.backward()\n" + module.format(name="forward"), 1, "<module>") == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.facts.input_sizes import InputGrowth
+from efprof.facts.run import open_run
 from efprof.model import NotRecorded
 from tests.builders import make_steps, trace_event, write_run
 
@@ -51,6 +52,16 @@ def test_an_operator_s_time_is_its_own_without_that_of_those_it_calls(tmp_path: 
     outer = call("aten::outer", FORWARD_MS, 3.0, [16, 8])
     early, late = ([outer, call("aten::inner", FORWARD_MS + 0.1, 2.8, [n, 8])] for n in (10, 30))
     assert growth(tmp_path / "run", early, late) == 3.0
+
+
+def largest(folder: Path, early: list[Any], late: list[Any]) -> float:
+    growth(folder, *([call("aten::stack", FORWARD_MS, 2.0, *sizes)] for sizes in (early, late)))
+    return open_run(folder).get(InputGrowth).largest_factor
+
+
+def test_more_tensors_of_one_size_are_no_larger_ones(tmp_path: Path) -> None:
+    assert largest(tmp_path / "more", [[[4, 2]]], [[[4, 2], [4, 2], [4, 2]]]) == 1.0
+    assert largest(tmp_path / "larger", [[[4, 2]]], [[[4, 2], [4, 6]]]) == 3.0
 
 
 def test_what_runs_outside_of_the_forward_pass_does_not_count(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_long_verdict_is_cut_after_a_word_so_that_no_number_loses_digits() -> 
 
 
 def test_long_paths_keep_their_end() -> None:
-    assert "train.py:102   saves up to 11.4 ms" in render_text(make_report())
+    assert "train.py:102   saves about 11.4 ms" in render_text(make_report())
 
 
 def test_a_clean_run_is_short() -> None:

@@ -1,7 +1,9 @@
 """Phrases that every rendering shares."""
 
-from efprof.model import CodeEdit, ConfigurationValue
-from efprof.report.wording import changes_to_make
+from typing import Any
+
+from efprof.model import CodeEdit, ConfigurationValue, Gain
+from efprof.report.wording import changes_to_make, gain_phrase
 
 SETTING = ConfigurationValue(name="num_workers", old="0", new="1", file="train.py")
 EDIT = CodeEdit(file="train.py", line=9, old="DataLoader(data)", new="DataLoader(data, num_workers=1)")
@@ -16,3 +18,17 @@ def test_a_setting_that_no_edit_holds_is_shown() -> None:
     other_value = ConfigurationValue(name="num_workers", old="0", new="2", file="train.py")
     assert changes_to_make((SETTING,)) == (SETTING,)
     assert changes_to_make((elsewhere, other_value, EDIT)) == (elsewhere, other_value, EDIT)
+
+
+def phrase(**fields: Any) -> str:
+    return gain_phrase(Gain(explanation="", **fields))
+
+
+def test_a_bound_whose_interval_reaches_beyond_it_is_no_upper_limit() -> None:
+    bound = {"basis": "measured bound", "peak_bytes": 300}
+    assert phrase(**bound).startswith("saves up to 300 B")
+    assert phrase(**bound, peak_bytes_interval=(250.0, 300.0)).startswith("saves up to 300 B")
+    assert phrase(**bound, peak_bytes_interval=(250.0, 390.0)) == (
+        "saves about 300 B (250 B to 390 B) of peak memory, by measured bound"
+    )
+    assert phrase(basis="measured bound", step_ms=2.0, step_ms_interval=(1.0, 3.0)).startswith("saves about 2.00 ms")
