@@ -27,6 +27,14 @@ class SwitchRequest(msgspec.Struct, kw_only=True, tag=True):
     options: dict[str, Any] = {}
 
 
+class AtHooksRequest(msgspec.Struct, kw_only=True, tag=True):
+    """So many `rounds` of so many `steps` without a recording and as many within one, timed at its hooks."""
+
+    rounds: int
+    steps: int
+    options: dict[str, Any] = {}
+
+
 class BlockRequest(msgspec.Struct, kw_only=True, tag=True):
     """`steps` to be timed after `warm_up` others, under a tool that is started before them and ended after them."""
 
@@ -45,6 +53,13 @@ class SwitchTimes(msgspec.Struct, kw_only=True):
     recorded_ms: list[float]
     bare_ms: list[float]
     folder: str
+
+
+class AtHooksTimes(msgspec.Struct, kw_only=True):
+    """Microseconds per step and round."""
+
+    bare_us: list[float]
+    recorded_us: list[float]
 
 
 class BlockTimes(msgspec.Struct, kw_only=True):

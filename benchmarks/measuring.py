@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchTimes
 from benchmarks.processes import Worker, started
@@ -45,6 +45,14 @@ def run_bare(loop: str, device: str) -> BlockTimes:
 def run_recorded(loop: str, device: str) -> BlockTimes:
     """The same under `efprof record`."""
     return _run_once(RECORDED, loop, device)
+
+
+def run_at_hooks(variant: Variant, loop: str, device: str, bare_ms: float) -> list[float]:
+    """Microseconds per step that a variant's recording takes at its hooks, in each round."""
+    with _workers(variant, loop, device) as (worker, _):
+        times = worker.time_hooks(variant.at_hooks_request(bare_ms))
+    without = median(times.bare_us)
+    return [recorded - without for recorded in times.recorded_us]
 
 
 def measure(variant: Variant, loop: str, device: str, bare_ms: float, *, rounds: int) -> list[Pair]:

@@ -15,7 +15,7 @@ import click
 
 from benchmarks.loops import LOOPS
 from benchmarks.machine import machine_line
-from benchmarks.measuring import measure, run_bare, run_recorded
+from benchmarks.measuring import measure, run_at_hooks, run_bare, run_recorded
 from benchmarks.start_up import START_UP_ROUNDS, measure_start_up
 from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
 from benchmarks.variants import TIER_1, VARIANTS, Variant
@@ -31,7 +31,9 @@ Blocks of steps with the tool and without it take turns; each figure is the medi
 block, with its interval at 95 %. The always-on tier's hooks are taken out and put back several times a second within
 one recording, for {seconds:.0f} s in each of two processes: slices of about 110 ms, recorded and bare by turns and of
 random length, so that the moods of a shared machine cancel out, their first two steps left out; 6 s of them make a
-round. The first 70 steps of a recording, of which 20 are read in full, are left out. The other tiers and
+round. The first 70 steps of a recording, of which 20 are read in full, are left out. What of it is spent at the hooks
+is timed there as well, in another process, in rounds of 3 s: steady where the difference of two long steps is not, but
+without what the recorder costs by throwing the training's data out of the caches. The other tiers and
 torch.profiler are turned on and off within one process, in random order, since two processes of one program differ by
 up to 2 % as long as they live. memray, TraceML and the last row, bare against bare, are measured between two
 processes: what that row shows, theirs may owe to chance. CPU time counts all threads of the training process; on the
@@ -99,9 +101,16 @@ def measure_loop(loop: str, tools: list[Variant], device: str, *, rounds: int | 
         except RuntimeError as error:
             click.echo(f"{loop}, {tool.name} is left out: {error}", err=True)
             continue
-        peak = run_recorded(loop, device).peak_bytes if tool.name == TIER_1.name else pairs[0].tool.peak_bytes
-        is_by_wall = device == "cuda"
-        yield row_of(loop, tool.name, pairs, is_by_wall=is_by_wall, peak_added_bytes=peak - bare.peak_bytes)
+        is_tier_1 = tool.name == TIER_1.name
+        peak = run_recorded(loop, device).peak_bytes if is_tier_1 else pairs[0].tool.peak_bytes
+        yield row_of(
+            loop,
+            tool.name,
+            pairs,
+            is_by_wall=device == "cuda",
+            peak_added_bytes=peak - bare.peak_bytes,
+            at_hooks_us=run_at_hooks(tool, loop, device, bare.step_ms) if is_tier_1 else (),
+        )
 
 
 def _describe_machine(device: str) -> list[str]:

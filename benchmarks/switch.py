@@ -47,6 +47,11 @@ class Switch:
         if not self._changes:
             raise RuntimeError("the recorder has replaced nothing: there is nothing to measure")
 
+    @property
+    def places(self) -> list[tuple[Any, str]]:
+        """The owners and names of what it has learnt."""
+        return [(owner, name) for owner, name, _, _ in self._changes]
+
     def turn(self, is_on: bool) -> None:
         """From here on the steps are recorded, or bare."""
         if is_on != self._is_on:

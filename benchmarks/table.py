@@ -26,6 +26,7 @@ HEADER = (
     "ratio, clock on the wall",
     "ratio, CPU time",
     "added per step",
+    "of that at its hooks",
     "by its own account",
     "per window",
     "peak memory added",
@@ -42,14 +43,23 @@ class Row:
     wall_ratio: Estimate
     cpu_ratio: Estimate
     added_us: Estimate
+    at_hooks_us: Estimate | None = None
     is_by_wall: bool
     own_us: float | None
     window_s: float | None
     peak_added_bytes: int
 
 
-def row_of(loop: str, tool: str, pairs: Sequence[Pair], *, is_by_wall: bool, peak_added_bytes: int) -> Row:
-    """What the pairs come to."""
+def row_of(
+    loop: str,
+    tool: str,
+    pairs: Sequence[Pair],
+    *,
+    is_by_wall: bool,
+    peak_added_bytes: int,
+    at_hooks_us: Sequence[float] = (),
+) -> Row:
+    """What the pairs come to, and what was timed at the hooks."""
 
     def ratio(of: Callable[[BlockTimes], float]) -> Estimate:
         return median_with_interval([of(pair.tool) / of(pair.bare) for pair in pairs])
@@ -62,6 +72,7 @@ def row_of(loop: str, tool: str, pairs: Sequence[Pair], *, is_by_wall: bool, pea
         wall_ratio=ratio(_wall_ms),
         cpu_ratio=ratio(_cpu_ms),
         added_us=median_with_interval([(clock(pair.tool) - clock(pair.bare)) * 1000 for pair in pairs]),
+        at_hooks_us=median_with_interval(at_hooks_us) if at_hooks_us else None,
         is_by_wall=is_by_wall,
         own_us=_median([pair.own_us for pair in pairs]),
         window_s=_median([pair.window_s for pair in pairs]),
@@ -78,6 +89,7 @@ def table_line(row: Row) -> str:
             _interval(row.wall_ratio, ".3f"),
             _interval(row.cpu_ratio, ".3f"),
             f"{_interval(row.added_us, '.0f')} us",
+            "" if row.at_hooks_us is None else f"{_interval(row.at_hooks_us, '.0f')} us",
             "" if row.own_us is None else f"{row.own_us:.0f} us",
             "" if row.window_s is None else f"{row.window_s:.2f} s",
             _mib(row.peak_added_bytes),
@@ -93,6 +105,9 @@ def budgets(row: Row) -> list[str]:
     else:
         added = _interval(row.added_us, ".0f")
         time = f"{_verdict(row.added_us, MAX_ADDED_US)}: added {added} us, at most {MAX_ADDED_US:.0f} us"
+        if row.at_hooks_us is not None:
+            at_hooks = _interval(row.at_hooks_us, ".0f")
+            time += f"; at its hooks {_verdict(row.at_hooks_us, MAX_ADDED_US)}: {at_hooks} us"
     is_small = row.peak_added_bytes <= MAX_PEAK_BYTES
     memory = f"{'held' if is_small else 'not held'}: added {_mib(row.peak_added_bytes)}, at most {_mib(MAX_PEAK_BYTES)}"
     return [f"- {row.loop}, {row.tool}, time {time}.", f"- {row.loop}, {row.tool}, peak host memory {memory}."]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, SwitchRequest, Under
+from benchmarks.blocks import STEPS_TO_SETTLE, AtHooksRequest, BlockRequest, SwitchRequest, Under
 
 BIN = Path(sys.executable).parent
 WORKER = "benchmarks/worker.py"
@@ -28,6 +28,10 @@ for a step like the others."""
 
 ROUND_MS = 6000.0
 """Of slices by turns: long against the two seconds after which what was recorded of them is written."""
+
+AT_HOOKS_ROUNDS = 10
+AT_HOOKS_MS = 3000.0
+"""Of a round: as long as it takes until what was recorded is written."""
 
 LONG_STEP_MS = 20.0
 """From here on the always-on tier's budget is a share of the step."""
@@ -76,6 +80,11 @@ class Variant:
             slices=max(1, round(ROUND_MS / (2 * steps * bare_ms))),
             options=dict(self.options),
         )
+
+    def at_hooks_request(self, bare_ms: float) -> AtHooksRequest:
+        """Rounds of it timed at its hooks, in one process."""
+        rounds = min(AT_HOOKS_ROUNDS, max(2, round(self.switched_s * 1000 / (2 * AT_HOOKS_MS))))
+        return AtHooksRequest(rounds=rounds, steps=max(1, round(AT_HOOKS_MS / bare_ms)), options=dict(self.options))
 
 
 def bare_request(bare_ms: float) -> BlockRequest:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script, by to
 import msgspec
 import torch
 
-from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
+from benchmarks.blocks import STEPS_TO_SETTLE, AtHooksRequest, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
 from benchmarks.loops import LOOPS, TrainingLoop
 
 if TYPE_CHECKING:
@@ -48,13 +48,20 @@ def main() -> None:
         connection.connect(chosen.socket)
         with connection.makefile("rwb") as lines:
             for line in lines:
-                request = msgspec.json.decode(line, type=BlockRequest | SwitchRequest)
-                if isinstance(request, SwitchRequest):
-                    answer = msgspec.json.encode(run_switched(step, loop, request))
-                else:
-                    answer = msgspec.json.encode(run_block(step, request))
-                lines.write(answer + b"\n")
+                request = msgspec.json.decode(line, type=BlockRequest | SwitchRequest | AtHooksRequest)
+                lines.write(msgspec.json.encode(run(step, loop, request)) + b"\n")
                 lines.flush()
+
+
+def run(step: Step, loop: TrainingLoop, request: BlockRequest | SwitchRequest | AtHooksRequest) -> msgspec.Struct:
+    """What was asked for."""
+    if isinstance(request, SwitchRequest):
+        return run_switched(step, loop, request)
+    if isinstance(request, AtHooksRequest):
+        from benchmarks.at_hooks import run_at_hooks
+
+        return run_at_hooks(step, loop, request)
+    return run_block(step, request)
 
 
 def plain_step(loop: TrainingLoop) -> Step:

@@ -1,6 +1,7 @@
 """The arithmetic of the overhead table, and that a loop can be measured with and without the recorder."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 import efprof
-from benchmarks.blocks import BlockTimes
+from benchmarks.at_hooks import Shims, run_at_hooks
+from benchmarks.blocks import AtHooksRequest, BlockTimes
 from benchmarks.intervals import Estimate, median_with_interval
+from benchmarks.loops import TrainingLoop
 from benchmarks.measuring import Pair, measure
 from benchmarks.start_up import measure_start_up
 from benchmarks.switch import Switch
@@ -44,14 +47,26 @@ def test_six_pairs_are_the_fewest_that_have_an_interval() -> None:
     [(0.99, 1.008, "held"), (1.002, 1.02, "unclear"), (1.011, 1.02, "not held")],
 )
 def test_a_long_step_is_judged_by_its_ratio(low: float, high: float, verdict: str) -> None:
-    time, _ = budgets(row(LONG, ratio=Estimate(value=1.0, low=low, high=high), added_us=Estimate(value=900.0)))
-    assert f"time {verdict}:" in time
+    verdict_on_time, _ = budgets(
+        row(LONG, ratio=Estimate(value=1.0, low=low, high=high), added_us=Estimate(value=900.0))
+    )
+    assert f"time {verdict}:" in verdict_on_time
 
 
 @pytest.mark.parametrize(("low", "high", "verdict"), [(20, 39, "held"), (30, 50, "unclear"), (41, 60, "not held")])
 def test_a_short_step_is_judged_by_what_is_added(low: float, high: float, verdict: str) -> None:
-    time, _ = budgets(row(SHORT, ratio=Estimate(value=1.5), added_us=Estimate(value=40.0, low=low, high=high)))
-    assert f"time {verdict}:" in time
+    verdict_on_time, _ = budgets(
+        row(SHORT, ratio=Estimate(value=1.5), added_us=Estimate(value=40.0, low=low, high=high))
+    )
+    assert f"time {verdict}:" in verdict_on_time
+
+
+def test_beside_it_stands_what_was_timed_at_the_hooks() -> None:
+    unclear = row(SHORT, ratio=Estimate(value=1.5), added_us=Estimate(value=40.0, low=30, high=50))
+    assert "at its hooks" not in budgets(unclear)[0]
+    verdict_on_time, _ = budgets(replace(unclear, at_hooks_us=Estimate(value=25.0, low=24, high=26)))
+    assert "unclear" in verdict_on_time
+    assert "at its hooks held: 25 (24 to 26) us" in verdict_on_time
 
 
 def test_memory_has_a_budget_of_its_own() -> None:
@@ -112,6 +127,34 @@ def test_a_switch_takes_every_hook_out_and_puts_it_back(tmp_path: Path, monkeypa
         switch.turn(True)
         train(10)
     assert len(read_steps(recording.folder / "rank0")[0]) == 20
+
+
+def test_what_hooks_take_is_timed_without_what_they_wrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    original = torch.autograd.backward
+
+    def step() -> None:
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+    loop = TrainingLoop(model=model, batches=iter(()), train=lambda _: None)
+    switch = Switch(model)
+    with efprof.record(windows="none"):
+        for _ in range(10):
+            step()
+        switch.learn()
+    shims = Shims()
+    with shims.around_originals(switch.places), efprof.record(windows="none"), shims.around_hooks(switch.places):
+        began = time.perf_counter()
+        spent_us = shims.time_round(step, 50)
+        step_us = (time.perf_counter() - began) / 50 * 1e6
+    assert 0 < spent_us < 0.9 * step_us
+    assert torch.autograd.backward is original
+    times = run_at_hooks(step, loop, AtHooksRequest(rounds=2, steps=20, options={"windows": "none"}))
+    assert len(times.bare_us) == len(times.recorded_us) == 2
+    assert torch.autograd.backward is original
 
 
 def test_the_start_of_a_child_is_measured_with_the_hook_and_without() -> None:

@@ -1,5 +1,7 @@
 """Device memory that is reserved, free, and of no use."""
 
+from functools import partial
+
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import (
     composition_numbers,
@@ -10,6 +12,7 @@ from efprof.facts.device_evidence import (
     trial_bars,
     trial_table,
 )
+from efprof.facts.device_findings import examination_of
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
 from efprof.facts.segment_evidence import segment_map
@@ -50,8 +53,8 @@ def fragmented_reserve(run: Run) -> Examination:
     devices = run.get(DeviceMemory).trusted
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests replayed under {1 + max(len(device.trials) for device in devices)} settings"
-    findings = tuple(_finding(run, device, best) for device in devices if (best := _better(device)) is not None)
-    return Examination(looked_at=looked_at, findings=findings)
+    better = [(device, best) for device in devices if (best := _better(device)) is not None]
+    return examination_of(looked_at, [partial(_finding, run, device, best) for device, best in better])
 
 
 def _better(device: DeviceHistory) -> Trial | None:
@@ -68,8 +71,8 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
     blame = line_of(sources, device.peak)
     if blame is None:
         raise ThinEvidence(
-            f"no stack in {device.file} names a line of yours, so nobody can be blamed; "
-            f"'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
+            f"no stack of device {device.history.device} in {device.file} names a line of yours, so nobody can be "
+            f"blamed; 'efprof allocator what-if' says which setting would reserve {format_bytes(saved)} less."
         )
     idle = parts.stranded_bytes + parts.releasable_bytes + parts.slack_bytes
     return Finding(

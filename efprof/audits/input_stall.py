@@ -1,6 +1,6 @@
 """Steps that wait for their data."""
 
-from efprof.facts.input_wait_evidence import wait_evidence
+from efprof.facts.input_wait_evidence import LEAST_GAIN, wait_evidence, wait_severity
 from efprof.facts.input_waits import MOST_HANDOVER_MS, InputWaits
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
@@ -13,12 +13,9 @@ LEAST_STEPS = 5
 """Fewer steady steps say more about the machine than about the loader."""
 LEAST_SHARE, LEAST_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
-LEAST_GAIN = 0.03
-"""More workers that win less than 3 % of the step are no advice: runs differ by as much."""
 LEAST_SHARE_WITHOUT_WORKERS = 0.5
 """Where no worker helps, a data set must be rewritten: worth it where training waits longer than it trains. Collating
 tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms)."""
-HIGH_SHARE = 0.3
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 
@@ -71,11 +68,12 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     workers, wanted, share = waits.best_workers, waits.wanted_workers, waits.data_ms / waits.step_ms
     interval = in_brackets(format_interval(*waits.data_interval_ms, "ms"))
     message = f"Each step waits {format_ms(waits.data_ms)}{interval} for its data, {format_share(share)} of its time"
+    certain_share = waits.data_interval_ms[0] / waits.step_ms
     if not _can_win(waits):
         summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
         summary += f"{waits.num_cpus} processors is free for another worker."
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
-        return _finding(run, blame, message, Fix(summary=summary, applicability="manual"), gain, share)
+        return _finding(run, blame, message, Fix(summary=summary, applicability="manual"), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
@@ -87,7 +85,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
     kept = "" if new.keys().isdisjoint(KEEP_WORKERS) else ", and keep the workers: persistent_workers=True"
     summary = f"Set num_workers: {waits.num_workers} -> {workers}{kept}{bound if wanted > workers else ''}."
     fix = Fix(summary=summary, applicability="review", changes=_changes(run, waits, blame, new))
-    return _finding(run, blame, message, fix, gain, share)
+    return _finding(run, blame, message, fix, gain, certain_share)
 
 
 def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
@@ -107,7 +105,7 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
     return set_loader_arguments(blame.file, lines, tree, blame.line, old=old, new=new)
 
 
-def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, share: float) -> Finding:
+def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, certain_share: float) -> Finding:
     return Finding(
         blame=blame,
         category="time",
@@ -116,5 +114,5 @@ def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, sh
         fix=fix,
         gain=gain,
         evidence=(run.get(Sources).snippet(blame), *wait_evidence(run.get(StepTimes), run.get(InputWaits))),
-        severity="high" if share >= HIGH_SHARE else "medium",
+        severity=wait_severity(run.get(InputWaits), certain_share, gain),
     )

@@ -1,9 +1,11 @@
 """A request that the device could not serve."""
 
 from dataclasses import replace
+from functools import partial
 
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import what_is_missing, why_it_failed
+from efprof.facts.device_findings import examination_of
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
 from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.memory_failure_evidence import evidence_of_device, failure_evidence, most_alive_site, what_failed
@@ -38,12 +40,12 @@ def out_of_memory(run: Run) -> Examination:
     What the replay under that setting reserves less, or what the smaller micro-batch is expected to take less.
     """
     devices = _devices(run)
-    findings = tuple(_finding(run, device, device.failure) for device in devices if device.failure is not None)
-    if not findings and run.run_file.ended == "out_of_memory":
-        findings = (_without_snapshot(run, run.get(MemoryFailure)),)
+    makes = [partial(_finding, run, device, device.failure) for device in devices if device.failure is not None]
+    if not makes and run.run_file.ended == "out_of_memory":
+        makes = [partial(_without_snapshot, run, run.get(MemoryFailure))]
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
-    return Examination(looked_at=looked_at if devices else "the error that ended the run", findings=findings)
+    return examination_of(looked_at if devices else "the error that ended the run", makes)
 
 
 def _devices(run: Run) -> tuple[DeviceHistory, ...]:
@@ -77,8 +79,8 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
     site = failure.site or failure.most_held_site
     if site is None:
         raise ThinEvidence(
-            f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack in {device.file} names a line "
-            "of yours; record with stacks."
+            f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack of device "
+            f"{device.history.device} in {device.file} names a line of yours; record with stacks."
         )
     blame = run.get(Sources).line(site)
     return Finding(
@@ -109,8 +111,7 @@ def _fix(run: Run, device: DeviceHistory, failure: Failure) -> Fix:
 
 
 def _gain(run: Run, device: DeviceHistory, failure: Failure) -> Gain:
-    survivor = _survivor(device)
-    if survivor is None:
+    if (survivor := _survivor(device)) is None:
         return gain_of(run, shortage_on(run, device, failure))
     return Gain(
         basis="replay",

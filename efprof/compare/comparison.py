@@ -16,7 +16,7 @@ def compare_reports(
     """Metrics and findings of `head` against those of `base`; `budgets` replace those of the metrics they name.
 
     Raises NotComparable where machine, versions, configuration or command differ and it is not `forced`, and
-    always where a run that did not fail holds no step; EfprofError where a budget names no metric.
+    always where neither run holds a step, or one that did not fail; EfprofError where a budget names no metric.
     """
     differences = find_differences(base, head)
     if differences and not forced:
@@ -24,6 +24,8 @@ def compare_reports(
             f"base and head differ in {'; '.join(differences)}: record both alike, or compare them as they are "
             "with --force."
         )
+    if not base.run.num_steps and not head.run.num_steps:
+        raise NotComparable("neither base nor head holds a finished step: record runs that get through one.")
     for side, report in (("base", base), ("head", head)):
         if not report.run.num_steps and not has_failed(report):
             raise NotComparable(

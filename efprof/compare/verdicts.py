@@ -90,6 +90,8 @@ def rule_for(metric: Metric) -> Rule:
 
 
 def _judge_time(base: Side, head: Side, *, minimum_effect: float) -> Judgement:
+    if max(base.value, head.value) < MINIMUM_TIME_MS:
+        return Judgement(verdict="same", reason=f"Less than {format_ms(MINIMUM_TIME_MS)} on both sides.")
     if abs(head.value - base.value) < MINIMUM_TIME_MS:
         return Judgement(verdict="unclear", reason=f"Less than {format_ms(MINIMUM_TIME_MS)} apart.")
     deviations = [block_deviation(side.samples, side.statistic.estimate) for side in (base, head)]

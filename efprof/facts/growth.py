@@ -1,14 +1,15 @@
 """Whether a memory's size after steps grows without end, and how fast: the trend of its readings.
 
-Method: Theil-Sen on the minima of equal blocks, with the rule and the false-alarm rates of statistics.md section 1.8
-for long runs; for short ones the thresholds below, measured on simulated healthy runs in tests/facts/test_growth.py.
+Method: weighted Theil-Sen on the minima of equal blocks, with the rule and the false-alarm rates of statistics.md
+section 1.8 for long runs; for short ones the thresholds below, measured on simulated healthy runs in
+tests/facts/test_growth.py.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from efprof.artifacts.steps import StepRecord
 from efprof.units import MIB
@@ -173,19 +174,24 @@ def block_minima(points: Sequence[Point]) -> list[Point]:
 
 
 def theil_sen(points: Sequence[Point]) -> Trend:
-    """The median of the slopes of all pairs, with Sen's (1968) interval from the variance of Kendall's S."""
-    slopes = sorted(
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
+    """The median of the slopes of all pairs, each weighted by the steps between them, with Sen's (1968) interval.
+
+    Without weights (Sievers 1978) readings that lie close together decide: of short steps the first sixty are read
+    densely, and what is added in lumps (now and then one more page, one longer list) came out up to 10 % too small.
+    The interval is from the variance of Kendall's S, and wide enough to hold the slope.
+    """
+    pairs = sorted(
+        ((later[1] - earlier[1]) / (later[0] - earlier[0]), later[0] - earlier[0])
         for index, earlier in enumerate(points)
         for later in points[index + 1 :]
     )
     num_points = len(points)
     spread = NORMAL_95 * math.sqrt(num_points * (num_points - 1) * (2 * num_points + 5) / 18)
-    rank_low = max(0, math.floor((len(slopes) - spread) / 2))
-    rank_high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
-    slope = _median(slopes)
+    rank_low = max(0, math.floor((len(pairs) - spread) / 2))
+    rank_high = min(len(pairs) - 1, math.ceil((len(pairs) + spread) / 2))
+    slope = _weighted_median(pairs)
     level = _median(sorted(value - slope * at for at, value in points))
-    return Trend(slope=slope, low=slopes[rank_low], high=slopes[rank_high], level=level)
+    return Trend(slope=slope, low=min(slope, pairs[rank_low][0]), high=max(slope, pairs[rank_high][0]), level=level)
 
 
 def is_leak(
@@ -233,3 +239,12 @@ def _lowest(points: Sequence[Point]) -> Point:
 def _median(values: Sequence[float]) -> float:
     middle = len(values) // 2
     return float(values[middle]) if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def _weighted_median(pairs: Sequence[tuple[float, int]]) -> float:
+    """Of (value, weight) in the order of values: the one that half of the weight lies below, or the mean of two."""
+    half = sum(weight for _, weight in pairs) / 2
+    reached = list(accumulate(weight for _, weight in pairs))
+    place = bisect_left(reached, half)
+    is_between = reached[place] == half and place + 1 < len(pairs)
+    return (pairs[place][0] + pairs[place + 1][0]) / 2 if is_between else pairs[place][0]

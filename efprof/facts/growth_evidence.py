@@ -162,7 +162,7 @@ def how_growth_is_known(fit: Fit, suspect: GrowthSuspect, *, is_counted: bool) -
         paragraphs=(
             _meaning(suspect),
             f"The lowest points of {len(fit.blocks)} equal stretches after warm-up were compared: the "
-            f"median of their slopes is {format_bytes(fit.trend.slope)} per step"
+            f"median of the slopes between them, the longer counting more, is {format_bytes(fit.trend.slope)} per step"
             f"{in_brackets(f'95 % interval {ends}' if ends else '')}, and both halves of {steps} show it. "
             f"{_how_the_line_is_known(suspect, is_counted=is_counted)}",
             *unread_steps(fit),

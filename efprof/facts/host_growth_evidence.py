@@ -119,7 +119,8 @@ def _narrative(growth: HostGrowth, lines: HostGrowthLines) -> Narrative:
             "Every step leaves memory behind that no tensor explains: Python's small objects (numbers, short texts, "
             "lists, dictionaries) lie in memory of their own, which no counter of an allocator shows.",
             f"The lowest points of {len(growth.fit.blocks)} equal stretches after warm-up were compared: the median of "
-            f"their slopes is {format_bytes(growth.fit.trend.slope)} per step. {line}",
+            f"the slopes between them, the longer counting more, is {format_bytes(growth.fit.trend.slope)} per step. "
+            f"{line}",
             *unread_steps(growth.fit),
             "A cache that is still filling, files that are mapped into memory and read for the first time, or a heap "
             "that breaks into pieces look the same: record more steps to tell.",

@@ -2,7 +2,17 @@
 
 from efprof.facts.input_waits import InputWaits
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, Number, Numbers, Series, SeriesLine
+from efprof.model import Evidence, Gain, Narrative, Number, Numbers, Series, SeriesLine, Severity
+
+HIGH_SHARE = 0.3
+LEAST_GAIN = 0.03
+"""More workers that win less than 3 % of the step are no advice: runs differ by as much."""
+
+
+def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severity:
+    """High only where the steps wait that long for sure, and the fix wins something for sure."""
+    least_ms = gain.step_ms_interval[0] if gain.step_ms_interval else gain.step_ms or 0.0
+    return "high" if certain_share >= HIGH_SHARE and least_ms >= LEAST_GAIN * waits.step_ms else "medium"
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:

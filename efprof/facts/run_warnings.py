@@ -1,14 +1,25 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
 
-from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped, StepsWithoutOptimizer, read_events
+import statistics
+
+from efprof.artifacts.events import (
+    WHOLE_RECORDING,
+    CollectorStopped,
+    Event,
+    OutOfMemory,
+    StepsWithoutOptimizer,
+    TrainingRaised,
+    read_events,
+)
 from efprof.artifacts.run_file import Ending
 from efprof.artifacts.steps import read_steps
-from efprof.facts.attempt_endings import describe_attempts
+from efprof.facts.attempt_endings import describe_attempts, name_of_error
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, UnreadableInput
+from efprof.units import format_ms
 
 ENDINGS: dict[Ending, str] = {
     "running": "The run was still going on, or its recorder was killed, when this report was made.",
@@ -29,6 +40,18 @@ WITHOUT_OPTIMIZER = (
     "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
 )
 
+UNEQUAL_STEPS = (
+    "Times of this run are uncertain: half of the steps took between {low} and {high}, as where other programs use the "
+    "machine; run it again while they do not. Steps that do unequal work look the same."
+)
+
+LEAST_STEPS = 20
+"""Of fewer, five decide where the middle half ends."""
+
+MOST_SPREAD = 1.0
+"""Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
+one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
+
 IGNORED_VARIABLE = (
     "PYTORCH_ALLOC_CONF={value} did nothing: the CUDA allocator of torch {version} does not read that variable. Set "
     "PYTORCH_CUDA_ALLOC_CONF instead, or install torch 2.10."
@@ -48,13 +71,41 @@ def _about_run(run: Run) -> tuple[str, ...]:
     except NotRecorded:
         return _without_steps(run)
     warnings = [ENDINGS[run.run_file.ended]] if run.run_file.ended in ENDINGS else []
-    warnings += filter(None, [describe_attempts(run)])
+    warnings += [*_about_answers_to_shortage(run, events), *filter(None, [describe_attempts(run)])]
     warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
     warnings += _about_stops_in_other_ranks(run)
     warnings += [WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)]
     warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
-    warnings += _about_broken_windows(run)
+    warnings += [*_about_broken_windows(run), *_about_untold_devices(run), *_about_unequal_steps(times)]
     return tuple(warnings)
+
+
+def _about_unequal_steps(times: StepTimes) -> list[str]:
+    if len(times.steady) < LEAST_STEPS:
+        return []
+    whole = statistics.quantiles((time.total_ms for time in times.steady), n=4, method="inclusive")
+    rest = statistics.quantiles((time.total_ms - time.of("data") for time in times.steady), n=4, method="inclusive")
+    if any(high - low < MOST_SPREAD * middle for low, middle, high in (whole, rest)):
+        return []
+    return [UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))]
+
+
+def _about_answers_to_shortage(run: Run, events: list[Event]) -> list[str]:
+    """The errors by which the program answered a shortage of memory, which the verdict is about."""
+    if run.run_file.ended != "out_of_memory":
+        return []
+    shortages = {event.message for event in events if isinstance(event, OutOfMemory)}
+    if not shortages:
+        return []
+    return [
+        f"When memory had run out, the program raised another error{_at_line(event)}: {name_of_error(event)}."
+        for event in events
+        if isinstance(event, TrainingRaised) and event.message not in shortages
+    ]
+
+
+def _at_line(error: TrainingRaised) -> str:
+    return f" at {error.sites[-1].rpartition(':')[0]}" if error.sites else ""
 
 
 def _about_ignored_variable(run: Run) -> list[str]:
@@ -68,7 +119,7 @@ def _about_ignored_variable(run: Run) -> list[str]:
 
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
-        return (FOREIGN, *_without_history(run))
+        return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
     num_torn = _num_unread_steps(run)
     if num_torn:
         return tuple(_about_torn_lines("steps.jsonl", num_torn))
@@ -83,6 +134,14 @@ def _without_history(run: Run) -> tuple[str, ...]:
     except UnreadableInput:  # each audit that reads it says so
         return ()
     return ()
+
+
+def _about_untold_devices(run: Run) -> tuple[str, ...]:
+    """A check that passes on one device says nothing of another."""
+    try:
+        return run.get(DeviceMemory).untold
+    except (NotRecorded, UnreadableInput):
+        return ()
 
 
 def _num_unread_steps(run: Run) -> int:

@@ -1,6 +1,7 @@
 """What a comparison says, in the words that every rendering of it shares."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -41,7 +42,9 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
         word = "better"
     elif metrics and len(by_word["same"]) == len(metrics):
         word = "same"
-    return ComparisonVerdict(word=word, headline=_headline(word, by_word), details=_details(comparison, by_word))
+    return ComparisonVerdict(
+        word=word, headline=_headline(word, by_word, comparison.metrics), details=_details(comparison, by_word)
+    )
 
 
 def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
@@ -84,18 +87,43 @@ def side_phrase(run: RunIdentity) -> str:
 _WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
-def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]]) -> str:
+def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]], metrics: Sequence[MetricChange]) -> str:
+    """What decides, and the largest change that is certain, whether or not it gates."""
+    largest = _largest_certain(metrics)
+    if largest is None:
+        return f"{_sentence(word, by_word[word])}."
+    if largest.verdict == word:
+        return f"{_sentence(word, [largest, *(metric for metric in by_word[word] if metric is not largest)])}."
+    ungated = " without a gate" if largest.budget is None else ""
+    return f"{_sentence(word, by_word[word])}; but {largest.verdict}{ungated}: {_named([largest])}."
+
+
+def _sentence(word: Verdict, named: list[MetricChange]) -> str:
     match word:
-        case "worse" if by_word["worse"]:
-            return f"Head is worse than base: {_named(by_word['worse'])}."
+        case "worse" | "better" if named:
+            return f"Head is {word} than base: {_named(named)}"
         case "worse":
-            return "Head is over its budget."
-        case "better":
-            return f"Head is better than base: {_named(by_word['better'])}."
+            return "Head is over its budget"
         case "same":
-            return "Head is the same as base within what these runs can tell."
+            return "Head is the same as base within what these runs can tell"
         case _:
-            return "These runs cannot tell whether head differs from base."
+            return "These runs cannot tell whether head differs from base"
+
+
+def _largest_certain(metrics: Sequence[MetricChange]) -> MetricChange | None:
+    """By the ratio of the sides; what was nothing or became nothing changed most. The first of several."""
+    gated = [metric.name for metric in metrics if metric.budget is not None]
+    certain = [
+        metric
+        for metric in metrics
+        if metric.verdict in ("better", "worse")
+        and (metric.budget is not None or not any(metric.name.startswith(f"{name}_") for name in gated))
+    ]
+    return max(certain, key=_size, default=None)
+
+
+def _size(metric: MetricChange) -> float:
+    return abs(math.log1p(metric.effect)) if metric.effect is not None and metric.effect > -1 else math.inf
 
 
 def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
 """fragmented_reserve: fires on the line whose tensors hold the segments, is silent where no setting helps."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efprof.audits.fragmented_reserve import fragmented_reserve
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run import Run
+from efprof.facts.run import Run, open_run
 from efprof.model import EnvironmentVariable, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import GPU, make_steps, write_run
+from tests.builders import GPU, make_steps, write_run, write_snapshot
 from tests.facts.allocator.recording import Recording
 
 TRAIN = """\
@@ -51,7 +52,7 @@ def fragmenting(settings: AllocatorSettings, *, line: int | None = CACHE) -> Pro
     return program
 
 
-def run_of(folder: Path, program: Program) -> Run:
+def run_of(folder: Path, program: Program, **fields: Any) -> Run:
     return write_run(
         folder,
         steps=make_steps(10),
@@ -59,6 +60,7 @@ def run_of(folder: Path, program: Program) -> Run:
         snapshots=[program.snapshot()],
         devices=[GPU],
         memory_source="CUDA caching allocator",
+        **fields,
     )
 
 
@@ -104,6 +106,24 @@ def test_without_a_line_of_the_user_it_names_the_command_that_tells_the_setting(
     run = run_of(tmp_path / "run", fragmenting(AllocatorSettings(), line=None))
     with pytest.raises(ThinEvidence, match="efprof allocator what-if"):
         fragmented_reserve(run)
+
+
+def beside(run: Run, program: Program) -> Run:
+    """The same run with a second rank, whose device this program used."""
+    (run.folder / "rank1").mkdir()
+    write_snapshot(run.folder / "rank1" / "memory-1.pickle", program.snapshot())
+    return open_run(run.folder)
+
+
+def test_a_rank_without_a_line_of_the_user_hides_no_finding_of_another(tmp_path: Path) -> None:
+    nameless = fragmenting(AllocatorSettings(), line=None)
+    for name, programs in {
+        "first": (nameless, fragmenting(AllocatorSettings())),
+        "last": (fragmenting(AllocatorSettings()), nameless),
+    }.items():
+        examination = fragmented_reserve(beside(run_of(tmp_path / name, programs[0]), programs[1]))
+        assert [str(finding.blame) for finding in examination.findings] == [f"train.py:{CACHE}"]
+        assert "/memory-1.pickle names a line of yours" in examination.looked_at
 
 
 def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from efprof.facts.run import Run
 from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import census
-from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, run_of
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.builders import loader_built, make_step, make_steps, write_run
 from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
 
@@ -202,6 +202,27 @@ def test_before_the_first_step_the_batch_is_halved_and_no_gain_claimed(tmp_path:
     finding = only_finding(run)
     assert finding.fix.changes == SMALLER
     assert finding.gain.peak_bytes is None
+
+
+def nameless() -> Program:
+    """Device memory is short, and no stack names a line."""
+    program = Program(AllocatorSettings(), capacity=512 * MIB)
+    program.at(None).malloc(480 * MIB)
+    program.attempt(64 * MIB)
+    return program
+
+
+def test_a_rank_without_a_line_of_the_users_hides_no_failure_of_another(tmp_path: Path) -> None:
+    first = out_of_memory(beside(run_of(tmp_path / "first", nameless()), truly_short()))
+    last = out_of_memory(beside(run_of(tmp_path / "last", truly_short()), nameless()))
+    for examination in (first, last):
+        assert [str(finding.blame) for finding in examination.findings] == [f"train.py:{OUTPUT}"]
+        assert "; a request for 64.0 MiB failed, but no stack of device 0 in rank" in examination.looked_at
+
+
+def test_a_failure_of_which_no_rank_names_a_line_is_not_applicable(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match=r"no stack of device 0 in rank0/memory-1\.pickle names a line"):
+        out_of_memory(beside(run_of(tmp_path, nameless()), nameless()))
 
 
 def test_an_end_without_a_line_of_the_users_is_not_applicable(tmp_path: Path) -> None:

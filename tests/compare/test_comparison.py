@@ -59,6 +59,12 @@ def test_refuses_a_run_without_steps_even_when_forced() -> None:
         compare_reports(make_report(), make_report(num_steps=0), forced=True)
 
 
+def test_refuses_two_runs_of_which_neither_finished_a_step() -> None:
+    crashed = make_report(num_steps=0, ended="raised")
+    with pytest.raises(NotComparable, match="neither base nor head holds a finished step"):
+        compare_reports(crashed, crashed, forced=True)
+
+
 def test_a_head_that_crashed_before_its_first_step_fails_the_gate() -> None:
     comparison = compare_reports(make_report(PEAK), make_report(num_steps=0, ended="raised"), forced=False)
     assert comparison.is_failed

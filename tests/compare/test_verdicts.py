@@ -93,6 +93,16 @@ def test_too_few_steps_are_not_judged() -> None:
 
 def test_a_stage_of_microseconds_is_no_matter_however_much_it_grew() -> None:
     (change,) = compare(make_metric("data_ms", "ms", *[0.002] * 50), make_metric("data_ms", "ms", *[0.09] * 50))
+    assert change.verdict == "same"
+
+
+def test_no_time_at_all_on_both_sides_is_the_same() -> None:
+    (change,) = compare(make_metric("data_ms", "ms", *[0.0] * 50), make_metric("data_ms", "ms", *[0.0] * 50))
+    assert (change.verdict, change.reason) == ("same", "Less than 100 us on both sides.")
+
+
+def test_a_small_change_of_a_longer_time_is_not_called_the_same() -> None:
+    (change,) = compare(make_metric("data_ms", "ms", *[0.2] * 50), make_metric("data_ms", "ms", *[0.25] * 50))
     assert change.verdict == "unclear"
 
 

@@ -18,6 +18,7 @@ from efprof.facts.growth import (
 )
 from efprof.facts.memory_growth import LONG_RUN, MemoryGrowth
 from efprof.model import ThinEvidence
+from efprof.recorder.memory import ReadingPlan
 from efprof.units import KIB, MIB
 from tests.builders import make_step, write_run
 
@@ -121,6 +122,27 @@ def test_a_leak_has_the_same_slope_however_seldom_memory_is_read(
     growth = write_run(tmp_path_factory.mktemp("run"), steps=steps).get(MemoryGrowth)
     assert growth.is_growing
     assert growth.fit.trend.slope == pytest.approx(slope, rel=0.02)
+
+
+def steps_read_of_short_ones(num_steps: int) -> list[int]:
+    """By the recorder's own plan, where a step takes 2 ms and a reading 0.3 ms."""
+    plan, read = ReadingPlan(), []
+    for step in range(num_steps):
+        if plan.is_due(step):
+            plan.note(step, reading_ns=300_000, step_ns=2_000_000)
+            read.append(step)
+    return read
+
+
+def test_what_is_added_in_lumps_is_not_estimated_too_low_by_the_dense_early_readings(tmp_path: Path) -> None:
+    """Every step keeps 12 KiB, and every 100th 200 KiB more."""
+    read, trends = steps_read_of_short_ones(400), []
+    for phase in range(0, 100, 4):
+        sizes = {step: LEVEL + 12 * KIB * step + 200 * KIB * ((step + phase) // 100) for step in read}
+        steps = [make_step(step, allocated_bytes=[sizes[step]] * 5 if step in sizes else []) for step in range(400)]
+        trends.append(write_run(tmp_path / str(phase), steps=steps).get(MemoryGrowth).fit.trend)
+    assert sum(trend.slope for trend in trends) / len(trends) == pytest.approx(14 * KIB, rel=0.02)
+    assert all(trend.low <= trend.slope <= trend.high for trend in trends)
 
 
 def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:

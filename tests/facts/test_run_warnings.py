@@ -1,11 +1,40 @@
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OutOfMemory, TrainingRaised
+from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.measurements import Measured
 from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
 from tests.builders import GPU, make_steps, write_run
+from tests.facts.allocator.recording import Recording
+
+
+def unequal_steps(longest_ms):
+    """Half of them take 15 ms, and the others up to `longest_ms` more."""
+    return make_steps(40, other_ms=lambda step: longest_ms * (step % 4) / 3 if step % 4 > 1 else 0.0)
+
+
+def test_steps_as_unequal_as_on_a_busy_machine_make_times_uncertain(tmp_path):
+    (warning,) = warnings_of(write_run(tmp_path / "run", steps=unequal_steps(60.0)))
+    assert warning == (
+        "Times of this run are uncertain: half of the steps took between 15.0 ms and 75.0 ms, as where other programs "
+        "use the machine; run it again while they do not. Steps that do unequal work look the same."
+    )
+
+
+def test_steps_that_differ_less_than_their_median_are_not_told(tmp_path):
+    assert warnings_of(write_run(tmp_path / "run", steps=unequal_steps(10.0))) == ()
+
+
+def test_unequal_waits_for_data_are_the_loader_s_and_not_the_machine_s(tmp_path):
+    steps = make_steps(40, data_ms=lambda step: 100.0 if step % 2 else 0.1)
+    assert warnings_of(write_run(tmp_path / "run", steps=steps)) == ()
+
+
+def test_a_few_unequal_steps_are_not_told(tmp_path):
+    assert warnings_of(write_run(tmp_path / "run", steps=unequal_steps(60.0)[:12])) == ()
 
 
 def test_a_whole_run_has_no_warning(tmp_path):
@@ -34,6 +63,19 @@ def test_a_collector_that_stopped_in_another_rank_is_told_with_the_rank(tmp_path
 @pytest.mark.parametrize("ended", ["running", "raised", "out_of_memory", "interrupted", "killed"])
 def test_a_run_that_ended_badly_says_so(tmp_path, ended):
     assert len(warnings_of(write_run(tmp_path / "run", steps=make_steps(5), ended=ended))) == 1
+
+
+def test_the_error_that_a_shortage_was_answered_with_is_told(tmp_path):
+    short = OutOfMemory(at_ns=1, step=5, message="could not allocate", site="train.py:8:step")
+    answer = {"error": "ValueError", "message": "this batch is too large", "stage": "forward"}
+    raised = TrainingRaised(at_ns=1, step=5, sites=["train.py:20:<module>", "train.py:10:main"], **answer)
+    run = write_run(tmp_path / "run", steps=make_steps(5), events=[short, raised], ended="out_of_memory")
+    assert warnings_of(run)[1:] == (
+        "When memory had run out, the program raised another error at train.py:10: "
+        "ValueError (this batch is too large).",
+    )
+    alone = [short, replace(raised, error="RuntimeError", message="could not allocate")]
+    assert len(warnings_of(write_run(tmp_path / "same", steps=make_steps(5), events=alone, ended="out_of_memory"))) == 1
 
 
 def test_a_run_without_a_step_has_exactly_one_warning(tmp_path):
@@ -94,3 +136,13 @@ def test_it_is_told_of_a_run_without_a_step_too(tmp_path):
 )
 def test_a_setting_that_is_read_or_that_nothing_could_read_is_not_told(tmp_path, variables, fields):
     assert warnings_of(run_with(tmp_path, variables, **fields)) == ()
+
+
+def test_a_device_that_a_snapshot_says_nothing_of_is_told_beside_one_that_it_does(tmp_path):
+    recording = Recording(AllocatorSettings())
+    recording.free(recording.malloc(4096))
+    both = recording.snapshot()
+    both.segments += [replace(segment, device=1) for segment in both.segments]
+    run = write_run(tmp_path / "run", steps=make_steps(5), snapshots=[both], devices=[GPU])
+    (warning,) = warnings_of(run)
+    assert warning.startswith("memory-1.pickle tells nothing of device 1: ")

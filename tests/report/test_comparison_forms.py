@@ -38,6 +38,40 @@ def test_a_worse_metric_that_never_gates_is_named_with_both_sides() -> None:
     assert "Worse without a gate: reads from 36 to 40.5." in details
 
 
+def test_the_largest_change_is_named_first_though_it_never_gates() -> None:
+    peak = make_metric_change(name="peak", label="peak memory", verdict="better", effect=-0.031, interval=None)
+    growth = make_metric_change(
+        name="growth", label="memory growth", verdict="better", effect=-1.0, interval=None, budget=None
+    )
+    verdict = comparison_verdict(compared(peak, growth))
+    assert verdict.headline == "Head is better than base: memory growth -100.0 %, peak memory -3.1 %."
+
+
+def test_a_largest_change_the_other_way_is_named_beside_the_verdict() -> None:
+    peak = make_metric_change(name="peak", label="peak memory", verdict="better", effect=-0.031, interval=None)
+    growth = make_metric_change(
+        name="growth", label="memory growth", unit="bytes_per_step", verdict="worse", effect=None, interval=None,
+        budget=None, base_median=0.0, head_median=1048576.0,
+    )  # fmt: skip
+    assert comparison_verdict(compared(peak, growth)).headline == (
+        "Head is better than base: peak memory -3.1 %; but worse without a gate: memory growth "
+        "from 0 B/step to 1.00 MiB/step."
+    )
+    same = make_metric_change(verdict="same")
+    assert comparison_verdict(compared(same, growth)).headline == (
+        "Head is the same as base within what these runs can tell; but worse without a gate: memory growth "
+        "from 0 B/step to 1.00 MiB/step."
+    )
+
+
+def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> None:
+    gated = make_metric_change(verdict="worse", effect=3.0, interval=None)
+    shown = make_metric_change(
+        name=f"{gated.name}_median", label="step time (median)", verdict="worse", effect=3.2, interval=None, budget=None
+    )
+    assert comparison_verdict(compared(gated, shown)).headline == "Head is worse than base: step time 4.0x."
+
+
 def test_nothing_measured_is_unclear() -> None:
     assert comparison_verdict(compared()).word == "unclear"
 

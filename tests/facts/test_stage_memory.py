@@ -1,0 +1,57 @@
+"""What the shape of memory within a step is said to mean."""
+
+from pathlib import Path
+
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.run import open_run
+from efprof.facts.stage_memory import recommendations
+from efprof.facts.step_times import StepTimes
+from efprof.units import MIB
+from tests.builders import make_step, write_run
+
+RUNS = Path(__file__).parents[1] / "runs"
+
+
+def about_memory(folder: Path, steps: list[StepRecord]) -> str:
+    return recommendations(write_run(folder, steps=steps).get(StepTimes))[0]
+
+
+def steps_of(*sizes_mib: float, state_mib: float = 0, gradient_mib: float = 4) -> list[StepRecord]:
+    """Steps with these sizes at the boundaries; in the first one the optimizer makes its state."""
+    sizes, first = [round(size * MIB) for size in sizes_mib], [round((size - state_mib) * MIB) for size in sizes_mib]
+    first[-1] = sizes[-1]
+    gradient_bytes = round(gradient_mib * MIB)
+    return [
+        make_step(step, allocated_bytes=sizes if step else first, gradient_bytes=gradient_bytes) for step in range(20)
+    ]
+
+
+def test_activations_that_add_a_sixtieth_are_not_advised_to_be_saved(tmp_path: Path) -> None:
+    told = about_memory(tmp_path, steps_of(116, 118, 118, 116, 116))
+    assert "checkpointing" not in told
+    assert told.startswith(
+        "Allocated memory stays near 118 MiB through the step, of which the step itself adds 2.00 MiB"
+    )
+
+
+def test_activations_that_add_a_quarter_are_told_with_how_much_they_add(tmp_path: Path) -> None:
+    told = about_memory(tmp_path, steps_of(118, 160, 160, 119, 119))
+    assert "(160 MiB on average, 42.0 MiB above pre_forward) at post_forward_pre_backward" in told
+    assert "checkpointing" in told
+
+
+def test_an_optimizer_with_less_state_is_advised_where_state_was_made(tmp_path: Path) -> None:
+    told = about_memory(tmp_path, steps_of(20, 22, 22, 23, 24, state_mib=8))
+    assert "an optimizer with less state lowers" in told
+
+
+def test_an_optimizer_without_state_is_not_advised_to_have_less(tmp_path: Path) -> None:
+    told = about_memory(tmp_path, steps_of(20, 22, 22, 23.9, 24))
+    assert "at post_optimizer_step" in told
+    assert "optimizer state" not in told
+
+
+def test_a_recorded_run_whose_activations_are_half_of_its_peak_is_advised_to_save_them() -> None:
+    told = recommendations(open_run(RUNS / "oversized_peak-sick").get(StepTimes))[0]
+    assert "(271 MiB on average, 144 MiB above" in told
+    assert "checkpointing" in told
