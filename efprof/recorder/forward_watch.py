@@ -48,8 +48,7 @@ class ForwardWatch:
         self._is_learning = False
         self._depth = 0
         self._left_to_learn = 0
-        self._inside: int | None = None
-        """The thread that is within a call of a watched class."""
+        self._now = _Now()
         self._outermost: dict[type[torch.nn.Module], None] = {}
         self._classes = WatchedClasses(self._watched)
         self.module_began = shell.guarded("loop", self._module_began)
@@ -84,11 +83,13 @@ class ForwardWatch:
             before = register_module_forward_pre_hook(self._before)
             after = register_module_forward_hook(self._after, always_call=True)
             self._learning = [before.remove, after.remove]
+            self._now.are_hooks_in = True
 
     def _take_hooks_out(self) -> None:
         for undo in self._learning:
             undo()
         self._learning = []
+        self._now.are_hooks_in = False
 
     def _before_any(self, module: torch.nn.Module, _: Any) -> None:
         if self._loop.is_ours:
@@ -164,7 +165,7 @@ class ForwardWatch:
             self._classes.watch(kind)
 
     def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
-        began, ended, mark, enters, watch = self._began, self._ended, self._mark, self._enters, self
+        began, ended, mark, enters, now = self._began, self._ended, self._mark, self._enters, self._now
         is_traced, flags = torch.compiler.is_dynamo_compiling, _flags_of_export()
         own, parent = vars(kind).get("__call__"), kind.__mro__[1]
         is_straight = parent.__mro__ == kind.__mro__[1:]
@@ -179,22 +180,34 @@ class ForwardWatch:
                 original = parent.__call__ if is_own_class else super(kind, type(module)).__call__  # type: ignore[misc]
             # The hooks for all modules see this call already; what is being compiled must not contain ours. This is
             # `torch.compiler.is_compiling()`, whose two calls cost 4 us.
-            if watch._learning or is_traced() or flags._is_compiling_flag:
+            if now.are_hooks_in or is_traced() or flags._is_compiling_flag:
                 return original(module, *args, **kwargs)
             thread = get_ident()
-            if watch._inside == thread:  # a module of a watched class within another, which is the one that counts
+            if now.inside == thread:  # a module of a watched class within another, which is the one that counts
                 return original(module, *args, **kwargs)
             try:  # from the first mark on: a signal's handler may raise in it
-                watch._inside = thread
+                now.inside = thread
                 if not enters(module):
                     began(module)
                 return original(module, *args, **kwargs)
             finally:
-                watch._inside = None
+                now.inside = None
                 if not mark(FORWARDED):
                     ended()
 
         return call
+
+
+class _Now:
+    """What every call asks for, in one place of the memory."""
+
+    __slots__ = ("are_hooks_in", "inside")
+
+    def __init__(self) -> None:
+        self.are_hooks_in = False
+        """The hooks for all modules."""
+        self.inside: int | None = None
+        """The thread that is within a call of a watched class."""
 
 
 class _NoFlags:

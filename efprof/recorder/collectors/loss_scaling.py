@@ -24,7 +24,7 @@ def start(session: Session) -> None:
         session.undo_at_end(_watch_scalers(session))
 
     made_one = session.shell.guarded("loss_scaling", watch)
-    if any(issubclass(one, kind) for one in set(map(type, gc.get_objects()))):  # recorded in code, and made before
+    if any(issubclass(type(one), kind) and _is_enabled(one) for one in gc.get_objects()):  # made before the recording
         watch()
     makers = ("__init__", "__setstate__")
     session.undo_at_end([replace(kind, name, _then(getattr(kind, name), made_one)) for name in makers])
