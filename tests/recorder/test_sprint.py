@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
-from efprof.recorder import memory, pattern, sprint, stopwatches
+from efprof.recorder import end_readings, memory, pattern, sprint, stopwatches
 from efprof.recorder.sprinted_steps import SprintedSteps
 from efprof.units import MIB
 from tests.recorder.recording import environment_of, only_run, open_session, record_here
@@ -188,6 +188,7 @@ def test_what_the_process_holds_is_read_together_with_the_memory_of_a_sprinted_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "MIN_INTERVAL_NS", 0)
+    monkeypatch.setattr(end_readings, "READING_SHARE", 1.0)  # as if the steps were long enough for a reading each
     kept: list[bytearray] = []
 
     def train_and_keep() -> None:
