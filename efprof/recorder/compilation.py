@@ -12,7 +12,7 @@ import torch
 from efprof.recorder.compiled_functions import CompiledFunction
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.shell import Shell
-from efprof.recorder.untraced import keep_out_of_graphs
+from efprof.recorder.untraced import forget_functions, keep_out_of_graphs
 
 COMPILER = "torch._dynamo.eval_frame"
 
@@ -102,6 +102,7 @@ def _watch_compiler(watcher: Watcher, shell: Shell) -> Undo:
     def undo() -> None:
         if began in handler.start_callbacks:  # `torch._dynamo.reset` forgets them all
             handler.remove_start_callback(began)
+        forget_functions()
 
     return undo
 

@@ -58,7 +58,8 @@ static void raise_again(PyObject *error)
 /* Calls `leave` as a `finally` is run: the error is being handled, and is raised again unless `leave` raises another. */
 static PyObject *leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *))
 {
-    PyObject *handled_before = PyErr_GetHandledException(), *error = take_raised();
+    /* This frame's own: what `PyErr_GetHandledException` gives may be of whoever resumed a generator. */
+    PyObject *handled_before = Py_XNewRef(PyThreadState_Get()->exc_info->exc_value), *error = take_raised();
     PyErr_SetHandledException(error);
     int status = leave(self, error);
     PyErr_SetHandledException(handled_before);
@@ -98,9 +99,11 @@ static PyObject *fetch(PyObject *callable, PyObject *const *args, size_t num_arg
 {
     Hook *self = (Hook *)callable;
     PyObject *batch = NULL;
+    if (PyVectorcall_NARGS(num_args) == 0)
+        return PyObject_Vectorcall(self->original, args, num_args, names); /* which will complain */
     int status = stopwatch_mark(self->watch, FETCH);
     if (status == 0)
-        status = tell(self->told[BEGAN], PyVectorcall_NARGS(num_args) ? args[0] : Py_None);
+        status = tell(self->told[BEGAN], args[0]);
     if (status >= 0)
         batch = PyObject_Vectorcall(self->original, args, num_args, names);
     if (batch == NULL)
@@ -148,13 +151,18 @@ static int has_read(Hook *self, PyObject *Py_UNUSED(error)) { return tell(self->
 static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
 {
     Hook *self = (Hook *)callable;
-    if (stopwatch_reads_by_design(self->watch)) /* what an optimizer on the CPU asks for every parameter of every step */
+    /* First what an optimizer on the CPU asks for every parameter of every step; and printing makes hundreds of reads. */
+    if (stopwatch_reads_by_design(self->watch) || self->watch->is_reading)
         return PyObject_Vectorcall(self->original, args, num_args, names);
     PyObject *counts = PyObject_CallOneArg(self->told[BEGAN], named_or_first("input", args, num_args, names));
     Py_XDECREF(counts);
-    PyObject *value = counts == NULL ? NULL : PyObject_Vectorcall(self->original, args, num_args, names);
+    if (counts == NULL)
+        return NULL;
     if (counts != Py_True)
-        return value;
+        return PyObject_Vectorcall(self->original, args, num_args, names);
+    self->watch->is_reading = 1;
+    PyObject *value = PyObject_Vectorcall(self->original, args, num_args, names);
+    self->watch->is_reading = 0;
     if (value == NULL)
         return leave_with_error(self, has_read);
     if (has_read(self, NULL) < 0)
@@ -190,10 +198,11 @@ static PyObject *Hook_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSE
     return instance == NULL ? Py_NewRef(self) : PyMethod_New(self, instance);
 }
 
-/* As functions are: by name. */
-static PyObject *Hook_reduce(PyObject *self, PyObject *Py_UNUSED(none))
+/* As the original is: a function of Python's by its name. */
+static PyObject *Hook_reduce(Hook *self, PyObject *Py_UNUSED(none))
 {
-    return PyObject_GetAttrString(self, "__qualname__");
+    return PyFunction_Check(self->original) ? PyObject_GetAttrString((PyObject *)self, "__qualname__")
+                                            : PyObject_CallMethod(self->original, "__reduce__", NULL);
 }
 
 static int Hook_traverse(Hook *self, visitproc visit, void *arg)
@@ -227,7 +236,7 @@ static void Hook_dealloc(Hook *self)
 }
 
 static PyMethodDef methods[] = {
-    {"__reduce__", Hook_reduce, METH_NOARGS, NULL},
+    {"__reduce__", (PyCFunction)Hook_reduce, METH_NOARGS, NULL},
     {NULL},
 };
 

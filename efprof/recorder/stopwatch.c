@@ -1,7 +1,8 @@
 /* Takes the instants and numbers of short steps, for sprint.py: what runs in here costs a training step with cold
  * caches a tenth of what the same costs in Python. Nothing in here decides anything: whatever is not as in the step
  * before is left to Python, by calling `unexpected` or by answering False. No call raises but `use` and `start`, and
- * `mark` what a signal's handler raises.
+ * `mark` what a signal's handler raises. What one raises within Python that torch calls for an attribute, as under a
+ * default device, is lost, but for Ctrl-C.
  *
  * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
  */
@@ -75,8 +76,8 @@ static void begin(Stopwatch *self, int64_t at)
     self->nested = 0;
     if (self->pages->codes[0] == FORWARD)
         note_sequence(self);
-    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
-    Py_SETREF(self->loss, Py_NewRef(Py_None));
+    Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None));
+    Py_XSETREF(self->loss, Py_NewRef(Py_None));
 }
 
 static int end_step(Stopwatch *self, int code)
@@ -148,6 +149,14 @@ static int is_true(PyObject *result)
     return is_it;
 }
 
+static int is_false(PyObject *result)
+{
+    if (result == NULL)
+        return give_up();
+    Py_DECREF(result);
+    return result == Py_False;
+}
+
 /* The layout of DLPack's `DLTensor` and of its `DLPackExchangeAPI`, of which torch 2.10 and later has one. */
 typedef struct {
     void *data;
@@ -202,9 +211,9 @@ static int read_first(Stopwatch *self, PyObject *tensor, double *value, int is_s
 {
     if ((PyObject *)Py_TYPE(tensor) != self->tensor)
         return 0;
-    /* The memory of a negated view holds the other sign; a gradient within a storage may outlive what was in that. */
-    if (is_scalar ? is_true(PyObject_CallMethodNoArgs(tensor, s_is_neg))
-                  : number_of(PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
+    /* The memory of a negated view holds the other sign; what lies within a storage may outlive what was in that. */
+    if ((is_scalar && !is_false(PyObject_CallMethodNoArgs(tensor, s_is_neg))) ||
+        number_of(PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
         return 0;
     const float *floats = self->exchange ? described_floats(self, tensor, is_scalar)
                                          : floats_of(tensor, self->float32, is_scalar);
@@ -267,16 +276,19 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
         loss = PyTuple_GET_ITEM(tensors, 0);
     else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors) == 1)
         loss = PyList_GET_ITEM(tensors, 0);
-    if (!read_first(self, loss, &value, 1) || !self->is_on)
-        return 0;
-    self->entry->loss += value;
-    self->entry->num_losses++;
-    PyObject *weak = PyWeakref_NewRef(loss, NULL);
-    if (weak == NULL)
-        give_up();
-    else
-        Py_SETREF(self->loss, weak);
-    return 1;
+    Py_INCREF(loss); /* torch may let other threads run */
+    int is_read = read_first(self, loss, &value, 1) && self->is_on;
+    if (is_read) {
+        self->entry->loss += value;
+        self->entry->num_losses++;
+        PyObject *weak = PyWeakref_NewRef(loss, NULL);
+        if (weak == NULL)
+            give_up();
+        else
+            Py_XSETREF(self->loss, weak);
+    }
+    Py_DECREF(loss);
+    return is_read;
 }
 
 static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch) { return answer(stopwatch_counts(self, batch)); }
@@ -285,7 +297,7 @@ static PyObject *Stopwatch_clipped(Stopwatch *self, PyObject *norm)
 {
     if (!self->is_on || !self->takes_clips || (PyObject *)Py_TYPE(norm) != self->tensor)
         Py_RETURN_FALSE;
-    Py_SETREF(self->gradient_norm, Py_NewRef(norm));
+    Py_XSETREF(self->gradient_norm, Py_NewRef(norm));
     Py_RETURN_TRUE;
 }
 
@@ -295,8 +307,10 @@ static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
     PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
     PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
     double value = rate && (PyFloat_Check(rate) || PyLong_Check(rate)) ? PyFloat_AsDouble(rate) : NAN;
+    Py_XINCREF(rate); /* torch may let other threads run */
     if (rate && isnan(value) && !read_first(self, rate, &value, 1))
         value = NAN;
+    Py_XDECREF(rate);
     Py_XDECREF(groups);
     give_up();
     if (self->is_on)
@@ -376,7 +390,11 @@ int stopwatch_reads_by_design(const Stopwatch *self)
 /* A watched module is called: this is a forward pass where it trains. */
 static PyObject *Stopwatch_enters(Stopwatch *self, PyObject *module)
 {
-    int trains = is_true(PyObject_GetAttr(module, s_training)) && is_true(PyObject_CallNoArgs(self->is_grad_enabled));
+    PyObject *training = PyObject_GetAttr(module, s_training);
+    int trains = training != NULL && PyObject_IsTrue(training) > 0;
+    give_up();
+    Py_XDECREF(training);
+    trains = trains && is_true(PyObject_CallNoArgs(self->is_grad_enabled));
     int status = stopwatch_mark(self, trains ? FORWARD : OTHER);
     return status < 0 ? NULL : answer(status);
 }
@@ -431,7 +449,7 @@ static PyObject *Stopwatch_release(Stopwatch *self, PyObject *Py_UNUSED(none))
     self->is_on = 0;
     self->pages = NULL;
     self->entry = NULL;
-    Py_SETREF(self->gradient_norm, Py_NewRef(Py_None));
+    Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None));
     if (self->buffer.obj)
         PyBuffer_Release(&self->buffer);
     Py_RETURN_NONE;

@@ -37,7 +37,7 @@ typedef struct {
     unsigned long long optimizer; /* by its `id` */
     long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, memory_due, number, sequence;
     int capacity, limit, at, nested;
-    char is_on, takes_numbers, takes_clips;
+    char is_on, is_reading, takes_numbers, takes_clips;
     struct { void *code; int at; } place[NUM_FRAMES];
 } Stopwatch;
 

@@ -30,6 +30,7 @@ class NoStopwatch:
     canary: Any = None
     loss: Any = None
     gradient_norm: torch.Tensor | None = None
+    _is_reading = False
 
     def mark(self, _: object) -> bool:
         """Python has to see to it."""
@@ -77,11 +78,13 @@ class NoStopwatch:
         """What copies a tensor's value to Python."""
 
         def read(*args: Any, **kwargs: Any) -> Any:
-            if not began(args[0] if args else kwargs.get("input")):
+            if self._is_reading or not began(args[0] if args else kwargs.get("input")):
                 return original(*args, **kwargs)
+            self._is_reading = True
             try:
                 return original(*args, **kwargs)
             finally:
+                self._is_reading = False
                 has_read()
 
         return read

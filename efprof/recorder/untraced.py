@@ -38,6 +38,11 @@ def keep_out_of_graphs(entrance: CodeType) -> None:
         _substitute(hook, _traceable(_do_nothing))
 
 
+def forget_functions() -> None:
+    """Once the originals are back: the compiler looks functions up by their place in torch, once, and found ours."""
+    importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map.cache_clear()
+
+
 def _skip_with_all_below(code: CodeType) -> None:
     evaluation, types = (importlib.import_module(f"torch._dynamo.{name}") for name in ("eval_frame", "types"))
     if hasattr(evaluation, "set_code_exec_strategy"):  # torch 2.7 and newer

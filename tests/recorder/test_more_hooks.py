@@ -1,6 +1,7 @@
 """Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.optim import lr_scheduler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
@@ -233,3 +235,36 @@ def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_t
     assert num_sprinted > MANY / 3
     assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
     assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))
+
+
+def test_a_generator_keeps_no_error_of_whoever_resumed_it(tmp_path: Path) -> None:
+    handled: list[BaseException | None] = []
+
+    def epochs() -> Iterator[object]:
+        while True:
+            yield from make_loader(2)
+            handled.append(sys.exception())
+
+    def train() -> None:
+        batches = epochs()
+        for _ in range(2):
+            next(batches)
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError:
+            next(batches)  # in here the epoch ends
+        for _ in range(2):
+            next(batches)
+
+    recorded = record_here(tmp_path, train)
+    assert isinstance(handled[0], RuntimeError)
+    assert handled[1] is None
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_a_fetch_that_is_called_wrongly_is_the_program_s_error(tmp_path: Path) -> None:
+    def train() -> None:
+        with pytest.raises(TypeError):
+            _BaseDataLoaderIter.__next__()  # type: ignore[call-arg]
+
+    assert record_here(tmp_path, train).events(CollectorStopped) == []

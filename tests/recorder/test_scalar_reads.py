@@ -1,6 +1,9 @@
 """Reads of tensor values, at the line that asked for them."""
 
+import contextlib
 import functools
+import pickle
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +100,56 @@ def test_a_read_is_counted_once_at_its_line(
     site = f"tests/recorder/test_scalar_reads.py:{line_of(HERE, marker)}:{read.__name__}"
     assert [(read.site, read.call, read.count) for read in reads] == [(site, call, 1)] * len(reads)
     assert len(reads) == 2
+
+
+def test_reads_are_counted_after_a_signal_s_error_in_one(tmp_path: Path) -> None:
+    class Rings(torch.Tensor):
+        """Whose read a signal comes into."""
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            signal.raise_signal(signal.SIGALRM)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    def read(loss: torch.Tensor) -> None:
+        with contextlib.suppress(TimeoutError):
+            loss.as_subclass(Rings).item()
+        loss.item()  # after it
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        steps = record_here(tmp_path, step_with(read)).steps
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    line = line_of(HERE, "after it")
+    assert [sum(read.count for read in step.reads if f":{line}:" in read.site) for step in steps] == [1, 1]
+
+
+def test_what_replaces_a_read_is_pickled_as_the_read_itself(tmp_path: Path) -> None:
+    originals, pickled = _replaced(), []
+    record_here(tmp_path, lambda: pickled.extend(map(pickle.dumps, _replaced())))
+    assert _replaced() == originals, "all of it was taken out"
+    assert [pickle.loads(one) for one in pickled] == originals  # noqa: S301 - our own bytes
+
+
+def _replaced() -> list[object]:
+    return [torch.Tensor.item, torch.Tensor.__bool__, torch.autograd.backward]
+
+
+def test_a_function_that_calls_nonzero_compiles_as_without_the_recorder(tmp_path: Path) -> None:
+    found: list[torch.Tensor] = []
+
+    def compile_it() -> None:
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            compiled = torch.compile(lambda values: torch.nonzero(values) + 1, backend="eager", fullgraph=True)
+            found.append(compiled(torch.ones(3)))
+
+    record_here(tmp_path, compile_it)
+    compile_it()  # the compiler has not kept what it met then
+    assert [one.flatten().tolist() for one in found] == [[1, 2, 3]] * 2
 
 
 def test_what_torch_warns_of_is_the_line_that_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -35,17 +35,27 @@ def start(session: Session) -> None:
     undo: list[Undo] = [
         replace(torch.Tensor, name, reads.counted(call, getattr(torch.Tensor, name))) for name, call in READS.items()
     ]
-    undo.append(replace(torch, "nonzero", reads.counted("nonzero", torch.nonzero)))
+    undo.append(replace(torch, "nonzero", _unless_traced(torch.nonzero, reads.counted("nonzero", torch.nonzero))))
     undo.append(replace(torch._tensor_str, "_str", reads.counted("print", torch._tensor_str._str)))
     session.undo_at_end(undo)
 
 
+def _unless_traced(original: Callable[..., Any], counted: Callable[..., Any]) -> Callable[..., Any]:
+    """`counted`, but of what is being compiled the original is to be seen."""
+    is_traced = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_traced() else counted(*args, **kwargs)
+
+    return call
+
+
 class _Reads:
-    """Wraps what reads; a read within a read (printing makes hundreds) is not counted again."""
+    """Wraps what reads; the stopwatch sees to it that a read within a read is not counted again."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._is_reading = False
         self._start_ns = 0
         self._began = session.shell.guarded("scalar_reads", self._begin)
 
@@ -58,16 +68,14 @@ class _Reads:
 
     def _begin(self, tensor: object) -> bool:
         loop = self._session.loop
-        if self._is_reading or loop.reads_by_design or not loop.is_ours or loop.step is None:
+        if loop.reads_by_design or not loop.is_ours or loop.step is None:
             return False
         if _waits_for_nothing(tensor):
             return False
-        self._is_reading = True
         self._start_ns = time.perf_counter_ns()
         return True
 
     def _end(self, call: str) -> None:
-        self._is_reading = False
         spent_ns = time.perf_counter_ns() - self._start_ns
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in _OURS:
@@ -90,7 +98,7 @@ def _note(session: Session, call: str, caller: FrameType, spent_ns: int) -> None
 
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
-_OURS = (shell.__file__, stopwatches.__file__)
+_OURS = (shell.__file__, stopwatches.__file__, __file__)
 """What stands between `_end` and whoever reads."""
 
 
