@@ -54,3 +54,17 @@ def claimed(out: Path, processes: Processes) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+@contextmanager
+def claimed_to_resume(out: Path, processes: Processes) -> Iterator[None]:
+    """As `claimed`, for a run that goes on: a folder that is not there was mistyped, and none is made in its place.
+
+    Raises:
+        EnergyFlowError: when there is no such folder, and where `claimed` raises it.
+
+    """
+    if not out.is_dir():
+        raise EnergyFlowError(f"there is no checkpoint in {out}; name the --out of a run, or train anew")
+    with claimed(out, processes):
+        yield

@@ -72,14 +72,15 @@ def train(
     given = (f"{path}={value}" for path, value in short.items() if value is not None)
     config = load_config(name, config_file=config_file, assignments=[*assignments, *given])
 
-    from energy_flow.folder_lock import claimed
+    from energy_flow.folder_lock import claimed, claimed_to_resume
     from energy_flow.processes import first_alone_then_all, joined, processes_of
     from energy_flow.training.device import choose_device
     from energy_flow.training.energy_trainer import EnergyTrainer
 
     processes, out = processes_of(), out or CACHE / "runs" / config.name
     set_up_logging(config.runtime.log_level, rank=processes.rank)
-    with joined(processes, choose_device(config.runtime, processes)), claimed(out, processes):
+    claim = claimed_to_resume if resume else claimed
+    with joined(processes, choose_device(config.runtime, processes)), claim(out, processes):
         dataset = first_alone_then_all(processes, lambda: _dataset(config, folder), what="the dataset")
         trainer = EnergyTrainer(config, out=out, processes=processes)
         if resume:

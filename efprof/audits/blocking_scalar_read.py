@@ -72,7 +72,7 @@ def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Fi
     return Finding(
         blame=line.blame,
         category="time",
-        headline="A tensor's value is read in every step",
+        headline=f"A tensor's value is read in {'every step' if line.median_count >= 1 else 'half of the steps'}",
         message=_message(line, share, is_gpu=is_gpu),
         fix=_fix(run.get(Sources), line, share),
         gain=Gain(
@@ -94,6 +94,7 @@ def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Fi
 
 def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
     times = f"{format_value(line.median_count, 'count')} time{'' if line.median_count == 1 else 's'} per step"
+    times = times if line.median_count >= 1 else "in half of the steps"
     of_step = format_share(share) if share >= AFTER_COST else f"under {format_share(AFTER_COST)}"
     cost = f"{format_ms(line.typical_ms)} per step ({of_step} of it)"
     if is_gpu:

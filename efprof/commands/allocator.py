@@ -4,12 +4,14 @@ Of a run that was recorded on a CPU: what would it reserve on a GPU, an estimate
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from efprof.model import UnreadableInput
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from efprof.facts.allocator.accounts import (
         DevicePredictions,
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
         Prediction,
     )
     from efprof.facts.gpu_estimate_accounts import DeviceEstimate
+
+T = TypeVar("T")
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
@@ -56,12 +60,14 @@ def replay(file: Path, is_json: bool) -> None:
 
     folder = _run_folder(file)
     if folder is None:
-        results = [replay_file(one) for one in _files(file)]
+        results, errors = _of_each(file, replay_file)
     else:
         from efprof.facts.gpu_estimate_accounts import replay_run
 
-        results = [replay_run(folder)]
-    _print_files(results, [map(render_replay, result.devices) for result in results], is_json=is_json)
+        results, errors = [replay_run(folder)], []
+    texts = [map(render_replay, result.devices) for result in results]
+    _print_files(results, texts, is_json=is_json, is_folder=folder is None and file.is_dir())
+    _tell(errors)
 
 
 @allocator.command("what-if")
@@ -83,8 +89,18 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
         return
     from efprof.facts.allocator.accounts import predict_file
 
-    results = [predict_file(one, configurations, capacity=device_memory) for one in _files(file)]
-    _print_files(results, [map(render_predictions, result.devices) for result in results], is_json=is_json)
+    results, errors = _of_each(file, lambda one: predict_file(one, configurations, capacity=device_memory))
+    texts = [map(render_predictions, result.devices) for result in results]
+    _print_files(results, texts, is_json=is_json, is_folder=file.is_dir())
+    _tell(errors)
+
+
+def given_path(given: Path, link: Path) -> Path:
+    """The path under which a snapshot was given; `link` leads to it in a run made of foreign files."""
+    if not given.is_dir():
+        return given
+    real = link.readlink()
+    return given / real.name if (given / real.name).exists() else real  # else it is a link itself
 
 
 def _run_folder(file: Path) -> Path | None:
@@ -105,19 +121,43 @@ def _files(file: Path) -> "list[Path]":
     from efprof.facts.run import open_run
 
     with as_run(file) as folder:
-        real = [(rank / "memory-0.pickle").readlink() for rank in open_run(folder).rank_folders]
-    return [file / path.name if (file / path.name).exists() else path for path in real]  # else it is a link itself
+        return [given_path(file, rank / "memory-0.pickle") for rank in open_run(folder).rank_folders]
+
+
+def _of_each(file: Path, read: "Callable[[Path], T]") -> "tuple[list[T], list[UnreadableInput]]":
+    """What `read` makes of the snapshot, or of those in the folder that it can read, with the errors of the others."""
+    if not file.is_dir():
+        return [read(file)], []
+    results, errors = [], []
+    for one in _files(file):
+        try:
+            results.append(read(one))
+        except UnreadableInput as error:
+            errors.append(error)
+    return results, errors
+
+
+def _tell(errors: "Sequence[UnreadableInput]") -> None:
+    """On standard error, after what the readable files say; then the exit code is that of the first error."""
+    for error in errors:
+        click.echo(f"efprof: {error}", err=True)
+    if errors:
+        raise click.exceptions.Exit(errors[0].exit_code)
 
 
 def _print_files(
-    results: "Sequence[FileReplay | FilePredictions]", texts: "Sequence[Iterable[str]]", *, is_json: bool
+    results: "Sequence[FileReplay | FilePredictions]",
+    texts: "Sequence[Iterable[str]]",
+    *,
+    is_json: bool,
+    is_folder: bool,
 ) -> None:
-    """What is said of a single file; of several, each under its name, as JSON in a list."""
+    """What is said of a single file; of a folder's, each under its name, as JSON in a list."""
     if is_json:
-        _print_json(results[0] if len(results) == 1 else results)
+        _print_json(results if is_folder else results[0])
         return
     for result, lines in zip(results, texts, strict=True):
-        if len(results) > 1:
+        if is_folder:
             click.echo(f"{result.file}:")
         for line in lines:
             click.echo(line)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from efprof.commands.allocator import parse_size
+from efprof.commands.allocator import given_path, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
             result = analyse(folder, budget)
-        _refuse_unreadable(result, folder, run)
+            _refuse_unreadable(result, folder, run)
         return replace(result, run=replace(result.run, path=run))
     return analyse(_find(run), budget)
 
@@ -73,9 +73,9 @@ def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
     """A file that no audit could read is an error, told under the name by which it was given."""
     broken = [audit.reason for audit in report.audits if audit.status == "errored" and str(folder) in audit.reason]
     if broken and not any(audit.status in ("passed", "failed") for audit in report.audits):
-        given = f"{run}/..." if Path(run).is_dir() else run
         # By a function: a backslash in the name is no escape.
-        raise UnreadableInput(re.sub(rf"{re.escape(str(folder))}\S*\.pickle", lambda _: given, broken[0]))
+        links = rf"{re.escape(str(folder))}\S*\.pickle"
+        raise UnreadableInput(re.sub(links, lambda link: str(given_path(Path(run), Path(link[0]))), broken[0]))
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":

@@ -3,16 +3,19 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from efprof.facts.growing_statements import GrowingStatement
+from efprof.facts.growing_statements import JOINING, GrowingStatement
 from efprof.facts.holder_keys import keys_in, keys_of, may_meet
 from efprof.facts.holder_lines import HolderGrowth
 from efprof.facts.holder_places import HolderPlaces, variable_of
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import PlacedNode, mentions, placed_nodes, site_of
+from efprof.facts.syntax import PlacedNode, called_name, mentions, placed_nodes, site_of
 from efprof.model import SourceLine
 
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "clear"})
+COPYING = frozenset({"list", "dict", "tuple", "set", "sorted", "reversed", "copy", "deepcopy", "clone"})
+"""Calls that give back as much as they are given."""
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
+CHOICES = (ast.If, ast.IfExp, ast.Match, ast.ExceptHandler)
 
 
 def bound_of(growth: HolderGrowth, sources: Sources) -> SourceLine | None:
@@ -40,17 +43,18 @@ class _Container:
         self._grown_at = growth.statements[: growth.num_likeliest]
         self._places = HolderPlaces(growth.holder, self._grown_at, trees)
         self._depth = max([len(self._keys), *map(_depth_of, self._grown_at)])
+        # Where a count is taken between adding and taking out, one entry more may be seen.
+        self._is_longer = growth.holder.length_after > growth.holder.length_before + 1
 
     def is_bounded_by(self, file: str, placed: PlacedNode) -> bool:
         """Whether this statement or call keeps it from growing without end."""
         match placed.node:
             case ast.Call(func=ast.Attribute(value=receiver, attr=method), args=arguments) if method in TAKING_OUT:
                 taken = ast.Subscript(value=receiver, slice=arguments[0]) if arguments else receiver
-                return self._is(file, placed, receiver, taken) and self._is_run_while_growing(file, placed)
+                return self._is_taken(file, placed, receiver, taken)
             case ast.Delete(targets=targets):
                 parts = [target for target in targets if isinstance(target, ast.Subscript)]
-                is_it = any(self._is(file, placed, part.value, part) for part in parts)
-                return is_it and self._is_run_while_growing(file, placed)
+                return any(self._is_taken(file, placed, part.value, part) for part in parts)
             case ast.If() | ast.While():
                 return self._is_limit(file, placed, placed.node)
             case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
@@ -64,18 +68,56 @@ class _Container:
         is_it = len(keys_of(receiver)) <= self._depth and may_meet(keys_of(entry), self._keys)
         return is_it and self._places.is_variable(file, placed, variable_of(receiver))
 
+    def _is_taken(self, file: str, placed: PlacedNode, receiver: ast.expr, entry: ast.expr) -> bool:
+        """`history.pop(0)`, `del history[0]`, `stats["train"].clear()`."""
+        if not self._is(file, placed, receiver, entry) or not self._has_keys(entry):
+            return False
+        if self._is_longer and self._is_itself(receiver) and not _is_stretch(entry):
+            return self._is_run_while_growing(file, placed) and not self._is_beside_growth(file, placed)
+        return self._is_run_while_growing(file, placed)
+
+    def _has_keys(self, entry: ast.expr) -> bool:
+        """Whether entries are added under the texts that lead here: `del cache["tmp"]` bounds no `cache[step] = x`."""
+        added = [self._keys, *(one.keys for one in self._grown_at)]
+        return all(
+            key is None or any(keys[place : place + 1] == (key,) for keys in added)
+            for place, key in enumerate(keys_of(entry))
+        )
+
+    def _is_itself(self, expression: ast.expr) -> bool:
+        """Whether it is what the count measured the length of, not an entry of it."""
+        return len(keys_of(expression)) == len(self._keys)
+
+    def _is_beside_growth(self, file: str, placed: PlacedNode) -> bool:
+        """Whether each round of a loop does both: then what got longer gets more than is taken out."""
+        loop = next((above for above in reversed(placed.ancestors) if isinstance(above, LOOPS)), None)
+        if loop is None or any(isinstance(one, ast.Continue) for one in ast.walk(loop)):
+            return False
+        if any(isinstance(above, CHOICES) for above in placed.ancestors[placed.ancestors.index(loop) :]):
+            return False
+        inner = [one for one in ast.walk(loop) if isinstance(one, LOOPS) and one is not loop]
+        return any(
+            (one.file, one.function) == (file, placed.function)
+            and _spans(loop, one.line)
+            and not any(_spans(other, one.line) for other in inner)
+            for one in self._grown_at
+        )
+
     def _is_made(self, file: str, placed: PlacedNode, target: ast.expr, value: ast.expr) -> bool:
-        """`history = deque(maxlen=9)`; for entries `history = defaultdict(lambda: deque(maxlen=9))` as well."""
+        """`history = deque(maxlen=9)`; for entries `history = defaultdict(lambda: deque(maxlen=9))` as well.
+
+        Not where there are more and more entries, each of them short.
+        """
         if not self._is(file, placed, target, target):
             return False
-        made = ast.walk(value) if len(keys_of(target)) < self._depth else [value]
+        is_of_entries = len(keys_of(target)) < self._depth and not (self._is_longer and self._is_itself(target))
+        made = ast.walk(value) if is_of_entries else [value]
         return any(_is_limited(one) for one in made if isinstance(one, ast.Call))
 
     def _is_cut(self, file: str, placed: PlacedNode, target: ast.expr, value: ast.expr) -> bool:
         """`history = history[-9:]` or `history[:] = history[-9:]`."""
         kept = target.value if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) else target
-        name = self._places.holder.name
-        is_part = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice) and mentions(value, name)
+        is_part = isinstance(value, ast.Subscript) and _drops(value.slice) and mentions(value, self._places.holder.name)
         return is_part and self._is(file, placed, kept, kept)
 
     def _is_limit(self, file: str, placed: PlacedNode, branches: ast.If | ast.While) -> bool:
@@ -103,7 +145,7 @@ class _Container:
             target
             for part in block
             for node in ast.walk(part)
-            if isinstance(node, ast.Assign)
+            if isinstance(node, ast.Assign) and not _keeps_all(node.value, self._places.holder.name)
             for target in node.targets
         ]
         is_it = any(self._is(file, placed, target, target) and _is_whole(target) for target in targets)
@@ -133,10 +175,43 @@ def _depth_of(statement: GrowingStatement) -> int:
 
 def _is_limited(made: ast.Call) -> bool:
     match made:
-        case ast.Call(func=ast.Name(id="deque") | ast.Attribute(attr="deque"), args=[_, _]):
-            return True
-    limits = [keyword.value for keyword in made.keywords if keyword.arg == "maxlen"]
+        case ast.Call(func=ast.Name(id="deque") | ast.Attribute(attr="deque"), args=[_, limit]):
+            limits = [limit]
+        case _:
+            limits = [keyword.value for keyword in made.keywords if keyword.arg == "maxlen"]
     return any(not (isinstance(limit, ast.Constant) and limit.value is None) for limit in limits)
+
+
+def _drops(index: ast.expr) -> bool:
+    """Whether a slice leaves anything out: `[:]`, `[0:]` and `[::-1]` do not."""
+    match index:
+        case ast.Slice(lower=None | ast.Constant(value=0 | None), upper=None | ast.Constant(value=None), step=step):
+            return step is not None and ast.unparse(step) not in {"None", "1", "-1"}
+    return isinstance(index, ast.Slice)
+
+
+def _keeps_all(value: ast.expr, name: str) -> bool:
+    """Whether a value has all that the variable of that name holds: `history + [x]`, `torch.cat([history, x])`."""
+    match value:
+        case ast.Name(id=found) | ast.Attribute(attr=found) if found == name:
+            return True
+        case ast.Subscript(value=inner, slice=index):
+            return not _drops(index) and _keeps_all(inner, name)
+        case ast.Starred(value=inner):
+            return _keeps_all(inner, name)
+        case ast.BinOp(left=left, op=ast.Add() | ast.BitOr(), right=right):
+            return _keeps_all(left, name) or _keeps_all(right, name)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(values=parts):
+            return any(_keeps_all(part, name) for part in parts)
+        case ast.Call(func=callee, args=given) if called_name(value) in JOINING | COPYING:
+            receivers = [callee.value] if isinstance(callee, ast.Attribute) else []
+            return any(_keeps_all(part, name) for part in (*given, *receivers))
+    return False
+
+
+def _is_stretch(entry: ast.expr) -> bool:
+    """`history[:-9]`: taking that out leaves so many, however many there were."""
+    return isinstance(entry, ast.Subscript) and isinstance(entry.slice, ast.Slice)
 
 
 def _is_whole(target: ast.expr) -> bool:

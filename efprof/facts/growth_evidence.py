@@ -57,10 +57,12 @@ def is_foreseeable(end_step: int, num_steps: int) -> bool:
 
 
 def growth_severity(run: Run) -> Severity:
-    """By the step at which memory is used up."""
-    limits = run.get(RunLimits)
-    end = limits.end_step(run.get(MemoryGrowth).fit.trend.slope)
-    return "high" if limits.ran_out or end < SOON_STEPS else "medium" if end < LATE_STEPS else "low"
+    """By the step at which memory is used up; one that is not foreseeable makes nothing severe."""
+    limits, fit = run.get(RunLimits), run.get(MemoryGrowth).fit
+    end = limits.end_step(fit.trend.slope)
+    if limits.ran_out or end < SOON_STEPS:
+        return "high"
+    return "medium" if end < LATE_STEPS and is_foreseeable(end, fit.num_steps) else "low"
 
 
 def growth_gain(fit: Fit, share: float) -> Gain:

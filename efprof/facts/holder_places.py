@@ -21,12 +21,15 @@ class HolderPlaces:
         self._hidden_in = bound - shared
         self._family = _family(holder.owner.rpartition(".")[2], [one.node for _, one in nodes])
         self._given_in: set[tuple[str, str]] = set()
-        takers = {call for file, one in nodes for call in self._given_to(file, one)}
+        calls = [call for file, one in nodes for call in self._given_to(file, one)]
+        takers, givers_back = {name for name, _ in calls}, {name for name, is_kept in calls if is_kept}
+        bound_anew = {(file, one.function) for file, one in nodes if _stores(one.node, holder.name)}
         self._given_in = {
             (file, one.function)
             for file, one in nodes
-            if isinstance(one.node, ast.arg)
-            if one.node.arg == holder.name and one.function.rpartition(".")[2] in takers
+            if isinstance(one.node, ast.arg) and one.node.arg == holder.name
+            if (called := one.function.rpartition(".")[2]) in takers
+            if called in givers_back or (file, one.function) not in bound_anew
         }
 
     def is_variable(self, file: str, placed: PlacedNode, variable: ast.expr) -> bool:
@@ -59,13 +62,15 @@ class HolderPlaces:
         """Whether it binds the holder itself; a census may know a method by its last name only."""
         return function == MODULE or function == self.holder.owner or function.endswith(f".{self.holder.owner}")
 
-    def _given_to(self, file: str, placed: PlacedNode) -> list[str]:
-        """The name of what is called here with the holder."""
+    def _given_to(self, file: str, placed: PlacedNode) -> list[tuple[str, bool]]:
+        """The name of what is called here with the holder, and whether what it returns becomes the holder."""
         match placed.node:
             case ast.Call(args=given, keywords=named):
                 arguments = (*given, *(keyword.value for keyword in named))
                 if any(self.is_variable(file, placed, one) for one in arguments):
-                    return [called_name(placed.node)]
+                    above = placed.ancestors[-1]
+                    targets = above.targets if isinstance(above, ast.Assign) else []
+                    return [(called_name(placed.node), any(self.is_variable(file, placed, one) for one in targets))]
         return []
 
 
@@ -78,10 +83,11 @@ def variable_of(expression: ast.expr) -> ast.expr:
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    match node:
-        case ast.Name(id=bound, ctx=ast.Store()) | ast.arg(arg=bound):
-            return bound == name
-    return False
+    return _stores(node, name) or (isinstance(node, ast.arg) and node.arg == name)
+
+
+def _stores(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
 
 
 def _shares(node: ast.AST, name: str) -> bool:

@@ -51,7 +51,9 @@ def host_growth_message(run: Run) -> str:
 def host_growth_severity(run: Run) -> Severity:
     """By the step at which the host's memory is used up."""
     end = _end_step(run) if _total_bytes(run) else LATE_STEPS
-    return "high" if end < SOON_STEPS else "medium" if end < LATE_STEPS else "low"
+    if end < SOON_STEPS:
+        return "high"
+    return "medium" if end < LATE_STEPS and is_foreseeable(end, run.get(HostGrowth).fit.num_steps) else "low"
 
 
 def most_steps_kept(run: Run) -> int | None:

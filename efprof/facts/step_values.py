@@ -10,9 +10,9 @@ OF_A_MODULE = frozenset(
     {"parameters", "named_parameters", "buffers", "modules", "named_modules", "children", "getattr"}
 )
 """What these give is the same in every step."""
-RETURNING_THEIR_OWN = frozenset({"to", "cuda", "cpu", "float", "half", "train", "eval", "requires_grad_"})
-"""Methods that a module has too, which they return."""
-PASSING_CALLS = frozenset({"enumerate", "zip", "iter", "list", "tuple", "reversed", "tqdm", "chain"})
+RETURNING_THEIR_OWN = frozenset({"to", "cuda", "cpu", "float", "half", "train", "eval", "requires_grad_", "view"})
+"""Methods that may return what they are called on, or a view of it."""
+PASSING_CALLS = frozenset({"enumerate", "zip", "iter", "list", "tuple", "reversed", "tqdm", "chain", "next"})
 """What they give is new where their arguments are."""
 
 
@@ -31,21 +31,26 @@ class StepValues:
 
     def is_made_anew(self, file: str, function: str, value: ast.expr) -> bool:
         """Whether the value, in that function, is another one in each step."""
-        return self._is_new(file, function, value, frozenset())
+        return self._is_new(file, function, value, set())
 
-    def _is_new(self, file: str, function: str, value: ast.expr, seen: frozenset[tuple[str, str, str]]) -> bool:
+    def _is_new(self, file: str, function: str, value: ast.expr, seen: set[tuple[str, str, str]]) -> bool:
+        """`seen` is of the whole search: every part of it must be new, so a name is followed once."""
         match value:
             case ast.Name() | ast.Attribute():
                 key = (file, function, ast.unparse(value))
                 if key in seen:
                     return True  # `x = x + 1`: its other binding decides
-                return self._is_bound_anew(key, value, seen | {key})
+                seen.add(key)
+                return self._is_bound_anew(key, value, seen)
             case ast.Subscript(value=inner) | ast.Starred(value=inner):
                 return self._is_new(file, function, inner, seen)
             case ast.Call(func=callee, args=given):
                 name = called_name(value)
-                if name in RETURNING_THEIR_OWN and isinstance(callee, ast.Attribute):
+                is_entry = name == "get" and bool(given)  # of a dictionary; a queue is asked for no key
+                if isinstance(callee, ast.Attribute) and (is_entry or name in RETURNING_THEIR_OWN):
                     return self._is_new(file, function, callee.value, seen)
+                if name == "next" and given and isinstance(given[0], ast.Name | ast.Attribute):
+                    return True  # an iterator that is kept gives another one each time
                 if name in PASSING_CALLS and given:
                     return all(self._is_new(file, function, one, seen) for one in given)
                 return name not in OF_A_MODULE
@@ -55,7 +60,7 @@ class StepValues:
                 return all(self._is_new(file, function, part, seen) for part in (one, other))
         return not isinstance(value, ast.Constant)
 
-    def _is_bound_anew(self, key: tuple[str, str, str], value: ast.expr, seen: frozenset[tuple[str, str, str]]) -> bool:
+    def _is_bound_anew(self, key: tuple[str, str, str], value: ast.expr, seen: set[tuple[str, str, str]]) -> bool:
         file, function, text = key
         bindings = [
             (placed, bound)

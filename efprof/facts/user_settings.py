@@ -87,7 +87,12 @@ LOWERING: Final = SWITCHES | {"fp16", "float16", "bfloat16", "half", "half preci
 TELLING: Final = frozenset({"precision", "dtype", "autocast", "amp"})
 """Words of keys whose value may name a precision."""
 ON: Final = frozenset({"true", "yes", "on", "1"})
-LOW: Final = re.compile(r"16|half|(fp|float)8", re.IGNORECASE)
+LOW: Final = re.compile(r"^16\b|(b?fp?|float)16|half|(fp|float)8", re.IGNORECASE)
+"""Not `int16` nor `1e-16`: what is no floating type of 16 bits lowers no precision."""
+OF_DATA: Final = frozenset({"data", "dataset", "datasets"})
+"""Tables of a configuration whose types are those of files, not of the training."""
+OF_TEXT: Final = frozenset({"log", "logging", "print", "display"})
+"""Words of keys whose precision is a number of digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +212,11 @@ def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
 
 def _is_low(setting: UserSetting) -> bool:
     """Whether this key already sets a precision of 16 bits or fewer."""
+    words = set(_words(setting.name))
+    if OF_TEXT & words or OF_DATA & set(setting.name.split(".")[:-1]):
+        return False
     is_on = setting.value.lower() in ON and _switched(setting.name) in LOWERING
-    return is_on or bool(TELLING & set(_words(setting.name)) and LOW.search(setting.value))
+    return is_on or bool(TELLING & words and LOW.search(setting.value))
 
 
 def _precision(setting: UserSetting) -> ConfigurationValue | None:

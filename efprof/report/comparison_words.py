@@ -42,8 +42,9 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
         word = "better"
     elif metrics and len(by_word["same"]) == len(metrics):
         word = "same"
+    largest = _largest_certain(comparison.metrics)
     return ComparisonVerdict(
-        word=word, headline=_headline(word, by_word, comparison.metrics), details=_details(comparison, by_word)
+        word=word, headline=_headline(word, by_word, largest), details=_details(comparison, by_word, largest)
     )
 
 
@@ -87,21 +88,22 @@ def side_phrase(run: RunIdentity) -> str:
 _WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
-def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]], metrics: Sequence[MetricChange]) -> str:
+def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None) -> str:
     """What decides, and the largest change that is certain, whether or not it gates."""
-    largest = _largest_certain(metrics)
+    decides = [metric for metric in by_word[word] if metric is not largest]
     if largest is None:
-        return f"{_sentence(word, by_word[word])}."
+        return f"{_sentence(word, _named(decides))}."
+    ungated = "" if largest in by_word[largest.verdict] else " without a gate"
     if largest.verdict == word:
-        return f"{_sentence(word, [largest, *(metric for metric in by_word[word] if metric is not largest)])}."
-    ungated = " without a gate" if largest.budget is None else ""
-    return f"{_sentence(word, by_word[word])}; but {largest.verdict}{ungated}: {_named([largest])}."
+        named = [_named([largest]) + ungated, *(_named([metric]) for metric in decides)]
+        return f"{_sentence(word, ', '.join(named))}."
+    return f"{_sentence(word, _named(decides))}; but {largest.verdict}{ungated}: {_named([largest])}."
 
 
-def _sentence(word: Verdict, named: list[MetricChange]) -> str:
+def _sentence(word: Verdict, named: str) -> str:
     match word:
         case "worse" | "better" if named:
-            return f"Head is {word} than base: {_named(named)}"
+            return f"Head is {word} than base: {named}"
         case "worse":
             return "Head is over its budget"
         case "same":
@@ -126,14 +128,22 @@ def _size(metric: MetricChange) -> float:
     return abs(math.log1p(metric.effect)) if metric.effect is not None and metric.effect > -1 else math.inf
 
 
-def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> tuple[str, ...]:
+def _details(
+    comparison: Comparison, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None
+) -> tuple[str, ...]:
+    """What the headline leaves out; it names `largest`, and every metric that decides."""
     sentences = []
     over = [metric.label for metric in comparison.metrics if metric.is_over_budget]
     if over:
         sentences.append(f"Over budget: {', '.join(over)}.")
-    if by_word["worse"] and by_word["better"]:
-        sentences.append(f"Better all the same: {_named(by_word['better'])}.")
-    ungated = [metric for metric in comparison.metrics if metric.verdict == "worse" and metric not in by_word["worse"]]
+    better = [metric for metric in by_word["better"] if metric is not largest]
+    if by_word["worse"] and better:
+        sentences.append(f"Better all the same: {_named(better)}.")
+    ungated = [
+        metric
+        for metric in comparison.metrics
+        if metric.verdict == "worse" and metric not in by_word["worse"] and metric is not largest
+    ]
     if ungated:
         sentences.append(f"Worse without a gate: {_named(ungated)}.")
     if by_word["unclear"]:

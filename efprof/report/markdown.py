@@ -130,5 +130,5 @@ def _stage_deltas(report: Report) -> list[str]:
 
 
 def _checks(report: Report) -> str:
-    rows = [(code(audit.audit_id), audit.status.replace("_", " "), escape(audit.reason)) for audit in report.audits]
+    rows = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
     return "## Checks\n\n" + table(("Check", "Status", "What it looked at"), rows)

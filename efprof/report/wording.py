@@ -99,7 +99,7 @@ def changes_to_make(changes: Sequence[Change]) -> tuple[Change, ...]:
         change
         for change in changes
         if not isinstance(change, ConfigurationValue)
-        or not any(edit.file == change.file and f"{change.name}={change.new}" in edit.new for edit in edits)
+        or not any(edit.file == change.file and _holds(edit, change) for edit in edits)
     )
 
 
@@ -134,6 +134,12 @@ def anchor_of(key: str) -> str:
     """An HTML id made of a finding's key alone, so that links to it survive the next report of the same code."""
     name = re.sub(r"[^a-z0-9]+", "-", key.split(":", 1)[0].lower()).strip("-")
     return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+
+
+def _holds(edit: CodeEdit, setting: ConfigurationValue) -> bool:
+    """Whether the setting is in the new text; `batch_size=32` is neither `size=32` nor `batch_size=3`."""
+    setting_itself = rf"(?<!\w){re.escape(setting.name)}={re.escape(setting.new)}(?![\w.])"
+    return re.search(setting_itself, edit.new) is not None
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None, unit: str) -> str:

@@ -54,7 +54,7 @@ class EnergyTrainer:
         self.num_batches = 0
         self.dataset: dict[str, Any] = {}  # the manifest of the one that was trained on
         self.step = 0  # optimizer steps tried; those that were taken are `gradients.global_step`
-        self._saved_steps: tuple[int, int] | None = None  # tried and taken, of the newest checkpoint
+        self._saved_steps = 0, 0  # tried and taken, of the newest checkpoint, or of the beginning
 
     def train(self, dataset: PairDataset, *, say: Callable[[StepMetrics], None] | None = None) -> None:
         """Train from the present step to `training.steps`; `say` is given a step's metrics now and then."""
@@ -121,12 +121,13 @@ class EnergyTrainer:
         """Write a checkpoint of the present step and return its folder; the first process does it for all.
 
         None where all steps since the newest checkpoint were skipped: it has these weights, and the state from before
-        the trouble, and a copy of it would take the place of an older one.
+        the trouble, and a copy of it would take the place of an older one. Where none was taken from the beginning on,
+        these weights are those that a run anew begins with.
         """
         if not self.processes.is_first:
             return None
         num_taken = int(self.gradients.global_step)
-        if self._saved_steps is not None and self._saved_steps[0] < self.step and self._saved_steps[1] == num_taken:
+        if self._saved_steps[0] < self.step and self._saved_steps[1] == num_taken:
             _logger.warning(
                 "step %d: no checkpoint, for all steps after step %d were skipped", self.step, self._saved_steps[0]
             )

@@ -15,7 +15,8 @@ _STEPS_BETWEEN: Final = 100
 """Between two messages of one kind: a run that goes wrong says so again and again, and is still readable."""
 
 _MOST_SKIPS_IN_A_ROW: Final = 20
-"""A loss scale that is too high is at its lowest after so many; what is skipped then has another cause."""
+"""With `scaler`'s defaults (1024, halved by each skip, 1 at the lowest) a loss scale that is too high is at its lowest
+after ten; what is skipped then has another cause. A `backoff_factor` near one, or a far higher scale, takes longer."""
 
 _FIRST_STEPS: Final = 5
 """Steps whose memory is logged one by one: in these it grows to what the run then needs."""

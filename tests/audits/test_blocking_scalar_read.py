@@ -95,6 +95,13 @@ def test_logging_every_few_steps_is_silent(tmp_path, devices):
     assert examination.findings == ()
 
 
+def test_a_read_in_every_second_step_is_told_as_one_in_half_of_them(tmp_path):
+    steps = make_steps(43, reads=lambda step: [reads(6, us=1550)] if step % 2 else [])
+    (finding,) = blocking_scalar_read(write_run(tmp_path / "run", steps=steps, sources={"train.py": SOURCE})).findings
+    assert finding.headline == "A tensor's value is read in half of the steps"
+    assert finding.message.startswith("A tensor's value is read in half of the steps; on this CPU run")
+
+
 def test_reads_in_windows_and_warm_up_do_not_count(tmp_path):
     steps = make_steps(
         20,

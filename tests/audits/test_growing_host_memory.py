@@ -72,6 +72,7 @@ def test_it_does_not_tell_when_the_host_is_full_a_hundred_times_the_recording_la
     finding = only_finding(run_of(tmp_path / "run", growing(120)))
     assert "last until" not in finding.message
     assert "used up" not in str(finding.evidence)
+    assert finding.severity == "low"
 
 
 def test_a_leak_that_ends_soon_is_severe(tmp_path: Path) -> None:

@@ -16,12 +16,18 @@ from tests.builders import write_run
 SOURCE = TRAIN.replace("history.append(loss)", "history.append(x)")
 
 
-def plain(num_bytes: int = MIB) -> HolderCensus:
+def plain(num_bytes: int = MIB, **fields: object) -> HolderCensus:
     """A list that grew by one tensor of that size per step, without a graph."""
     return census(
         graph_nodes_before=0, graph_nodes_after=0, graph_bytes_before=0, graph_bytes_after=0,
-        tensor_bytes_before=10 * num_bytes, tensor_bytes_after=14 * num_bytes,
+        tensor_bytes_before=10 * num_bytes, tensor_bytes_after=14 * num_bytes, **fields,
     )  # fmt: skip
+
+
+def is_found(folder: Path, source: str, counted: HolderCensus) -> bool:
+    """Whether a leaking run of that program gives a finding."""
+    run = write_run(folder, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
+    return bool(growing_tensors(run).findings)
 
 
 def test_it_blames_the_statement_and_bounds_the_holder(tmp_path: Path) -> None:
@@ -45,9 +51,8 @@ def within(source: str, bound: str) -> str:
         "    if len(history) > 500:\n        history = history[1:]\n",
         "    if len(history) == 500:\n        history = []\n",
         "    if 500 < len(history):\n        break\n",
-        "    history.pop(0)\n",
-        "    del history[0]\n",
         "    history = history[-500:]\n",
+        "    history = history[::2]\n",
         "    history[:] = history[-500:]\n",
     ],
 )
@@ -58,11 +63,33 @@ def test_a_container_that_is_bounded_already_only_fills_up(tmp_path: Path, bound
     assert "; `history` keeps tensors, and is bounded at train.py:" in examination.looked_at
 
 
+@pytest.mark.parametrize("bound", ["    history.pop(0)\n", "    del history[0]\n", "    history.clear()\n"])
+def test_what_each_step_takes_out_bounds_a_container_unless_it_was_seen_to_get_longer(
+    tmp_path: Path, bound: str
+) -> None:
+    source = within(SOURCE, bound)
+    assert not is_found(tmp_path / "still", source, plain(length_before=14))
+    assert is_found(tmp_path / "longer", source, plain())
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "    if step % 500 == 0:\n        history.clear()\n",
+        "    if step < 500:\n        continue\n    history.pop(0)\n",
+        "    for _ in range(step // 500):\n        history.pop(0)\n",
+    ],
+)
+def test_a_container_that_is_emptied_now_and_then_may_get_longer_in_between(tmp_path: Path, bound: str) -> None:
+    assert not is_found(tmp_path, within(SOURCE, bound), plain())
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("history = []", "history = deque(maxlen=500)"),
         ("history = []", "history = deque([], 500)"),
+        ("history = []", "history = deque([], limit)"),
         ("history.append(x)", "if len(history) < 500:\n            history.append(x)"),
         ("history.append(x)", "if y and len(history) < 500:\n            history.append(x)"),
         (
@@ -97,11 +124,55 @@ def test_a_function_that_is_given_it_under_its_name_bounds_it(tmp_path: Path, ar
         "    if len(history) > 9:\n        history[-1] = x\n",
         "    other.history.clear()\n",
         "    self.history.clear()\n",
+        "    history = history[:]\n",
+        "    history = history[0:]\n",
+        "    history = history[::-1]\n",
+        "    if len(history) == 1:\n        history = history + [x]\n",
+        "    if len(history) > 1:\n        history = [*history, x]\n",
+        "    if len(history) > 1:\n        history = torch.cat([history, x])\n",
+        "    if len(history) > 1:\n        history = sorted(history)\n",
     ],
 )
 def test_what_only_looks_at_a_container_does_not_bound_it(tmp_path: Path, line: str) -> None:
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": within(SOURCE, line)}, censuses=[plain()])
     assert len(growing_tensors(run).findings) == 1
+
+
+@pytest.mark.parametrize("made", ["deque()", "deque([], None)", "deque(maxlen=None)"])
+def test_a_deque_without_a_limit_is_no_bound(tmp_path: Path, made: str) -> None:
+    assert is_found(tmp_path, SOURCE.replace("history = []", f"history = {made}"), plain())
+
+
+@pytest.mark.parametrize(
+    ("trim", "call", "is_bound"),
+    [
+        ("history.pop()", "trim(history)", True),
+        ("history = list(history)\n    history.pop()", "trim(history)", False),
+        ("history = history[-9:]\n    return history", "trim(history)", False),
+        ("history = history[-9:]\n    return history", "history = trim(history)", True),
+    ],
+)
+def test_a_function_that_binds_its_argument_anew_bounds_only_what_it_gives_back(
+    tmp_path: Path, trim: str, call: str, is_bound: bool
+) -> None:
+    source = within(SOURCE, f"    {call}\n") + f"def trim(history):\n    {trim}\n"
+    assert is_found(tmp_path, source, plain()) is not is_bound
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_bound"),
+    [
+        ("    history.pop('last', None)\n", False),
+        ("    del history['last']\n", False),
+        ("    history.pop(step - 9, None)\n", True),
+        ("    history.popitem()\n", True),
+    ],
+)
+def test_taking_one_key_out_bounds_no_dictionary_that_every_step_adds_a_key_to(
+    tmp_path: Path, bound: str, is_bound: bool
+) -> None:
+    source = SOURCE.replace("history = []", "history = {}").replace("history.append(x)", "history[step] = x")
+    assert is_found(tmp_path, within(source, bound), plain(type="dict", length_before=14)) is not is_bound
 
 
 @pytest.mark.parametrize(
@@ -178,15 +249,17 @@ def test_lists_in_a_dictionary_are_bounded_each_by_itself(tmp_path: Path) -> Non
         "made short": kept.replace("(list)", "(lambda: deque(maxlen=9))"),
         "of an item": kept.replace("    print(", "        history[y][0].clear()\n    print("),
     }
+    as_many = plain(length_before=14)
     found = {
         name: len(
             growing_tensors(
-                write_run(tmp_path / name, steps=leaking_steps(), sources={"train.py": text}, censuses=[plain()])
+                write_run(tmp_path / name, steps=leaking_steps(), sources={"train.py": text}, censuses=[as_many])
             ).findings
         )
         for name, text in bounds.items()
     }
     assert found == {"none": 1, "taken out": 0, "made short": 0, "of an item": 1}
+    assert is_found(tmp_path / "more and more lists", bounds["made short"], plain())
 
 
 ENTRIES = SOURCE.replace("history = []", "stats = {'train': {'outputs': [], 'seen': []}, 'last': None}").replace(
@@ -226,8 +299,9 @@ def test_of_an_entry_of_a_dictionary_the_entry_is_named_and_its_own_statement_bl
     ],
 )
 def test_what_bounds_another_entry_does_not_bound_this_one(tmp_path: Path, bound: str, is_bound: bool) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": within(ENTRIES, bound)}, censuses=[entry()])
-    assert bool(growing_tensors(run).findings) is not is_bound
+    counted = entry()
+    counted.holders[0].length_before = counted.holders[0].length_after
+    assert is_found(tmp_path, within(ENTRIES, bound), counted) is not is_bound
 
 
 def test_graphs_are_not_its_business(tmp_path: Path) -> None:

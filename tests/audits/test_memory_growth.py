@@ -209,6 +209,7 @@ def test_an_end_that_lies_far_beyond_what_was_recorded_is_not_foretold(tmp_path:
     assert "step at which it is used up" in str(of_near.evidence)
     assert "last until" not in of_far.message
     assert "used up" not in str(of_far.evidence)
+    assert (of_near.severity, of_far.severity) == ("medium", "low")
 
 
 def test_an_end_that_makes_it_severe_is_told_however_few_steps_were_recorded(tmp_path: Path) -> None:

@@ -109,6 +109,39 @@ def test_the_commands_of_the_allocator_take_a_folder_too(tmp_path: Path) -> None
         assert [one["file"] for one in json.loads(run(allocator, command, tmp_path, "--json").output)] == files
 
 
+@pytest.fixture
+def half_spoilt(tmp_path: Path) -> Path:
+    """A folder of a snapshot that can be read and of one that cannot."""
+    (folder := tmp_path / "ranks").mkdir()
+    write_snapshot(folder / "rank0.pickle", truly_short().snapshot())
+    (folder / "rank1.pickle").write_bytes(b"no pickle")
+    return folder
+
+
+@pytest.mark.parametrize("command", ["replay", "what-if"])
+def test_a_file_that_cannot_be_read_is_named_after_what_the_others_of_its_folder_say(
+    half_spoilt: Path, command: str
+) -> None:
+    result = run(allocator, command, half_spoilt, "--json")
+    assert [one["file"] for one in json.loads(result.stdout)] == [str(half_spoilt / "rank0.pickle")]
+    assert result.stderr.startswith(f"efprof: {half_spoilt / 'rank1.pickle'} is no whole pickle")
+    assert result.exit_code == UnreadableInput.exit_code
+    text = run(allocator, command, half_spoilt).stdout
+    assert text.startswith(f"{half_spoilt / 'rank0.pickle'}:\ndevice 0: ")
+
+
+def test_a_report_on_a_folder_names_the_file_that_cannot_be_read(half_spoilt: Path) -> None:
+    with pytest.raises(UnreadableInput) as refused:
+        run(report, half_spoilt)
+    assert str(refused.value).startswith(f"{half_spoilt / 'rank1.pickle'} is no whole pickle")
+
+
+def test_as_json_a_folder_gives_a_list_though_it_has_one_file(snapshot: Path) -> None:
+    for command in ("replay", "what-if"):
+        (one,) = json.loads(run(allocator, command, snapshot.parent, "--json").output)
+        assert one["file"] == str(snapshot)
+
+
 def test_what_one_rank_does_not_tell_is_said_though_another_passes(tmp_path: Path, healthy: Path) -> None:
     write_snapshot(tmp_path / "rank1.pickle", WITHOUT_HISTORY.snapshot())
     result = json.loads(run(report, healthy.parent, "--json").output)

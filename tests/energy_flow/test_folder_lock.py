@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energy_flow.errors import EnergyFlowError
-from energy_flow.folder_lock import claimed
+from energy_flow.folder_lock import claimed, claimed_to_resume
 from energy_flow.processes import ALONE, Processes
 
 PROJECT = Path(__file__).parents[2]
@@ -73,3 +73,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnergyFlowError, match=r"cannot write to --out .*file"), claimed(tmp_path / "file", ALONE):
         pass
+
+
+def test_a_run_that_is_to_go_on_in_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    out = tmp_path / "mistyped" / "out"
+    with pytest.raises(EnergyFlowError, match=f"there is no checkpoint in {out}"), claimed_to_resume(out, ALONE):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_claims_its_folder(tmp_path: Path) -> None:
+    with claimed_to_resume(tmp_path, ALONE):
+        assert (tmp_path / "in-use").read_text() == f"{os.getpid()}\n"

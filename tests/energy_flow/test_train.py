@@ -77,6 +77,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert command.printed == ""
 
 
+def test_resuming_under_a_mistyped_folder_leaves_nothing_there(starter: Starter, tmp_path: Path) -> None:
+    assert starter.start(["train", "--resume", "--out", "mistyped"], inside=tmp_path).end() == 2
+    assert not (tmp_path / "mistyped").exists()
+
+
 def test_importing_the_command_does_not_import_torch() -> None:
     code = "import sys, energy_flow.train; print('torch' in sys.modules, 'numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)

@@ -5,10 +5,10 @@ from efprof.facts.sources import Sources
 from tests.builders import make_steps, write_run
 
 
-def is_host(folder, *body, above="import torch"):
+def is_host(folder, *body, above="import torch", others=None):
     """Of the last line of a function with that body."""
     text = "\n".join([above, "def get_batch(data, length):", *(f"    {line}" for line in body), ""])
-    sources = write_run(folder / "run", steps=make_steps(1), sources={"train.py": text}).get(Sources)
+    sources = write_run(folder / "run", steps=make_steps(1), sources={"train.py": text} | (others or {})).get(Sources)
     return is_cut_on_host(sources.line(f"train.py:{text.count(chr(10))}:get_batch"), sources)
 
 
@@ -19,6 +19,8 @@ def is_host(folder, *body, above="import torch"):
         "return torch.stack([torch.from_numpy(data[s + 1 : s + 1 + length]) for s in starts])",
         "for s in starts: rows.append(data[s : s + length])",
         "return data[starts[0] : starts[0] + length]",
+        "return [data[int(s) : s.item() + length] for s in starts]",
+        "return data[torch.tensor([3, 4])[1] : starts[0]]",
     ],
 )
 def test_a_batch_cut_at_random_starts_is_cut_on_the_host(tmp_path, cut):
@@ -33,6 +35,9 @@ def test_a_batch_cut_at_random_starts_is_cut_on_the_host(tmp_path, cut):
         "starts = torch.randint(9, (8,)).cuda()",
         "starts = model(data)",
         "starts = mask.nonzero()",
+        "starts: torch.Tensor = mask.nonzero()",
+        "starts = torch.tensor(mask)",
+        "starts = torch.randint(9, (8,)); starts += offset.argmax()",
         "pass",
     ],
 )
@@ -50,9 +55,37 @@ def test_plain_numbers_beside_them_change_nothing(tmp_path):
     assert is_host(tmp_path, *body)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "return data[start : start + 3].narrow(0, 0, int(lengths[0]))",
+        "return data[start : start + lengths.max().item()]",
+        "return data[lengths.argmax() :][start : start + 3]",
+    ],
+)
+def test_another_tensor_that_the_line_reads_may_lie_on_a_device(tmp_path, cut):
+    assert not is_host(tmp_path, "start = torch.randint(9, ())", cut)
+
+
+CUT = ("start = torch.randint(9, ())", "return data[start : start + length]")
+
+
 def test_a_default_device_may_be_any(tmp_path):
-    body = ("start = torch.randint(9, ())", "return data[start : start + length]")
-    assert not is_host(tmp_path, *body, above="torch.set_default_device('cuda')")
+    assert not is_host(tmp_path, *CUT, above="torch.set_default_device('cuda')")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("torch.set_default_device('cuda')", False),
+        ("with torch.device('cuda'):\n    batch = get_batch(data, 9)", False),
+        ("with self.device:\n    batch = get_batch(data, 9)", False),
+        ("with torch.cuda.device(1):\n    batch = get_batch(data, 9)", True),
+        ("with torch.no_grad():\n    batch = get_batch(data, 9)", True),
+    ],
+)
+def test_another_file_may_set_the_device_as_well(tmp_path, text, expected):
+    assert is_host(tmp_path, *CUT, others={"main.py": text}) is expected
 
 
 def test_a_file_whose_text_is_not_known_is_not_judged(tmp_path):

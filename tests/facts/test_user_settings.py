@@ -146,10 +146,29 @@ def test_a_precision_of_32_bits_becomes_bfloat16_in_the_trainers_word(
         {"amp": "true", "mixed_precision": "no"},
         {"use_half": "yes", "amp": "no"},
         {"mixed_precision": "fp8", "bf16": "false"},
+        {"trainer.precision": "16", "bf16": "false"},
+        {"trainer.precision": "16-mixed", "bf16": "false"},
+        {"model.dtype": "torch.bfloat16", "amp": "false"},
     ],
 )
 def test_where_another_key_lowers_the_precision_none_is_changed(tmp_path: Path, configuration: dict[str, str]) -> None:
     assert settings_of(tmp_path, configuration).precision is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.image_dtype", "uint16"),
+        ("data.dtype", "float16"),
+        ("token_dtype", "int16"),
+        ("log_precision", "16"),
+        ("optim.precision", "1.6e-16"),
+    ],
+)
+def test_a_type_of_files_and_a_number_of_digits_hinder_no_change(tmp_path: Path, key: str, value: str) -> None:
+    found = settings_of(tmp_path, {key: value, "bf16": "false"}).precision
+    assert found is not None
+    assert found.name == "bf16"
 
 
 @pytest.mark.parametrize("other", ["fp16", "eval.fp16", "fp32_logits"])

@@ -34,8 +34,8 @@ def test_a_metric_that_never_gates_does_not_decide() -> None:
 
 def test_a_worse_metric_that_never_gates_is_named_with_both_sides() -> None:
     shown_only = make_metric_change(label="reads", unit="count", verdict="worse", budget=None, effect=None)
-    details = comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).details
-    assert "Worse without a gate: reads from 36 to 40.5." in details
+    headline = comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).headline
+    assert headline.endswith("; but worse without a gate: reads from 36 to 40.5.")
 
 
 def test_the_largest_change_is_named_first_though_it_never_gates() -> None:
@@ -44,7 +44,9 @@ def test_the_largest_change_is_named_first_though_it_never_gates() -> None:
         name="growth", label="memory growth", verdict="better", effect=-1.0, interval=None, budget=None
     )
     verdict = comparison_verdict(compared(peak, growth))
-    assert verdict.headline == "Head is better than base: memory growth -100.0 %, peak memory -3.1 %."
+    assert verdict.headline == "Head is better than base: memory growth -100.0 % without a gate, peak memory -3.1 %."
+    verdict = comparison_verdict(compared(growth))
+    assert verdict.headline == "Head is better than base: memory growth -100.0 %.", "nothing gates, so each decides"
 
 
 def test_a_largest_change_the_other_way_is_named_beside_the_verdict() -> None:
@@ -62,6 +64,20 @@ def test_a_largest_change_the_other_way_is_named_beside_the_verdict() -> None:
         "Head is the same as base within what these runs can tell; but worse without a gate: memory growth "
         "from 0 B/step to 1.00 MiB/step."
     )
+
+
+def test_what_the_headline_names_is_not_said_again_below_it() -> None:
+    step = make_metric_change(name="step", verdict="worse", effect=0.1, interval=None)
+    peak = make_metric_change(name="peak", label="peak memory", verdict="better", effect=-0.9, interval=None)
+    reads = make_metric_change(name="reads", label="reads", verdict="worse", effect=9.0, interval=None, budget=None)
+    copies = dataclasses.replace(reads, name="copies", label="copies", effect=0.5)
+    verdict = comparison_verdict(compared(step, peak))
+    assert verdict.headline == "Head is worse than base: step time +10.0 %; but better: peak memory -90.0 %."
+    assert not any("peak memory" in sentence for sentence in verdict.details)
+    verdict = comparison_verdict(compared(step, reads, copies))
+    assert verdict.headline == "Head is worse than base: reads 10.0x without a gate, step time +10.0 %."
+    assert "Worse without a gate: copies +50.0 %." in verdict.details
+    assert not any("reads" in sentence for sentence in verdict.details)
 
 
 def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> None:

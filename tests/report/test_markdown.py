@@ -1,7 +1,9 @@
 """The Markdown form."""
 
+import dataclasses
 import re
 
+from efprof.model import AuditResult
 from efprof.report.markdown import code, code_block, escape, prose, render_markdown, table
 from tests.report.report_sample import make_report
 
@@ -30,6 +32,12 @@ def test_changes_are_shown_as_a_diff() -> None:
 
 def test_code_in_a_sentence_keeps_its_spaces() -> None:
     assert prose("because `a_b` keeps 3 * 4") == r"because `a_b` keeps 3 \* 4"
+
+
+def test_code_in_what_a_check_looked_at_is_shown_as_code() -> None:
+    audit = AuditResult(audit_id="retained_graph", status="passed", findings=(), reason="a bound at `x[-9:] * a|b`")
+    text = render_markdown(dataclasses.replace(make_report(), audits=(audit,)))
+    assert r"| `retained_graph` | passed | a bound at `x[-9:] * a\|b` |" in text
 
 
 def test_a_cell_cannot_end_its_table() -> None:

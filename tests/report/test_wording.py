@@ -20,6 +20,14 @@ def test_a_setting_that_no_edit_holds_is_shown() -> None:
     assert changes_to_make((elsewhere, other_value, EDIT)) == (elsewhere, other_value, EDIT)
 
 
+def test_a_setting_whose_text_is_only_part_of_another_one_in_the_edit_is_shown() -> None:
+    edit = CodeEdit(file="train.py", line=9, old="Loader(data)", new="Loader(data, batch_size=32, share=0.5)")
+    others = [("batch_size", "3"), ("size", "32"), ("share", "0")]
+    settings = tuple(ConfigurationValue(name=name, old="1", new=new, file="train.py") for name, new in others)
+    assert changes_to_make((*settings, edit)) == (*settings, edit)
+    assert changes_to_make((ConfigurationValue(name="share", old="1", new="0.5", file="train.py"), edit)) == (edit,)
+
+
 def phrase(**fields: Any) -> str:
     return gain_phrase(Gain(explanation="", **fields))
 

@@ -167,6 +167,16 @@ def test_a_run_that_only_skips_leaves_the_good_checkpoints_and_says_so(
     assert _steps_on_disk(tmp_path) == ["step-000004", "step-000006"]
 
 
+def test_a_run_anew_writes_no_checkpoint_before_its_first_step_that_is_taken(
+    dataset: PairDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoiled = Spoiled(dataset.folder, dataset.config)
+    spoiled.is_bad = True
+    EnergyTrainer(load_config("debug", assignments=["training.steps=3"]), out=tmp_path).train(spoiled)
+    assert _steps_on_disk(tmp_path) == []
+    assert "step 3: no checkpoint, for all steps after step 0 were skipped" in caplog.messages
+
+
 def test_a_run_that_goes_on_for_no_step_writes_its_checkpoint_again(dataset: PairDataset, tmp_path: Path) -> None:
     EnergyTrainer(load_config("debug", assignments=["training.steps=2"]), out=tmp_path).train(dataset)
     (before,) = (folder.stat().st_ino for folder in find_checkpoints(tmp_path))
