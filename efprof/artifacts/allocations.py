@@ -1,4 +1,4 @@
-"""allocations-<n>.parquet: CPU allocation events with the lines they came from."""
+"""allocations-<n>.parquet: allocations of the host, or of the CUDA device where there is one, with their lines."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from efprof.model import NotRecorded, UnreadableInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationEvent:
-    """One allocation (`num_bytes` > 0) or release (< 0) of host memory by torch.
+    """One allocation (`num_bytes` > 0) or release (< 0) by torch, of host memory or of the current CUDA device's.
 
     `stack` and `forward_stack` hold sites (`file:line:function`), outermost first, the user's and the libraries'
     alike; `forward_stack` is set for what a backward pass allocated: where the forward operation of the same

@@ -80,11 +80,6 @@ class LiveMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Replay all windows; raises NotRecorded where none holds an allocation."""
-        if run.run_file.memory_source.startswith("CUDA") and not any(run.rank_folder.glob("allocations-*.parquet")):
-            raise NotRecorded(
-                "allocations-<n>.parquet is missing: on CUDA memory-<n>.pickle is recorded instead, which this efprof "
-                "does not replay yet; record a run on the CPU."
-            )
         records = read_steps(run.rank_folder)[0]
         windows = tuple(replay(read_allocations(path), records) for path in allocation_paths(run.rank_folder))
         filled = tuple(window for window in windows if window.events)

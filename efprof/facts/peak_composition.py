@@ -133,28 +133,32 @@ def _checkpointing(run: Run, window: LiveWindow, categories: tuple[Category, ...
     sources = run.get(Sources)
     records = read_steps(run.rank_folder)[0]
     loop_site = next((record.backward_site for record in reversed(records) if record.backward_site), None)
-    chains, scale = chains_of(window, sources), _slower(records, window)
+    chains, share = chains_of(window, sources), _share_outside(records, window)
     for region in regions_of(window, categories, chains, sources, loop_site):
         left = peak_checkpointed(window, region, chains)
         yield Way(
             kind="checkpoint",
             peak_bytes=before + left,
-            extra_ms=region.ns_per_step / 1e6 / scale,
+            extra_ms=region.ns_per_step / 1e6 * share,
             site=region.site,
             num_parts=round(region.calls_per_step),
         )
 
 
-def _slower(records: Iterable[StepRecord], window: LiveWindow) -> float:
-    """How many times longer a forward pass takes in the window than outside."""
+def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
+    """What a forward pass takes outside the window, on a device too, over the host's time for one in it."""
     inside: list[float] = []
     outside: list[float] = []
     steps = {stretch.step for stretch in window.stretches}
     for record in records:
-        forward = sum(span.end_us - span.start_us for span in record.spans if span.stage == "forward")
-        (inside if record.step in steps else outside).append(forward)
-    usual = statistics.median(outside) if outside else 0.0
-    return max(1.0, statistics.median(inside) / usual) if inside and usual else 1.0
+        spans = [span for span in record.spans if span.stage == "forward"]
+        host_us = sum(span.end_us - span.start_us for span in spans)
+        if record.step in steps:
+            inside.append(host_us)
+        else:
+            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)))
+    seen = statistics.median(inside) if inside else 0.0
+    return statistics.median(outside) / seen if outside and seen else 1.0
 
 
 def _is_block(window: LiveWindow, index: int) -> bool:

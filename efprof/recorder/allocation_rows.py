@@ -1,10 +1,11 @@
-"""A profiler window's CPU allocations, each with the Python stack and the operation it came from."""
+"""A profiler window's allocations, each with the Python stack and the operation it came from."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import torch
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
@@ -53,8 +54,10 @@ class _Row(NamedTuple):
 class WindowEvents:
     """What one walk over a window's events finds: allocations, forward operations, call sites."""
 
-    def __init__(self, calls: CallSites) -> None:
+    def __init__(self, calls: CallSites, device: torch.device | None = None) -> None:
+        """Allocations of one CUDA device, which must have an index; None is the host's."""
         self._calls = calls
+        self._place = ("cpu", None) if device is None else (device.type, device.index)
         self._rows: list[_Row] = []
         self._forward: dict[int, _Context] = {}
 
@@ -65,7 +68,7 @@ class WindowEvents:
             event, around = todo.pop()
             fields = event.extra_fields
             if hasattr(fields, "alloc_size"):
-                if fields.device.type == "cpu":
+                if self._is_recorded(fields.device):
                     self._rows.append(_Row(event.start_time_ns, _signed(fields.ptr), fields.alloc_size, around))
                 continue
             context = self._inside(event, fields, around)
@@ -96,6 +99,10 @@ class WindowEvents:
             part.rename(path)
         finally:
             part.unlink(missing_ok=True)
+
+    def _is_recorded(self, device: torch.device) -> bool:
+        kind, index = self._place
+        return device.type == kind and index in {None, device.index}
 
     def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
         caller = getattr(fields, "caller", None)

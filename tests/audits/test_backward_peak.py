@@ -1,6 +1,7 @@
 """backward_peak: fires on the line whose gradient makes the peak, is silent on ordinary layers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,10 @@ class Window:
         modules = (module,) if module else ()
         self._add(5.0, address, mebibytes, forward_stack=(site,), modules=modules, is_backward=True)
 
-    def run(self, folder: Path) -> Run:
+    def run(self, folder: Path, **run_fields: Any) -> Run:
         """The run that holds them."""
-        return write_run(folder, steps=make_steps(10), sources={"train.py": TRAIN}, allocations=[self.events])
+        files = {"train.py": TRAIN}
+        return write_run(folder, steps=make_steps(10), sources=files, allocations=[self.events], **run_fields)
 
     def _add(
         self,
@@ -169,9 +171,13 @@ def test_a_peak_in_forward_is_silent(tmp_path: Path) -> None:
     assert backward_peak(window.run(tmp_path)).findings == ()
 
 
-def test_on_cuda_it_says_that_the_snapshot_is_not_replayed_yet(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle"):
-        backward_peak(write_run(tmp_path, steps=make_steps(10), devices=[GPU], memory_source="CUDA allocator"))
+def test_on_a_cuda_device_it_tells_the_same(tmp_path: Path) -> None:
+    on_device = large_vocabulary().run(tmp_path / "cuda", devices=[GPU], memory_source="CUDA allocator")
+    (there,), (here,) = (
+        backward_peak(on_device).findings,
+        backward_peak(large_vocabulary().run(tmp_path / "cpu")).findings,
+    )
+    assert (there.blame, there.message, there.fix) == (here.blame, here.message, here.fix)
 
 
 def test_without_allocations_it_names_what_is_missing(tmp_path: Path) -> None:

@@ -91,8 +91,16 @@ def stacked_blocks(num_blocks: int = 4, inner_mib: int = 10, output_mib: int = 1
     return recording
 
 
-def run_of(folder: Path, recording: Recording, *, samples: int = 16) -> Run:
-    steps = [make_step(number, backward_site="train.py:4:train", samples=samples) for number in range(STEP)]
+def run_of(
+    folder: Path, recording: Recording, *, samples: int = 16, forward_ms: float = 4.0, device_ms: float | None = None
+) -> Run:
+    """A window of one step after others, whose forward passes take `forward_ms` and on the device `device_ms`."""
+    steps = [
+        make_step(number, backward_site="train.py:4:train", samples=samples, forward_ms=forward_ms)
+        for number in range(STEP)
+    ]
+    for span in (span for step in steps for span in step.spans if span.stage == "forward"):
+        span.device_us = None if device_ms is None else device_ms * 1000
     window = make_step(STEP, window="trace-1", allocated_bytes=[BEFORE], samples=samples)
     return write_run(folder, steps=[*steps, window], sources=SOURCES, allocations=[recording.events])
 
@@ -141,6 +149,20 @@ def test_micro_batches_divide_what_grows_with_the_batch(tmp_path: Path) -> None:
 def test_a_batch_of_one_cannot_be_divided(tmp_path: Path) -> None:
     peak = run_of(tmp_path, stacked_blocks(), samples=1).get(PeakComposition)
     assert [one for one in peak.ways if one.kind == "accumulate"] == []
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "device_ms", "factor"),
+    [(4.0, None, 1.0), (1.0, None, 0.25), (1.0, 12.0, 3.0), (4.0, 1.0, 1.0)],
+    ids=["as long", "a window slows the host", "the device has more to do", "the host has more to do"],
+)
+def test_a_call_takes_its_share_of_a_forward_pass_outside_windows(
+    forward_ms: float, device_ms: float | None, factor: float, tmp_path: Path
+) -> None:
+    usual = way(run_of(tmp_path / "usual", stacked_blocks()).get(PeakComposition), LOOP)
+    run = run_of(tmp_path / "other", stacked_blocks(), forward_ms=forward_ms, device_ms=device_ms)
+    assert way(run.get(PeakComposition), LOOP).extra_ms == pytest.approx(factor * usual.extra_ms)
+    assert usual.extra_ms > 0
 
 
 def test_the_cheapest_way_within_a_budget_comes_first(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.trace import read_trace
 from efprof.commands.report import analyse, render
@@ -61,6 +63,24 @@ def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Record
     categories = {event.category for event in trace.events}
     assert {"kernel", "cuda_sync"} <= categories
     assert any(event.arguments.call_site for event in trace.events)
+
+
+def test_the_windows_allocations_are_the_devices_with_forward_lines_behind_backward(recorded: Recorded) -> None:
+    events = read_allocations(recorded.rank / "allocations-1.parquet").events
+    backward = [event for event in events if event.is_backward and event.num_bytes > 0]
+    assert backward
+    known = [event for event in backward if any("energy_flow" in site for site in event.forward_stack)]
+    assert sum(event.num_bytes for event in known) >= 0.9 * sum(event.num_bytes for event in backward)
+
+
+def test_between_two_boundaries_the_windows_allocations_add_up_to_what_the_allocator_counts(recorded: Recorded) -> None:
+    events = read_allocations(recorded.rank / "allocations-1.parquet").events
+    differences = []
+    for step in (step for step in recorded.steps if step.window == "trace-1"):
+        places = [(step.started_ns + here.at_us * 1000, here.allocated_bytes) for here in step.memory]
+        for (start, before), (end, after) in pairwise(places):
+            differences.append(sum(one.num_bytes for one in events if start < one.time_ns <= end) - (after - before))
+    assert differences.count(0) >= 0.9 * len(differences) > 0, "an event may come within a microsecond of a boundary"
 
 
 def test_no_step_is_in_two_windows(recorded: Recorded) -> None:

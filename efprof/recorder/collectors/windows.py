@@ -1,4 +1,4 @@
-"""Turns torch.profiler on for a few steps at a time; where there is no CUDA, CPU allocations come with it."""
+"""Turns torch.profiler on for a few steps at a time; allocations with their lines come with it."""
 
 import cProfile
 import errno
@@ -189,12 +189,10 @@ class Windows:
         folder, sites = self._session.rank_folder, self._session.sites
         results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
         calls = CallSites(sites)
-        events = WindowEvents(calls)
+        events = WindowEvents(calls, _current_device())
         events.walk(results.experimental_event_tree())
         trace = folder / f"{self._name}.json.gz"
         _write_trace(profiler, trace, calls)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return [trace.name]
         allocations = folder / f"allocations-{self._count}.parquet"
         events.write_allocations(allocations)
         return [trace.name, allocations.name]
@@ -226,6 +224,11 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
         original(self, *args, **kwargs)
 
     return replace(torch.autograd.profiler.profile, "__init__", construct)
+
+
+def _current_device() -> torch.device | None:
+    """The one whose memory every step is read from; None where that is the host."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def _set_profile_again(function: Any) -> None:
