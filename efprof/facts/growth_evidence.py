@@ -5,6 +5,7 @@ import contextlib
 from efprof.facts.growth import Fit
 from efprof.facts.growth_suspects import GrowthSuspect
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.holder_staircase import HolderStaircase, Staircase
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
@@ -29,6 +30,7 @@ def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
         growth_series(growth.fit, "Memory retained after each step", "allocated"),
         sources.snippet(suspect.blame),
         growth_numbers(growth.fit, run.get(RunLimits)),
+        *holder_series(run, suspect),
         *holder_table(run),
         how_growth_is_known(growth.fit, suspect, is_counted=is_counted(run)),
     )
@@ -120,6 +122,26 @@ def growth_numbers(fit: Fit, limits: RunLimits) -> Numbers:
     )
 
 
+def holder_series(run: Run, suspect: GrowthSuspect) -> tuple[Series, ...]:
+    """What each holder had at every count, the blamed one highlighted; nothing where no census was taken."""
+    with contextlib.suppress(NotRecorded):
+        holders = run.get(HolderStaircase).holders
+        blamed = suspect.holder.holder.path if suspect.holder else None
+        if not holders:
+            return ()
+        return (
+            Series(
+                title="What each holder has",
+                x_label="step",
+                x_unit="count",
+                y_label="held",
+                y_unit="bytes",
+                lines=tuple(_staircase(one, is_blamed=one.path == blamed) for one in holders),
+            ),
+        )
+    return ()
+
+
 def holder_table(run: Run) -> tuple[Table, ...]:
     """The holders that grew between two counts; nothing where no census was taken."""
     with contextlib.suppress(NotRecorded):
@@ -183,6 +205,15 @@ def unread_steps(fit: Fit) -> tuple[str, ...]:
         f"Memory was read after {len(fit.steps):,} steps, the last of them step {fit.read_until:,} of "
         f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
         "recording tells.",
+    )
+
+
+def _staircase(one: Staircase, *, is_blamed: bool) -> SeriesLine:
+    return SeriesLine(
+        label=one.path,
+        x=tuple(float(step) for step, _ in one.sizes),
+        y=tuple(float(num_bytes) for _, num_bytes in one.sizes),
+        is_highlighted=is_blamed,
     )
 
 

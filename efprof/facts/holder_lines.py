@@ -76,14 +76,22 @@ def keeps_graphs(holder: Holder) -> bool:
     return holder.graph_nodes_after > 0 and is_growing
 
 
+def bytes_before(holder: Holder) -> int:
+    """What hung on it at the first count: tensors, what their graphs saved, and the graphs themselves."""
+    return holder.tensor_bytes_before + holder.graph_bytes_before + GRAPH_NODE_BYTES * holder.graph_nodes_before
+
+
+def bytes_after(holder: Holder) -> int:
+    """The same at the second count."""
+    return holder.tensor_bytes_after + holder.graph_bytes_after + GRAPH_NODE_BYTES * holder.graph_nodes_after
+
+
 def _with_lines(holder: Holder, census: HolderCensus, sources: Sources) -> HolderGrowth:
-    after = holder.tensor_bytes_after + holder.graph_bytes_after + GRAPH_NODE_BYTES * holder.graph_nodes_after
-    before = holder.tensor_bytes_before + holder.graph_bytes_before + GRAPH_NODE_BYTES * holder.graph_nodes_before
     ranked = sorted(_candidates(holder, sources), key=lambda statement: _rank(statement, holder))
     likeliest = [statement for statement in ranked if _rank(statement, holder) == _rank(ranked[0], holder)]
     return HolderGrowth(
         holder=holder,
-        bytes_per_step=(after - before) / max(1, census.step_after - census.step_before),
+        bytes_per_step=(bytes_after(holder) - bytes_before(holder)) / max(1, census.step_after - census.step_before),
         statements=tuple(ranked),
         num_likeliest=len(likeliest),
         readers=tuple(_readers(holder, sources)),
