@@ -131,7 +131,7 @@ def holder_series(run: Run, suspect: GrowthSuspect) -> tuple[Series, ...]:
             return ()
         return (
             Series(
-                title="What each holder has",
+                title="What each holder has" if len(holders) > 1 else f"What {holders[0].path} has",
                 x_label="step",
                 x_unit="count",
                 y_label="held",
