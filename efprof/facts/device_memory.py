@@ -15,7 +15,7 @@ from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.run import Run
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, UnreadableInput
 
 MANY_EVENTS: Final = 50_000
 """Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
@@ -105,7 +105,7 @@ def _failure(entry: Entry, instant: Instant, lines: UserLines) -> Failure:
 class DeviceMemory:
     """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others.
 
-    `untold` says of each other device of these files why nothing is known of it.
+    `untold` says why nothing is known of each other device of these files, and which file could not be read.
     """
 
     devices: tuple[DeviceHistory, ...]
@@ -113,13 +113,19 @@ class DeviceMemory:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput."""
+        """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput where none that can be
+        read has."""
         lines = UserLines(run.run_file.working_folder)
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}
+        errors: dict[str, UnreadableInput] = {}
         for path in snapshot_paths(run):
-            rank, snapshot = path.parent.name, read_snapshot(path)
-            name = _name_of(path, num_ranks=len(run.rank_folders))
+            rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))
+            try:
+                snapshot = read_snapshot(path)
+            except UnreadableInput as error:
+                errors[str(error).replace(str(path), name)] = error
+                continue
             for device in devices_of(snapshot) or [0]:
                 if (rank, device) in found:
                     continue
@@ -128,10 +134,10 @@ class DeviceMemory:
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
-            raise NotRecorded(next(iter(reasons.values())))
+            raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
         distrusted = [_why_distrusted(one) for one in found.values() if not one.replay.is_trusted]
         untold = [reason for place, reason in reasons.items() if place not in found]
-        return cls(devices=tuple(found.values()), untold=(*distrusted, *untold))
+        return cls(devices=tuple(found.values()), untold=(*errors, *distrusted, *untold))
 
     @property
     def trusted(self) -> tuple[DeviceHistory, ...]:

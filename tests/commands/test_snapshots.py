@@ -130,10 +130,19 @@ def test_a_file_that_cannot_be_read_is_named_after_what_the_others_of_its_folder
     assert text.startswith(f"{half_spoilt / 'rank0.pickle'}:\ndevice 0: ")
 
 
-def test_a_report_on_a_folder_names_the_file_that_cannot_be_read(half_spoilt: Path) -> None:
+def test_a_report_on_a_folder_says_what_the_readable_files_tell_and_names_the_other(half_spoilt: Path) -> None:
+    result = json.loads(run(report, half_spoilt, "--json").output)
+    assert [audit["id"] for audit in result["audits"] if audit["status"] == "failed"] == ["out_of_memory"]
+    assert [audit["id"] for audit in result["audits"] if audit["status"] == "errored"] == []
+    (about,) = [warning for warning in result["warnings"] if "no whole pickle" in warning]
+    assert about.startswith("rank1.pickle is no whole pickle"), "by the name that it was given under"
+
+
+def test_a_report_on_a_folder_in_which_nothing_can_be_read_names_the_first_file(half_spoilt: Path) -> None:
+    (half_spoilt / "rank0.pickle").write_bytes(b"nor this")
     with pytest.raises(UnreadableInput) as refused:
         run(report, half_spoilt)
-    assert str(refused.value).startswith(f"{half_spoilt / 'rank1.pickle'} is no whole pickle")
+    assert str(refused.value).startswith(f"{half_spoilt / 'rank0.pickle'} is no whole pickle")
 
 
 def test_as_json_a_folder_gives_a_list_though_it_has_one_file(snapshot: Path) -> None:
