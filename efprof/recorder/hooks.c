@@ -30,7 +30,7 @@ static int tell(PyObject *function, PyObject *argument)
     return result ? 0 : -1;
 }
 
-static PyObject *take_raised(void)
+PyObject *stopwatch_take_raised(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();
@@ -46,7 +46,7 @@ static PyObject *take_raised(void)
 #endif
 }
 
-static void raise_again(PyObject *error)
+void stopwatch_raise(PyObject *error)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     PyErr_SetRaisedException(error);
@@ -59,7 +59,7 @@ static void raise_again(PyObject *error)
 static PyObject *leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *))
 {
     /* This frame's own: what `PyErr_GetHandledException` gives may be of whoever resumed a generator. */
-    PyObject *handled_before = Py_XNewRef(PyThreadState_Get()->exc_info->exc_value), *error = take_raised();
+    PyObject *handled_before = Py_XNewRef(PyThreadState_Get()->exc_info->exc_value), *error = stopwatch_take_raised();
     PyErr_SetHandledException(error);
     int status = leave(self, error);
     PyErr_SetHandledException(handled_before);
@@ -67,7 +67,7 @@ static PyObject *leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *))
     if (status < 0)
         Py_DECREF(error);
     else
-        raise_again(error);
+        stopwatch_raise(error);
     return NULL;
 }
 
@@ -205,6 +205,22 @@ static PyObject *Hook_reduce(Hook *self, PyObject *Py_UNUSED(none))
                                             : PyObject_CallMethod(self->original, "__reduce__", NULL);
 }
 
+static PyObject *original_of(PyObject *object)
+{
+    while (Py_IS_TYPE(object, &HookType))
+        object = ((Hook *)object)->original;
+    return object;
+}
+
+/* Tables of functions, as a tensor's subclass has of what it does itself, are made before a recording or outlive it:
+ * in those it is the original. */
+static PyObject *Hook_compare(PyObject *self, PyObject *other, int operation)
+{
+    return PyObject_RichCompare(original_of(self), original_of(other), operation);
+}
+
+static Py_hash_t Hook_hash(PyObject *self) { return PyObject_Hash(original_of(self)); }
+
 static int Hook_traverse(Hook *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->watch);
@@ -255,6 +271,8 @@ PyTypeObject HookType = {
     .tp_call = PyVectorcall_Call,
     .tp_dictoffset = offsetof(Hook, dict),
     .tp_weaklistoffset = offsetof(Hook, weak_references),
+    .tp_richcompare = Hook_compare,
+    .tp_hash = Hook_hash,
     .tp_descr_get = Hook_get,
     .tp_dealloc = (destructor)Hook_dealloc,
     .tp_traverse = (traverseproc)Hook_traverse,

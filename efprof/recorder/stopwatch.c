@@ -2,7 +2,7 @@
  * caches a tenth of what the same costs in Python. Nothing in here decides anything: whatever is not as in the step
  * before is left to Python, by calling `unexpected` or by answering False. No call raises but `use` and `start`, and
  * `mark` what a signal's handler raises. What one raises within Python that torch calls for an attribute, as under a
- * default device, is lost, but for Ctrl-C.
+ * default device, is raised as soon as Python goes on.
  *
  * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
  */
@@ -36,30 +36,42 @@ static int ask(PyObject *function, int code)
     return result == NULL ? -1 : result == Py_True;
 }
 
-/* Something failed that must not reach the training: leave it to the slower way, which is guarded. Only Ctrl-C is the
- * program's: it comes again as soon as Python looks for signals. */
-static int give_up(void)
+static int raise_now(void *error)
 {
-    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
-        PyErr_SetInterrupt();
+    stopwatch_raise(error);
+    return -1;
+}
+
+/* Something failed that must not reach the training: leave it to the slower way, which is guarded. What a signal's
+ * handler raised is the program's, which gets it as soon as Python goes on. */
+static int give_up(Stopwatch *self)
+{
+    if (!PyErr_Occurred())
+        return 0;
+    PyObject *error = stopwatch_take_raised();
+    PyObject *result = PyObject_CallOneArg(self->is_awaited, error);
+    int is_awaited = result == Py_True;
+    Py_XDECREF(result);
     PyErr_Clear();
+    if (!is_awaited || Py_AddPendingCall(raise_now, error) < 0)
+        Py_DECREF(error);
     return 0;
 }
 
-static long long number_of(PyObject *result)
+static long long number_of(Stopwatch *self, PyObject *result)
 {
     if (result == NULL)
-        return give_up();
+        return give_up(self);
     long long number = PyLong_AsLongLong(result);
     Py_DECREF(result);
     if (number == -1 && PyErr_Occurred())
-        return give_up();
+        return give_up(self);
     return number;
 }
 
 static void note_sequence(Stopwatch *self)
 {
-    self->entry->sequence = self->sequence = number_of(PyObject_CallNoArgs(self->next_sequence));
+    self->entry->sequence = self->sequence = number_of(self, PyObject_CallNoArgs(self->next_sequence));
 }
 
 static void begin(Stopwatch *self, int64_t at)
@@ -140,19 +152,19 @@ static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *code)
     return status < 0 ? NULL : answer(status);
 }
 
-static int is_true(PyObject *result)
+static int is_true(Stopwatch *self, PyObject *result)
 {
     if (result == NULL)
-        return give_up();
+        return give_up(self);
     int is_it = result == Py_True;
     Py_DECREF(result);
     return is_it;
 }
 
-static int is_false(PyObject *result)
+static int is_false(Stopwatch *self, PyObject *result)
 {
     if (result == NULL)
-        return give_up();
+        return give_up(self);
     Py_DECREF(result);
     return result == Py_False;
 }
@@ -170,7 +182,7 @@ typedef struct {
 struct Exchange {
     uint32_t major, minor;
     void *previous, *unused[3];
-    int (*describe)(void *tensor, Described *described); /* asks no device, allocates nothing */
+    int (*describe)(void *tensor, Described *described); /* asks no device, allocates nothing; may be missing */
 };
 
 enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2 };
@@ -179,7 +191,7 @@ static const float *described_floats(Stopwatch *self, PyObject *tensor, int is_s
 {
     Described described;
     if (self->exchange->describe(tensor, &described) < 0) {
-        give_up();
+        give_up(self);
         return NULL;
     }
     if (described.device_type != DLPACK_CPU || described.type != DLPACK_FLOAT || described.num_bits != 32 ||
@@ -193,17 +205,17 @@ static const float *described_floats(Stopwatch *self, PyObject *tensor, int is_s
 
 /* The same by torch's attributes, which are read rather than its methods called: their arguments cost it more to parse
  * than all the rest. */
-static const float *floats_of(PyObject *tensor, PyObject *float32, int is_scalar)
+static const float *floats_of(Stopwatch *self, PyObject *tensor, int is_scalar)
 {
-    if (!is_true(PyObject_GetAttr(tensor, s_is_cpu)))
+    if (!is_true(self, PyObject_GetAttr(tensor, s_is_cpu)))
         return NULL;
     PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
-    give_up();
+    give_up(self);
     Py_XDECREF(dtype); /* torch keeps it alive */
-    long long num_bytes = number_of(PyObject_GetAttr(tensor, s_nbytes));
-    if (dtype != float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
+    long long num_bytes = number_of(self, PyObject_GetAttr(tensor, s_nbytes));
+    if (dtype != self->float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
         return NULL;
-    return (const float *)(uintptr_t)number_of(PyObject_CallMethodNoArgs(tensor, s_data_ptr));
+    return (const float *)(uintptr_t)number_of(self, PyObject_CallMethodNoArgs(tensor, s_data_ptr));
 }
 
 /* Reads the first number of a plain float32 tensor on the CPU; 0 for any other, and for what is not finite. */
@@ -212,11 +224,11 @@ static int read_first(Stopwatch *self, PyObject *tensor, double *value, int is_s
     if ((PyObject *)Py_TYPE(tensor) != self->tensor)
         return 0;
     /* The memory of a negated view holds the other sign; what lies within a storage may outlive what was in that. */
-    if ((is_scalar && !is_false(PyObject_CallMethodNoArgs(tensor, s_is_neg))) ||
-        number_of(PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
+    if ((is_scalar && !is_false(self, PyObject_CallMethodNoArgs(tensor, s_is_neg))) ||
+        number_of(self, PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
         return 0;
     const float *floats = self->exchange ? described_floats(self, tensor, is_scalar)
-                                         : floats_of(tensor, self->float32, is_scalar);
+                                         : floats_of(self, tensor, is_scalar);
     if (floats == NULL || !isfinite(floats[0]))
         return 0;
     *value = floats[0];
@@ -257,9 +269,9 @@ int stopwatch_counts(Stopwatch *self, PyObject *batch)
         return 0;
     PyObject *shape = PyObject_GetAttr(first, s_shape);
     int has_dimension = shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0;
-    long long samples = has_dimension ? number_of(Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
+    long long samples = has_dimension ? number_of(self, Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
     Py_XDECREF(shape);
-    give_up();
+    give_up(self);
     if (!self->is_on) /* what was called may have been Python, and have ended the recording: so everywhere below */
         return 0;
     self->entry->samples += samples;
@@ -283,7 +295,7 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
         self->entry->num_losses++;
         PyObject *weak = PyWeakref_NewRef(loss, NULL);
         if (weak == NULL)
-            give_up();
+            give_up(self);
         else
             Py_XSETREF(self->loss, weak);
     }
@@ -312,7 +324,7 @@ static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
         value = NAN;
     Py_XDECREF(rate);
     Py_XDECREF(groups);
-    give_up();
+    give_up(self);
     if (self->is_on)
         self->entry->learning_rate = value;
 }
@@ -326,7 +338,7 @@ static int seems_fine(Stopwatch *self)
     PyObject *gradient = parameter ? PyObject_GetAttr(parameter, s_grad) : NULL;
     Py_XDECREF(parameter);
     if (gradient == NULL)
-        return give_up();
+        return give_up(self);
     double value;
     int is_fine = read_first(self, gradient, &value, 0) && value != 0.0; /* that may stand for nothing at all */
     Py_DECREF(gradient);
@@ -392,9 +404,9 @@ static PyObject *Stopwatch_enters(Stopwatch *self, PyObject *module)
 {
     PyObject *training = PyObject_GetAttr(module, s_training);
     int trains = training != NULL && PyObject_IsTrue(training) > 0;
-    give_up();
+    give_up(self);
     Py_XDECREF(training);
-    trains = trains && is_true(PyObject_CallNoArgs(self->is_grad_enabled));
+    trains = trains && is_true(self, PyObject_CallNoArgs(self->is_grad_enabled));
     int status = stopwatch_mark(self, trains ? FORWARD : OTHER);
     return status < 0 ? NULL : answer(status);
 }
@@ -463,22 +475,20 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->float32);
     Py_VISIT(self->next_sequence);
     Py_VISIT(self->is_grad_enabled);
+    Py_VISIT(self->is_awaited);
     Py_VISIT(self->canary);
     Py_VISIT(self->gradient_norm);
     Py_VISIT(self->loss);
     return 0;
 }
 
+/* Only what Python may have tied into a circle: a call from what is freed with it needs the rest. */
 static int Stopwatch_clear(Stopwatch *self)
 {
     self->is_on = 0;
     self->thread = 0;
     Py_CLEAR(self->unexpected);
     Py_CLEAR(self->full);
-    Py_CLEAR(self->tensor);
-    Py_CLEAR(self->float32);
-    Py_CLEAR(self->next_sequence);
-    Py_CLEAR(self->is_grad_enabled);
     Py_CLEAR(self->canary);
     Py_CLEAR(self->gradient_norm);
     Py_CLEAR(self->loss);
@@ -489,6 +499,11 @@ static void Stopwatch_dealloc(Stopwatch *self)
 {
     PyObject_GC_UnTrack(self);
     Stopwatch_clear(self);
+    Py_CLEAR(self->tensor);
+    Py_CLEAR(self->float32);
+    Py_CLEAR(self->next_sequence);
+    Py_CLEAR(self->is_grad_enabled);
+    Py_CLEAR(self->is_awaited);
     if (self->buffer.obj)
         PyBuffer_Release(&self->buffer);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -496,12 +511,13 @@ static void Stopwatch_dealloc(Stopwatch *self)
 
 static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "is_grad_enabled", "exchange",
-                            "max_step_ns", "write_after_ns", NULL};
-    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *capsule;
+    static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "is_grad_enabled", "is_awaited",
+                            "exchange", "max_step_ns", "write_after_ns", NULL};
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited, *capsule;
     long long max_step_ns, write_after_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOOLL", names, &unexpected, &full, &tensor, &float32, &next_sequence,
-                                     &is_grad_enabled, &capsule, &max_step_ns, &write_after_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOOOLL", names, &unexpected, &full, &tensor, &float32,
+                                     &next_sequence, &is_grad_enabled, &is_awaited, &capsule, &max_step_ns,
+                                     &write_after_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -512,13 +528,15 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->float32 = Py_NewRef(float32);
     self->next_sequence = Py_NewRef(next_sequence);
     self->is_grad_enabled = Py_NewRef(is_grad_enabled);
+    self->is_awaited = Py_NewRef(is_awaited);
     self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
     self->loss = Py_NewRef(Py_None);
     const struct Exchange *exchange = PyCapsule_IsValid(capsule, "dlpack_exchange_api")
                                           ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
                                           : NULL;
-    self->exchange = exchange && exchange->major == DLPACK_MAJOR ? exchange : NULL; /* torch keeps it for good */
+    if (exchange && exchange->major == DLPACK_MAJOR && exchange->describe)
+        self->exchange = exchange; /* torch keeps it for good */
     self->thread = PyThread_get_thread_ident();
     self->takes_clips = 1;
     self->max_step_ns = max_step_ns;

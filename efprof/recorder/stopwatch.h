@@ -24,7 +24,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled;
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited;
     PyObject *canary;        /* weak reference to a parameter, or None */
     PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
     PyObject *loss;          /* weak reference to the last one, or None */
@@ -50,6 +50,10 @@ int stopwatch_reads_by_design(const Stopwatch *self);
 /* Takes note of what a call was given or gave: 1, or 0 where Python has to see to it. */
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
 int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors);
+
+/* The error that is raised, which is not raised any more then; and raises it, and takes it over. */
+PyObject *stopwatch_take_raised(void);
+void stopwatch_raise(PyObject *error);
 
 /* Methods of a stopwatch that make the functions to put in torch's place. */
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args);

@@ -49,6 +49,7 @@ class Stopwatch:
         float32: torch.dtype,
         next_sequence: Callable[[], int],
         is_grad_enabled: Callable[[], bool],
+        is_awaited: Callable[[BaseException], bool],
         exchange: object | None,
         max_step_ns: int,
         write_after_ns: int,

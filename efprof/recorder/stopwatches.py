@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from efprof.recorder.signal_errors import is_of_a_signal
 
 if TYPE_CHECKING:
     from efprof.recorder.stopwatch import Stopwatch
@@ -103,8 +106,16 @@ def make_stopwatch(
         float32=torch.float32,
         next_sequence=torch.autograd._get_sequence_nr,  # type: ignore[attr-defined]
         is_grad_enabled=torch.is_grad_enabled,
+        is_awaited=_is_awaited,
         exchange=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
         max_step_ns=max_step_ns,
         write_after_ns=write_after_ns,
     )
     return made
+
+
+def _is_awaited(error: BaseException) -> bool:
+    """Whether the program waits for it: what a signal's handler raises, which runs in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return not isinstance(error, Exception) or is_of_a_signal(error)

@@ -1,7 +1,9 @@
 """What may go wrong while steps are recorded together loses none of them, and never touches the training."""
 
+import ctypes
 import errno
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import PENDING_FILE
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.recorder import sprint, writing
@@ -225,6 +228,89 @@ def test_a_recording_that_ends_within_a_call_of_the_stopwatch_does_no_harm(tmp_p
     assert num_trained == LONG
     assert [step.step for step in recorded.steps] == list(range(150))
     assert read_steps(recorded.rank)[1] == 0
+
+
+@pytest.mark.parametrize("error", [TimeoutError, SystemExit, KeyboardInterrupt])
+def test_what_a_signal_s_handler_raises_within_a_call_of_the_stopwatch_reaches_the_program(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    num_rung, caught = 0, []
+
+    class Rings(TorchFunctionMode):
+        """As a default device, which has Python look at whatever is asked of a tensor: a signal comes meanwhile."""
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal num_rung
+            if function.__name__ == "storage_offset" and session_of_now().is_on and not num_rung:
+                num_rung += 1
+                signal.raise_signal(signal.SIGALRM)
+            return function(*args, **(kwargs or {}))
+
+    def ring(*_: object) -> None:
+        raise error("rung")
+
+    def train_under_mode() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with Rings():
+            for inputs, targets in make_loader(LONG):
+                try:
+                    error_of(model, inputs, targets).backward()
+                    optimizer.step()
+                except error as raised:
+                    caught.append(raised.args)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        recorded = record_here(tmp_path, train_under_mode)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert num_rung == 1, "a step was sprinted"
+    assert caught == [("rung",)]
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_a_mode_s_own_error_at_what_the_stopwatch_asks_never_reaches_the_program(tmp_path: Path) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    num_raised = 0
+
+    class Refuses(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal num_raised
+            if function.__name__ == "storage_offset" and session_of_now().is_on:
+                num_raised += 1
+                raise RuntimeError("not here")
+            return function(*args, **(kwargs or {}))
+
+    def train_under_mode() -> None:
+        with Refuses():
+            train_long()
+
+    recorded = record_here(tmp_path, train_under_mode)
+    assert num_raised > LONG / 3
+    assert [step.step for step in recorded.steps] == list(range(LONG))
+
+
+class Exchange(ctypes.Structure):
+    """DLPack's table of functions, all of them missing."""
+
+    _fields_ = [("version", ctypes.c_uint32 * 2), ("functions", ctypes.c_void_p * 6)]
+
+
+def test_where_torch_describes_no_tensor_by_dlpack_its_attributes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, name = Exchange(version=(1, 3)), b"dlpack_exchange_api"
+    make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+        ("PyCapsule_New", ctypes.pythonapi)
+    )
+    capsule = make_capsule(ctypes.addressof(table), name, None)
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule, raising=False)
+    recorded = record_here(tmp_path, train_long)
+    assert [step.step for step in recorded.steps if step.loss is not None] == list(range(LONG))
 
 
 def test_memory_that_cannot_be_mapped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
