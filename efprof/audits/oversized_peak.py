@@ -1,11 +1,12 @@
 """A peak of memory above what there is for it."""
 
 from efprof.facts.peak_composition import PeakComposition, Way
-from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, memory_by_category, peak_bars, table_of_ways
+from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, peak_bars, table_of_ways
 from efprof.facts.peak_lines import most_by_line
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
+from efprof.facts.window_memory import WindowMemory
 from efprof.fixes.checkpoint_call import checkpoint_call
 from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
 from efprof.units import format_bytes, format_share
@@ -68,7 +69,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
             peak_bytes=peak.peak_bytes - way.peak_bytes if way else None,
         ),
         evidence=(
-            memory_by_category(peak),
+            run.get(WindowMemory).series,
             sources.snippet(blame),
             peak_bars(run, peak, way.site if way else None),
             table_of_ways(peak, budget),

@@ -1,9 +1,11 @@
 """What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
 
+from dataclasses import replace
 from typing import Literal
 
 from efprof.facts.allocator.composition import Instant, Owner
 from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.device_lines import NO_LINE, lines_over_time
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
 from efprof.model import (
@@ -25,7 +27,6 @@ DEFAULT = "torch's default"
 COLD = "as recorded, cold"
 """Of the recorded settings from the cold start that all others begin with: what these are to be compared with."""
 MOST_BARS = 8
-MOST_POINTS = 600
 
 
 def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
@@ -136,35 +137,21 @@ def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded",
 
 
 def reserved_series(device: DeviceHistory, marks: tuple[tuple[float, str], ...]) -> Series:
-    """Reserved memory and what tensors asked for, over the recorded events."""
-    entries, history = device.history.entries, device.history
-    reserved = sum(extent.num_bytes for extent in history.extents)
-    requested = sum(block.requested for block in history.live)
-    stride = max(1, len(entries) // MOST_POINTS)
-    x, upper, lower = [0.0], [float(reserved)], [float(requested)]
-    for index, entry in enumerate(entries):
-        if entry.action in {"segment_alloc", "segment_map"}:
-            reserved += entry.size
-        elif entry.action in {"segment_free", "segment_unmap"}:
-            reserved -= entry.size
-        elif entry.action == "alloc":
-            requested += entry.size
-        elif entry.action == "free_completed":
-            requested -= entry.size
-        if index % stride == 0 or index == device.peak_index or index == len(entries) - 1:
-            x.append(float(index + 1))
-            upper.append(float(reserved))
-            lower.append(float(requested))
+    """Reserved memory, and below it what tensors asked for, by the user's line, over the recorded events."""
+    found = lines_over_time(device)
+    curves = (SeriesLine(label=label, x=found.num_events, y=sizes) for label, sizes in found.curves)
     return Series(
-        title=f"Memory of device {history.device} over the recorded events",
+        title=f"Memory of device {device.history.device} over the recorded events, by your lines",
         x_label="event of the allocator",
         x_unit="count",
         y_label="memory",
         y_unit="bytes",
         lines=(
-            SeriesLine(label="reserved", x=tuple(x), y=tuple(upper)),
-            SeriesLine(label="asked for by tensors", x=tuple(x), y=tuple(lower), is_highlighted=True),
+            *(replace(curve, stage="other") if curve.label == NO_LINE else curve for curve in curves),
+            SeriesLine(label="reserved", x=found.num_events, y=found.reserved, is_over_stack=True),
         ),
+        is_stacked=True,
+        is_stepped=True,
         marks=marks,
     )
 

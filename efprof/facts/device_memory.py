@@ -114,7 +114,8 @@ class DeviceMemory:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput where none that can be
-        read has."""
+        read has.
+        """
         lines = UserLines(run.run_file.working_folder)
         found: dict[tuple[str, int], DeviceHistory] = {}
         reasons: dict[tuple[str, int], str] = {}

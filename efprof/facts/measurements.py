@@ -13,6 +13,7 @@ from efprof.facts.run import Run
 from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTime, StepTimes
+from efprof.facts.window_memory import WindowMemory
 from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import (
     STAGES,
@@ -21,6 +22,7 @@ from efprof.model import (
     Metric,
     NotRecorded,
     Overhead,
+    Series,
     StepSample,
     ThinEvidence,
     Timeline,
@@ -67,6 +69,7 @@ class Measured:
                 num_skipped_steps=_num_skipped(times.every),
                 recommendations=recommendations(times),
                 stalls=run.get(StallLines).lines,
+                window_memory=_window_memory(run),
             )
         )
 
@@ -153,6 +156,13 @@ def _window_peaks(run: Run) -> tuple[float, ...]:
         return tuple(float(peak) for peak in run.get(WindowPeaks).peaks)
     except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
         return ()
+
+
+def _window_memory(run: Run) -> Series | None:
+    try:
+        return run.get(WindowMemory).series
+    except (NotRecorded, UnreadableInput):  # as above
+        return None
 
 
 def _growth_bytes_per_step(run: Run) -> float | None:

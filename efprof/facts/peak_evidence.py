@@ -1,69 +1,15 @@
-"""What an oversized peak shows for itself: what fills it over the step, the ways to lower it, and how we know."""
+"""What an oversized peak shows for itself: what fills it, the ways to lower it, and how we know."""
 
-from itertools import pairwise
-
-from efprof.facts.block_categories import CATEGORIES
-from efprof.facts.live_memory import LiveWindow
 from efprof.facts.peak_composition import PeakComposition, Way
 from efprof.facts.peak_lines import most_by_line
 from efprof.facts.run import Run
 from efprof.facts.sources import place_of
-from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, Series, SeriesLine, Table
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, Table
 from efprof.units import format_bytes, format_ms
 
-MARKED_STAGES = frozenset({"forward", "backward", "optimizer"})
 MOST_BARS = 8
 LEAST_BAR = 0.005
 """Of the peak: less is not seen."""
-MOST_POINTS = 600
-"""A picture this wide loses nothing, and the peak itself is kept."""
-
-
-def memory_by_category(peak: PeakComposition) -> Series:
-    """Bytes alive over the step of the peak by what they are for, the beginnings of its stages marked."""
-    import numpy as np
-
-    window = peak.window
-    first, end = step_of_peak(window)
-    stride = max(1, (end - first) // MOST_POINTS)
-    places = sorted({*range(first, end, stride), window.peak_index, end - 1})
-    start_ns = window.events[first].time_ns
-    times = tuple((window.events[place].time_ns - start_ns) / 1e6 for place in places)
-    lines = [SeriesLine(label="held before", x=times, y=tuple(float(peak.before_bytes) for _ in places))]
-    for category in CATEGORIES:
-        changes = np.zeros(len(window.events) + 1)
-        for block, event in enumerate(window.events):
-            if event.num_bytes > 0 and peak.categories[block] == category:
-                changes[block] += event.num_bytes
-                changes[window.released_at[block]] -= event.num_bytes
-        alive = np.cumsum(changes)
-        if any(alive[place] for place in places):
-            lines.append(SeriesLine(label=category, x=times, y=tuple(float(alive[place]) for place in places)))
-    stretches = [one for one in window.stretches if first <= one.first < end and one.stage in MARKED_STAGES]
-    marks = [
-        ((window.events[here.first].time_ns - start_ns) / 1e6, here.stage)
-        for before, here in pairwise([None, *stretches])
-        if here is not None and (before is None or before.stage != here.stage)
-    ]
-    return Series(
-        title="Memory by what it is for, in the step of the peak",
-        x_label="time in the step",
-        x_unit="ms",
-        y_label="alive",
-        y_unit="bytes",
-        lines=tuple(lines),
-        is_stacked=True,
-        marks=tuple(marks),
-    )
-
-
-def step_of_peak(window: LiveWindow) -> tuple[int, int]:
-    """The first event and the end of the step whose peak it is; of the window where that is in none."""
-    stretch = window.stretch_of(window.peak_index)
-    if stretch is None:
-        return 0, len(window.events)
-    stretches = window.stretches_of(stretch.step)
-    return stretches[0].first, stretches[-1].end
 
 
 def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:

@@ -49,17 +49,38 @@ class Snippet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesLine:
-    """One named curve; `x` and `y` have the same length."""
+    """One named curve; `x` and `y` have the same length.
+
+    `notes` tell of each point which line of the user's program it is, say; there are none, or as many as points. A
+    curve of what one stage makes has the colour of that `stage`. In a stacked series a line that `is_over_stack` is no
+    part of the stack.
+    """
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     is_highlighted: bool = False
+    notes: tuple[str, ...] = ()
+    stage: str | None = None
+    is_over_stack: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBand:
+    """A stretch of the x axis in which one stage of a step ran."""
+
+    start: float
+    end: float
+    stage: str
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Curves over one axis; `marks` are (x, label) of instants worth a vertical line."""
+    """Curves over one axis; `marks` are (x, label) of instants worth a vertical line.
+
+    The values of one that `is_stepped` hold until the next point.
+    """
 
     title: str
     x_label: str
@@ -68,7 +89,9 @@ class Series:
     y_unit: str
     lines: tuple[SeriesLine, ...]
     is_stacked: bool = False
+    is_stepped: bool = False
     marks: tuple[tuple[float, str], ...] = ()
+    bands: tuple[StageBand, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

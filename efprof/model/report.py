@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from efprof.model.evidence import Evidence
+from efprof.model.evidence import Evidence, Series
 from efprof.model.finding import AuditResult
 from efprof.model.source import SourceLine
 
@@ -123,6 +123,8 @@ class Measurements:
     stalls: tuple[StallLine, ...] = ()
     device: tuple[Evidence, ...] = ()
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
+    window_memory: Series | None = None
+    """Memory by what it is for through the steps of the fullest allocation window, where one was recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,10 @@ MANY_MINUTES_MS: Final = 300_000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One curve; `colour` names a colour of the palette, `notes` say what each point is; y None is a gap."""
+    """One curve; `colour` names a colour of the palette, `notes` say what each point is; y None is a gap.
+
+    The values of one that `is_stepped` hold until the next point.
+    """
 
     kind: LayerKind
     label: str
@@ -42,22 +45,25 @@ class Layer:
     y: tuple[float | None, ...]
     notes: tuple[str, ...] = ()
     is_strong: bool = False
+    is_stepped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """A stretch of the x axis."""
+    """A stretch of the x axis; one of a stage has its colour, and a strip of it at the top that no curve hides."""
 
     start: float
     end: float
     label: str
+    stage: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
     """Layers over one pair of axes; `marks` are vertical lines, `level` a horizontal one.
 
-    `y_top` ends the y axis at first; `has_zero` begins it at zero, as amounts need and a loss does not.
+    `y_top` ends the y axis at first, and `y_bottom` begins it where that is not at zero; `has_zero` begins it there, as
+    amounts need and a loss does not.
     """
 
     title: str
@@ -69,6 +75,7 @@ class Chart:
     bands: tuple[Band, ...] = ()
     marks: tuple[tuple[float, str], ...] = ()
     level: tuple[float, str] | None = None
+    y_bottom: float | None = None
     y_top: float | None = None
     has_zero: bool = True
 
@@ -142,15 +149,18 @@ def x_range(chart: Chart) -> tuple[float, float]:
 
 
 def label_rows(chart: Chart) -> tuple[int | None, ...]:
-    """The row from the top in which each band's label covers no other, None where there is no such row.
+    """The row from the top in which each band's label covers no other, None where there is no such row or no label.
 
     Each label stands on that side of its band's edge on which there is more room.
     """
     start, end = x_range(chart)
     letter = (end - start) * LETTER_SHARE
     taken = [-math.inf] * MAX_BAND_ROWS
-    rows = []
+    rows: list[int | None] = []
     for band in chart.bands:
+        if not band.label:
+            rows.append(None)
+            continue
         width = min(len(band.label), MAX_BAND_LETTERS) * letter
         left = band.end - width if is_right_half(chart, band.start) else band.start
         row = next((row for row, used in enumerate(taken) if left >= used), None)

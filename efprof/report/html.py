@@ -29,9 +29,10 @@ from efprof.report.chart import Chart, TrackChart
 from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
-from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section, make_run_pictures
+from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section
 from efprof.report.printed import svg_of
 from efprof.report.ranking import rank_findings
+from efprof.report.run_pictures import make_run_pictures
 from efprof.units import format_share
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -46,6 +47,7 @@ def render_html(report: Report) -> str:
     shown = [
         *(device.pictures if device else ()),
         pictures.memory,
+        pictures.window,
         pictures.time,
         *pictures.numbers,
         *(p for card in cards for p in card.pictures),

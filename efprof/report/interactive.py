@@ -8,6 +8,8 @@ from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
 MAX_LABEL: Final = 60
+STRIP_SHARE: Final = 0.03
+"""The height of the strip that tells which stage ran, as a share of the picture's."""
 ROW_SHARE: Final = 0.08
 """The height of a row of labels as a share of the picture's."""
 HALF_OPAQUE: Final = "80"
@@ -33,7 +35,8 @@ def _chart_figure(chart: Chart) -> Figure:
     layout = _layout(chart.x_label, chart.y_label)
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
-    layout["shapes"] = [_band_shape(b.start, b.end) for b in chart.bands] + [_mark_shape(at) for at, _ in chart.marks]
+    layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
+    layout["shapes"] += [_mark_shape(at) for at, _ in chart.marks]
     layout["annotations"] = [
         _band_note(band, middle, row)
         for band, row in zip(chart.bands, label_rows(chart), strict=True)
@@ -47,7 +50,10 @@ def _chart_figure(chart: Chart) -> Figure:
         layout["shapes"].append(_level_shape(chart.level[0]))
         layout["annotations"].append(_level_note(*chart.level))
     if chart.y_top is not None:
-        layout["yaxis"]["range"] = [0, _rounded(chart.y_top)]
+        layout["yaxis"]["range"] = [_rounded(chart.y_bottom or 0.0), _rounded(chart.y_top)]
+    if any(layer.kind == "stack" for layer in chart.layers):
+        layout["hovermode"] = "x unified"  # what lies on top of each other belongs together
+        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
     layout["barmode"], layout["bargap"] = "stack", bar_gap(max((len(layer.x) for layer in chart.layers), default=0))
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
 
@@ -72,18 +78,33 @@ def _trace(layer: Layer, chart: Chart) -> Figure:
             trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
             trace |= {"line": {"color": colour, "width": 0}}
         case "stack":
-            line = {"color": colour, "width": 0.5}
+            line = {"color": colour, "width": 0.5} | _shape_of(layer)
             trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
-            trace["hovertemplate"] = _hover(layer, chart)
+            trace |= _stack_hover(layer, chart)
         case "line":
-            trace |= {"mode": "lines", "line": {"color": colour, "width": 2.2 if layer.is_strong else 1.3}}
-            trace["hovertemplate"] = _hover(layer, chart)
+            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3} | _shape_of(layer)
+            is_over_stack = any(other.kind == "stack" for other in chart.layers)
+            trace |= {"mode": "lines", "line": line}
+            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": _hover(layer, chart)}
     return trace
+
+
+def _shape_of(layer: Layer) -> Figure:
+    return {"shape": "hv"} if layer.is_stepped else {}
 
 
 def _hover(layer: Layer, chart: Chart) -> str:
     where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
     return f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
+
+
+def _stack_hover(layer: Layer, chart: Chart) -> Figure:
+    """One or two lines of the box in which all layers are told; the box itself says where it is."""
+    amount, name = f"%{{y:,.4~r}} {label_text(chart.y_unit)}", "<extra>%{fullData.name}</extra>"
+    if not layer.notes:
+        return {"hovertemplate": amount + name}
+    notes = [f"<br>  {label_text(note)}" if note else "" for note in layer.notes]
+    return {"hovertemplate": f"{amount}%{{text}}{name}", "text": notes}
 
 
 def _track_figure(chart: TrackChart) -> Figure:
@@ -128,9 +149,12 @@ def _layout(x_label: str, y_label: str) -> Figure:
     }
 
 
-def _band_shape(start: float, end: float) -> Figure:
-    place = {"x0": _rounded(start), "x1": _rounded(end), "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    return {"type": "rect", "fillcolor": "var(--window)", "opacity": 0.16, "line": {"width": 0}} | place
+def _band_shapes(band: Band) -> list[Figure]:
+    """A tint behind the curves, and of a stage the strip."""
+    shape: Figure = {"type": "rect", "x0": _rounded(band.start), "x1": _rounded(band.end), "yref": "paper", "y1": 1}
+    shape |= {"fillcolor": f"var(--{band.stage or 'window'})", "line": {"width": 0}}
+    tint = shape | {"y0": 0, "layer": "below", "opacity": 0.16}
+    return [tint] if band.stage is None else [tint, shape | {"y0": 1 - STRIP_SHARE}]
 
 
 def _mark_shape(at: float) -> Figure:
@@ -145,16 +169,19 @@ def _level_shape(level: float) -> Figure:
 
 
 def _band_note(band: Band, middle: float, row: int) -> Figure:
-    is_left = band.start > middle
-    return _top_note(band.end if is_left else band.start, band.label, "var(--window)", is_left=is_left, row=row)
+    """Of a stage in the colour of text: those of some stages are too light for letters."""
+    is_left, colour = band.start > middle, "var(--text)" if band.stage else "var(--window)"
+    top = 1 - STRIP_SHARE if band.stage else 1.0
+    at = band.end if is_left else band.start
+    return _top_note(at, band.label, colour, is_left=is_left, y=top - row * ROW_SHARE)
 
 
-def _top_note(at: float, label: str, colour: str, *, is_left: bool, row: int = 0) -> Figure:
+def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1.0) -> Figure:
     """A word at the top of the picture, on that side of its place on which there is more room."""
     place = {
         "x": _rounded(at),
         "yref": "paper",
-        "y": round(0.995 - row * ROW_SHARE, 3),
+        "y": round(y - 0.005, 3),
         "xanchor": "right" if is_left else "left",
         "yanchor": "top",
     }

@@ -34,6 +34,9 @@ def render_json(report: Report) -> str:
                 "stalls": [_plain(stall) for stall in report.measurements.stalls],
                 "stage_deltas": [_plain(delta) for delta in report.measurements.stage_deltas],
                 "timeline": _plain(report.measurements.timeline),
+                "window_memory": _plain(report.measurements.window_memory)
+                if report.measurements.window_memory
+                else None,
             },
         }
     )

@@ -25,7 +25,6 @@ from efprof.report.chart import Chart, TrackChart, has_curve
 from efprof.report.evidence_charts import series_chart, tracks_chart
 from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
 from efprof.report.segment_picture import SegmentPicture, segment_picture
-from efprof.report.timeline_charts import memory_chart, number_charts, time_chart
 from efprof.report.wording import (
     anchor_of,
     change_name,
@@ -118,15 +117,6 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunPictures:
-    """The pictures that every run has, where they were measured."""
-
-    memory: Picture | None
-    time: Picture | None
-    numbers: tuple[Picture, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSection:
     """What a CUDA snapshot shows, where no finding shows it already; of a run without one, an estimate."""
 
@@ -174,18 +164,6 @@ def card_maker(report: Report) -> Callable[[RankedFinding], Card]:
         return _card(item, anchor if taken[anchor] == 1 else f"{anchor}-{taken[anchor]}", report)
 
     return make
-
-
-def make_run_pictures(report: Report) -> RunPictures:
-    """Memory over time, time per step, loss and gradient norm."""
-    measurements = report.measurements
-    memory, time = memory_chart(measurements), time_chart(measurements.timeline, median_step_ms(report))
-    numbers = number_charts(measurements.timeline.steps)
-    return RunPictures(
-        memory=Picture(id="picture-memory", chart=memory) if memory else None,
-        time=Picture(id="picture-time", chart=time) if time else None,
-        numbers=tuple(Picture(id=f"picture-number-{place}", chart=chart) for place, chart in enumerate(numbers)),
-    )
 
 
 def code_lines(snippet: Snippet) -> tuple[CodeLine, ...]:

@@ -32,5 +32,5 @@ DARK: Final = {
     "text": "#e6e9ed",
     "ground": "#161a1f",
 }
-SERIES: Final = ("forward", "data", "optimizer", "extra", "backward", "other")
+SERIES: Final = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
 """The order in which curves without a colour of their own take theirs."""

@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from efprof.report.chart import Chart, Layer, TrackChart, bar_gap, is_right_half, label_rows, x_range
+from efprof.report.chart import Band, Chart, Layer, TrackChart, bar_gap, is_right_half, label_rows, x_range
 from efprof.report.palette import LIGHT
 from efprof.report.wording import shorten
 
@@ -29,6 +30,9 @@ SETTINGS: Final[dict[Any, Any]] = {
     "axes.spines.right": False,
     "path.simplify": True,
 }
+PATH: Final = re.compile(rb' d="[^"]*"')
+LATER_DIGITS: Final = re.compile(rb"(?<=\.\d\d)\d+")
+"""Of a path's numbers, which are points: a hundredth of one is not seen, and the page is smaller without the rest."""
 NO_DATE: Final = {"Date": None, "Creator": None}
 LETTERS_ACROSS: Final = 105
 """Letters of the size of a block's label that fit beside each other."""
@@ -40,6 +44,10 @@ KEY_LETTERS: Final = 4
 """What the coloured key of a label and the space around it take."""
 ROW_SHARE: Final = 0.09
 """The height of a row of labels as a share of the picture's."""
+STRIP_SHARE: Final = 0.03
+"""The height of the strip that tells which stage ran, as a share of the picture's."""
+STACK_ZORDER: Final = 1.5
+"""Between the grid and the curves."""
 WIDTH_INCHES: Final = 7.2
 """The text width of an A4 page."""
 
@@ -58,7 +66,7 @@ def svg_of(chart: Chart | TrackChart) -> bytes:
         axes.set_xlabel(_label(chart.x_label))
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata=NO_DATE)
-    return file.getvalue()
+    return PATH.sub(lambda path: LATER_DIGITS.sub(b"", path[0]), file.getvalue())
 
 
 def _draw_chart(axes: Axes, chart: Chart) -> None:
@@ -67,10 +75,11 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         floor = _draw_layer(axes, layer, floor)
     axes.set_xlim(*x_range(chart))
     for band, row in zip(chart.bands, label_rows(chart), strict=True):
-        axes.axvspan(band.start, band.end, color=LIGHT["window"], alpha=0.14, linewidth=0)
+        _draw_band(axes, band)
         if row is not None:
             at = band.end if is_right_half(chart, band.start) else band.start
-            _note(axes, at, band.label, LIGHT["window"], row)
+            colour, top = (LIGHT["text"], 1 - STRIP_SHARE) if band.stage else (LIGHT["window"], 1.0)
+            _note(axes, at, band.label, colour, top - row * ROW_SHARE)
     for at, label in chart.marks:
         axes.axvline(at, color=LIGHT["alert"], linestyle=":", linewidth=1)
         _note(axes, at, label, LIGHT["alert"])
@@ -78,7 +87,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         axes.axhline(chart.level[0], color=LIGHT["text"], linestyle="--", linewidth=0.8)
         _level_note(axes, *chart.level)
     if chart.y_top is not None:
-        axes.set_ylim(0, chart.y_top)
+        axes.set_ylim(chart.y_bottom or 0.0, chart.y_top)
     elif chart.has_zero and axes.get_ylim()[0] > 0:
         axes.set_ylim(bottom=0)
     axes.set_ylabel(_label(chart.y_label))
@@ -88,13 +97,22 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         _draw_legend(axes, chart.layers)
 
 
+def _draw_band(axes: Axes, band: Band) -> None:
+    """A tint behind the curves, and of a stage a strip at the top that none of them hides."""
+    colour = LIGHT[band.stage or "window"]
+    axes.axvspan(band.start, band.end, color=colour, alpha=0.14, linewidth=0, zorder=0)
+    if band.stage:
+        axes.axvspan(band.start, band.end, ymin=1 - STRIP_SHARE, color=colour, linewidth=0)
+
+
 def _draw_layer(axes: Axes, layer: Layer, floor: list[float]) -> list[float]:
     """Draws one layer on top of `floor`, the heights stacked so far; returns the new heights."""
     colour = LIGHT[layer.colour]
     y = [math.nan if value is None else value for value in layer.y]
     match layer.kind:
         case "line":
-            axes.plot(layer.x, y, color=colour, linewidth=1.4 if layer.is_strong else 0.9)
+            drawn = "steps-post" if layer.is_stepped else "default"
+            axes.plot(layer.x, y, color=colour, linewidth=1.4 if layer.is_strong else 0.9, drawstyle=drawn)
         case "points":
             axes.plot(layer.x, y, color=colour, linestyle="none", marker="v", markersize=4)
         case "fill":
@@ -104,9 +122,10 @@ def _draw_layer(axes: Axes, layer: Layer, floor: list[float]) -> list[float]:
             axes.bar(layer.x, y, bottom=bottom, width=_bar_width(layer.x), color=colour, linewidth=0)
             return _summed(bottom, y)
         case "stack":
-            bottom = floor if len(floor) == len(y) else [0.0] * len(y)
-            top = _summed(bottom, y)
-            axes.fill_between(layer.x, bottom, top, color=colour, linewidth=0)
+            top = _summed(floor if len(floor) == len(y) else [0.0] * len(y), y)
+            # Down to zero, and behind what stands below: half as many points as both edges of the layer.
+            behind = STACK_ZORDER - len(axes.patches) / 1000
+            axes.fill(*_skyline(layer.x, top, is_stepped=layer.is_stepped), color=colour, linewidth=0, zorder=behind)
             return top
     return floor
 
@@ -121,6 +140,18 @@ def _outlines(layer: Layer) -> list[Sequence[float]]:
                 outlines += [layer.x[start:end], [y or 0.0 for y in layer.y[start:end]]]
             start = end + 1
     return outlines
+
+
+def _skyline(x: Sequence[float], y: Sequence[float], *, is_stepped: bool) -> tuple[list[float], list[float]]:
+    """The closed outline from zero; where a height stays the same, its ends alone."""
+    points = [(x[0], 0.0)]
+    for place, (before, here, after) in enumerate(zip([None, *y[:-1]], y, [*y[1:], None], strict=True)):
+        if is_stepped and before is not None and before != here:
+            points.append((x[place], before))
+        if not before == here == after:
+            points.append((x[place], here))
+    points.append((x[-1], 0.0))
+    return [at for at, _ in points], [height for _, height in points]
 
 
 def _draw_tracks(axes: Axes, chart: TrackChart) -> None:
@@ -151,12 +182,11 @@ def _draw_legend(axes: Axes, layers: Sequence[Layer]) -> None:
     legend.set_frame_on(False)
 
 
-def _note(axes: Axes, at: float, label: str, colour: str, row: int = 0) -> None:
+def _note(axes: Axes, at: float, label: str, colour: str, top: float = 1.0) -> None:
     """A word at the top of the picture, on that side of its place on which there is more room."""
     side = "right" if at > sum(axes.get_xlim()) / 2 else "left"
     place = axes.get_xaxis_transform()
-    y = 0.99 - row * ROW_SHARE
-    axes.text(at, y, shorten(label, 32), transform=place, color=colour, fontsize=7, va="top", ha=side)
+    axes.text(at, top - 0.01, shorten(label, 32), transform=place, color=colour, fontsize=7, va="top", ha=side)
 
 
 def _level_note(axes: Axes, level: float, label: str) -> None:

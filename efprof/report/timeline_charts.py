@@ -36,6 +36,8 @@ MAX_BARS: Final = 400
 CLIP_FACTOR: Final = 3.0
 """A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
 MAX_SLOW_MARKS: Final = 200
+LEAST_PAUSE: Final = 0.1
+"""Of the step before: what runs for less between two steps is not seen."""
 
 
 def memory_chart(measurements: Measurements) -> Chart | None:
@@ -52,7 +54,7 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
     is_sparse = len(kept) <= MAX_STRONG_SAMPLES
     layers = (
-        _stage_bands(kept, x, allocated, _steps_before_turns(timeline))
+        _stage_bands(kept, x, allocated, _steps_before_pauses(timeline))
         if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
         else []
     )
@@ -121,17 +123,17 @@ def _stage_bands(
     samples: Sequence[MemorySample],
     places: Sequence[float],
     allocated: Sequence[float | None],
-    steps_before_turns: Set[int],
+    steps_before_pauses: Set[int],
 ) -> list[Layer]:
     """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
 
-    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or the
-    recorder opened a window or wrote what it saw in one.
+    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or
+    something else ran between two steps.
     """
     points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
     for index, (here, after) in enumerate(itertools.pairwise(samples)):
         is_within = here.step == after.step
-        if not is_within and (here.step in steps_before_turns or not _is_handed_over(here, after)):
+        if not is_within and (here.step in steps_before_pauses or not _is_handed_over(here, after)):
             continue
         x, y = points[STAGE_AFTER.get(here.boundary, "other")]
         start, end = places[index], places[index + 1]
@@ -142,9 +144,16 @@ def _stage_bands(
     ]
 
 
-def _steps_before_turns(timeline: Timeline) -> set[int]:
-    """The steps after which a window was opened or closed."""
-    return {step for first, last, _ in timeline.windows for step in (first - 1, last)}
+def _steps_before_pauses(timeline: Timeline) -> set[int]:
+    """The steps that no other followed at once: the recorder opened or closed a window or counted what keeps tensors
+    alive, or the program did something of its own, such as an evaluation.
+    """
+    turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
+    return turns | {
+        step.step
+        for step, after in itertools.pairwise(timeline.steps)
+        if (after.started_s - step.started_s) * 1000 > (1 + LEAST_PAUSE) * step.total_ms
+    }
 
 
 def _is_handed_over(here: MemorySample, after: MemorySample) -> bool:
@@ -154,9 +163,13 @@ def _is_handed_over(here: MemorySample, after: MemorySample) -> bool:
 
 def _memory_caption(measurements: Measurements) -> str:
     source, samples = source_phrase(measurements.memory_source), measurements.timeline.memory
-    if all(a.step == b.step or _is_handed_over(a, b) for a, b in itertools.pairwise(samples)):
-        return f"Read from {source} at every stage boundary."
-    return f"Read from {source} at stage boundaries; without a colour where steps were not read from end to end."
+    pauses = _steps_before_pauses(measurements.timeline)
+    between = [(a, b) for a, b in itertools.pairwise(samples) if a.step != b.step]
+    if not all(_is_handed_over(a, b) for a, b in between):
+        return f"Read from {source} at stage boundaries; without a colour where steps were not read from end to end."
+    if any(a.step in pauses for a, _ in between):
+        return f"Read from {source} at every stage boundary; without a colour where something else ran between steps."
+    return f"Read from {source} at every stage boundary."
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:

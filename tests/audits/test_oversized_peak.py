@@ -8,6 +8,7 @@ import pytest
 from efprof.artifacts.sources import SOURCES_FILE, SourceText
 from efprof.audits.oversized_peak import oversized_peak
 from efprof.facts.run import Run, open_run
+from efprof.facts.window_memory import WindowMemory
 from efprof.model import CodeEdit, NotRecorded
 from efprof.units import MIB
 from tests.builders import write_run
@@ -74,3 +75,9 @@ def test_without_a_budget_it_says_how_to_give_one(tmp_path: Path) -> None:
 def test_without_an_allocation_window_it_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet"):
         oversized_peak(write_run(tmp_path))
+
+
+def test_its_picture_is_the_one_that_every_run_has(tmp_path: Path) -> None:
+    run = blocks_run(tmp_path, 20)
+    (finding,) = oversized_peak(run).findings
+    assert run.get(WindowMemory).series in finding.evidence

@@ -37,6 +37,7 @@ from efprof.model import (
     SeriesLine,
     Snippet,
     SourceLine,
+    StageBand,
     StageDelta,
     StepSample,
     Stretch,
@@ -114,9 +115,39 @@ def make_measurements(num_steps: int = NUM_STEPS) -> Measurements:
         overhead=Overhead(step_ms=0.14, share=0.004, window_s=1.9, num_windows=2),
         memory_source="the CUDA allocator",
         num_skipped_steps=2,
+        window_memory=make_window_memory(),
         recommendations=(
             "The forward pass allocates 900 MiB per step: checkpoint the encoder's blocks.",
             f"Largest jump at step 63. {HOSTILE}",
+        ),
+    )
+
+
+def make_window_memory(num_micro_batches: int = 2, held: float = 800.0 * MIB) -> Series:
+    """A step of several micro-batches of 10 ms, whose activations come and go."""
+    x = tuple(float(at) for at in range(10 * num_micro_batches + 3))
+    y = tuple(float(MIB * 100 * min(at % 10, 10 - at % 10)) for at in range(len(x)))
+    notes = tuple(f"{LONG_PATH}:{place} has 1.50 MiB of it" for place in range(len(x)))
+    return Series(
+        title="Memory by what it is for, in step 40",
+        x_label="time in the step",
+        x_unit="ms",
+        y_label="alive",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="held before", x=x, y=tuple(held for _ in x), notes=tuple("" for _ in x), stage="other"),
+            SeriesLine(label="activations", x=x, y=y, notes=notes, stage="forward"),
+            SeriesLine(label="work space", x=x, y=y, notes=tuple(HOSTILE for _ in x)),
+        ),
+        is_stacked=True,
+        is_stepped=True,
+        bands=(
+            *(
+                StageBand(start=10.0 * number + start, end=10.0 * number + start + 5, stage=stage, step=40)
+                for number in range(num_micro_batches)
+                for start, stage in ((0, "forward"), (5, "backward"))
+            ),
+            StageBand(start=10.0 * num_micro_batches, end=x[-1], stage="optimizer", step=40),
         ),
     )
 

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 
-from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, Timeline
+from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, StageBand, Timeline
 from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
@@ -14,7 +15,15 @@ from efprof.report.printed import svg_of
 from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps, step_title
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
-from tests.report.report_sample import HOSTILE, make_measurements, make_steps, memory_finding, time_finding
+from efprof.units import MIB
+from tests.report.report_sample import (
+    HOSTILE,
+    make_measurements,
+    make_steps,
+    make_window_memory,
+    memory_finding,
+    time_finding,
+)
 
 
 def layer_named(chart: Chart | None, label: str) -> Layer:
@@ -82,6 +91,19 @@ def test_what_lies_between_sparse_readings_has_no_colour(after: tuple[MemorySamp
 def test_what_lies_between_a_step_and_a_window_has_no_colour() -> None:
     samples = (*whole_step(0), *whole_step(1), *whole_step(2))
     assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
+
+
+@pytest.mark.parametrize(("total_ms", "is_coloured"), [(1000.0, True), (950.0, True), (400.0, False)])
+def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_other_at_once(
+    total_ms: float, is_coloured: bool
+) -> None:
+    steps = [dataclasses.replace(step, started_s=float(step.step), total_ms=total_ms) for step in make_steps(2)]
+    full = make_measurements()
+    timeline = Timeline(steps=tuple(steps), memory=(*whole_step(0), *whole_step(1)))
+    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
+    assert chart is not None
+    assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
+    assert ("something else ran between steps" in chart.caption) != is_coloured
 
 
 @pytest.mark.parametrize(("next_step", "told"), [(1, "at every stage boundary."), (7, "without a colour where")])
@@ -256,3 +278,91 @@ def test_a_small_growth_on_top_of_much_can_be_seen(series: Series, begins_at_zer
 def test_a_minute_and_a_half_is_told_in_seconds() -> None:
     assert scale_for([90_000.0], "ms").unit == "s"
     assert scale_for([400_000.0], "ms").unit == "min"
+
+
+def shapes_of(chart: Chart) -> list[tuple[str, float]]:
+    """The colour of each band and where its picture begins from below."""
+    return [(shape["fillcolor"], shape["y0"]) for shape in figure_of(chart)["layout"]["shapes"]]
+
+
+def test_a_stage_has_a_tint_and_a_strip_that_no_curve_hides() -> None:
+    shapes = shapes_of(series_chart(make_window_memory(1)))
+    assert shapes == [
+        (f"var(--{stage})", bottom) for stage in ("forward", "backward", "optimizer") for bottom in (0, 0.97)
+    ]
+
+
+def test_each_stage_has_its_name_once_and_its_colour_always() -> None:
+    chart = series_chart(make_window_memory(4))
+    assert [band.label for band in chart.bands if band.label] == ["forward", "backward", "optimizer"]
+    assert len(chart.bands) == 9
+    assert [note["text"] for note in figure_of(chart)["layout"]["annotations"]] == ["forward", "backward", "optimizer"]
+
+
+def test_a_stage_too_short_for_its_name_has_its_colour_alone() -> None:
+    chart = series_chart(make_window_memory(20))
+    assert [band.label for band in chart.bands if band.label] == []
+    assert len(shapes_of(chart)) == 2 * 41
+    assert figure_of(chart)["layout"]["annotations"] == []
+
+
+def test_a_stage_thinner_than_a_pixel_is_left_out() -> None:
+    series = make_window_memory(1)
+    thin_band = StageBand(start=2.0, end=2.001, stage="data", step=40)
+    assert len(series_chart(dataclasses.replace(series, bands=(*series.bands, thin_band))).bands) == 3
+
+
+def test_what_a_stage_makes_has_its_colour_and_all_else_that_of_none() -> None:
+    colours = [layer.colour for layer in series_chart(make_window_memory()).layers]
+    assert colours == ["other", "forward", "extra"]
+
+
+def test_a_long_path_in_a_note_keeps_its_end_and_the_number() -> None:
+    note = layer_named(series_chart(make_window_memory()), "activations").notes[7]
+    assert note.startswith("...")
+    assert note.endswith("/train.py:7 has 1.50 MiB of it")
+
+
+def test_layers_are_told_together_with_their_notes() -> None:
+    figure = figure_of(series_chart(make_window_memory()))
+    assert figure["layout"]["hovermode"] == "x unified"
+    assert all("%{text}" in trace["hovertemplate"] for trace in figure["data"])
+    assert figure["data"][0]["text"][0] == ""
+    assert figure["data"][2]["text"][0].startswith("<br>  ...")
+    assert "<" not in figure["data"][2]["text"][0].removeprefix("<br>")
+
+
+def test_much_that_stays_the_same_is_cut_off_below_and_said() -> None:
+    chart = series_chart(make_window_memory(held=80_000.0 * MIB))
+    assert chart.caption == "The axis begins at 77.9 GiB: the lowest layer, held before, is 78.1 GiB high."
+    bottom, top = figure_of(chart)["layout"]["yaxis"]["range"]
+    assert 0 < bottom < 80_000 / 1024 < 81_000 / 1024 < top
+
+
+def test_little_that_stays_the_same_is_shown_whole() -> None:
+    chart = series_chart(make_window_memory(held=1.0 * MIB))
+    assert chart.caption == ""
+    assert figure_of(chart)["layout"]["yaxis"]["range"][0] == 0
+
+
+def test_values_that_hold_are_drawn_as_steps() -> None:
+    chart = series_chart(make_window_memory())
+    assert {trace["line"]["shape"] for trace in figure_of(chart)["data"]} == {"hv"}
+
+
+def test_a_line_over_the_stack_is_no_part_of_it() -> None:
+    series = make_window_memory()
+    above = SeriesLine(
+        label="reserved", x=series.lines[0].x, y=tuple(9e9 for _ in series.lines[0].x), is_over_stack=True
+    )
+    chart = series_chart(dataclasses.replace(series, lines=(*series.lines, above), bands=()))
+    assert [layer.kind for layer in chart.layers] == ["stack", "stack", "stack", "line"]
+    assert "stackgroup" not in figure_of(chart)["data"][-1]
+    assert chart.layers[-1].colour == "text"
+
+
+def test_a_printed_stack_with_stages_repeats_to_the_byte_and_its_paths_are_short() -> None:
+    svg = svg_of(series_chart(make_window_memory()))
+    assert svg == svg_of(series_chart(make_window_memory()))
+    assert re.search(rb' d="[^"]*\.\d{3}', svg) is None
+    assert re.search(rb' d="[^"]*\.\d\d', svg) is not None

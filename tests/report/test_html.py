@@ -20,6 +20,7 @@ from tests.report.report_sample import (
     make_measurements,
     make_report,
     make_run,
+    make_window_memory,
     memory_finding,
     read_until,
 )
@@ -191,9 +192,30 @@ def test_the_cost_of_recording_is_said(page: Page) -> None:
     assert "2 windows took 1.90 s." in page.text
 
 
+def test_a_picture_of_the_window_stands_under_memory_over_time(page: Page) -> None:
+    assert page.ids.index("memory") < page.ids.index("picture-window") < page.ids.index("time")
+    assert "Memory by what it is for, in step 40" in page.text
+
+
+def test_a_picture_that_a_card_has_is_not_shown_twice() -> None:
+    finding = dataclasses.replace(memory_finding(), evidence=(make_window_memory(),))
+    audit = AuditResult(audit_id="oversized_peak", status="failed", reason="", findings=(finding,))
+    page = Page(render_html(make_report(audits=(audit,))))
+    assert "picture-window" not in page.ids
+    assert page.text.count("Memory by what it is for, in step 40") == 1
+
+
+def test_a_picture_of_the_window_needs_no_other_of_memory() -> None:
+    measurements = dataclasses.replace(make_measurements(), timeline=Timeline(steps=(), memory=()))
+    page = Page(render_html(make_report(measurements=measurements)))
+    assert "picture-memory" not in page.ids
+    assert "picture-window" in page.ids
+    assert "#memory" in {link["href"] for link in page.all("a")}
+
+
 def test_every_picture_has_a_printed_twin(page: Page) -> None:
     drawn = [tag for _, tag in page.tags if tag.get("class") == "interactive"]
-    assert len(drawn) == len(page.all("img")) == 8
+    assert len(drawn) == len(page.all("img")) == 9
     for image in page.all("img"):
         svg = base64.b64decode(str(image["src"]).partition(",")[2])
         assert svg.startswith(b"<?xml")
@@ -260,7 +282,7 @@ def test_the_command_is_quoted_as_a_shell_needs_it() -> None:
 def test_a_run_without_a_curve_to_draw_has_no_empty_frames() -> None:
     whole = make_measurements()
     timeline = Timeline(steps=whole.timeline.steps[:1], memory=whole.timeline.memory[:5])
-    measurements = dataclasses.replace(whole, timeline=timeline)
+    measurements = dataclasses.replace(whole, timeline=timeline, window_memory=None)
     page = Page(render_html(make_report(measurements=measurements, audits=())))
     pictures = [image["alt"] for image in page.all("img")]
     assert pictures == ["Memory over time", "Time per step"]

@@ -1,0 +1,188 @@
+"""Memory through the steps of the fullest allocation window: by what it is for, and whose line made most of that."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.block_categories import CATEGORIES, Category, categories_of
+from efprof.facts.drawn_instants import Changes, changes_of, drawn_instants, sums_at
+from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources, place_of
+from efprof.facts.window_peaks import bytes_before
+from efprof.model import Series, SeriesLine, StageBand
+from efprof.units import format_bytes
+
+STAGE_OF: Final[dict[Category, str]] = {
+    "activations": "forward",
+    "gradients": "backward",
+    "optimizer state": "optimizer",
+    "inputs": "data",
+}
+"""The stage that makes it; work space is made in all of them."""
+
+Owner = tuple[Category, str | None]
+"""What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowMemory:
+    """The picture of the window with the highest peak, one whose memory at its start is known before all others."""
+
+    series: Series
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no allocations were recorded, UnreadableInput where a window is broken."""
+        records = read_steps(run.rank_folder)[0]
+        known = [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
+        window, before = max(known, key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0)))
+        return cls(series=_series(window, before, run.get(Sources), records))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Instants:
+    """What is drawn: the memory after these events of the window, at these times since its first step began."""
+
+    places: NDArray[np.int64]
+    times_ms: tuple[float, ...]
+    running: tuple[str, ...]
+    """Which stage ran at each, in words; empty for none."""
+
+
+def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:
+    steps = sorted({stretch.step for stretch in window.stretches})
+    inside = [record for record in records if record.step in steps]
+    start_ns = inside[0].started_ns if inside else window.events[0].time_ns
+    bands = tuple(_bands(inside, start_ns))
+    instants = _instants(window, bands, start_ns)
+    held = [] if before is None else [_held_before(before, instants)]
+    lines = [*held, *_category_lines(window, instants, sources)]
+    return Series(
+        title=f"Memory by what it is for, in {_when(window, steps)}",
+        x_label="time in the step" if len(steps) == 1 else "time in the steps" if steps else "time in the window",
+        x_unit="ms",
+        y_label="alive",
+        y_unit="bytes",
+        lines=(_with_stages(lines[0], instants), *lines[1:]) if lines else (),
+        is_stacked=True,
+        is_stepped=True,
+        bands=bands,
+    )
+
+
+def _when(window: LiveWindow, steps: Sequence[int]) -> str:
+    if not steps:
+        return window.name
+    return f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+
+
+def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
+    """Each stage from its beginning to its end."""
+    for record in records:
+        offset_ms = (record.started_ns - start_ns) / 1e6
+        in_order = sorted(record.spans, key=lambda span: span.start_us)
+        for stage, spans in groupby(in_order, key=lambda span: span.stage):
+            joined = list(spans)
+            yield StageBand(
+                start=offset_ms + joined[0].start_us / 1e3,
+                end=offset_ms + joined[-1].end_us / 1e3,
+                stage=stage,
+                step=record.step,
+            )
+
+
+def _instants(window: LiveWindow, bands: Sequence[StageBand], start_ns: int) -> _Instants:
+    """From the beginning of the first stage to the end of the last, whether or not memory changed there."""
+    first = min((stretch.first for stretch in window.stretches), default=0)
+    end = max((stretch.end for stretch in window.stretches), default=len(window.events))
+    drawn = drawn_instants(window.live_bytes, first, end)
+    times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
+    starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
+    times = [min(starts), *times, max(ends)]
+    return _Instants(
+        places=np.array([first - 1, *drawn, end - 1]),
+        times_ms=tuple(times),
+        running=tuple(_running_at(bands, time) for time in times),
+    )
+
+
+def _running_at(bands: Sequence[StageBand], time_ms: float) -> str:
+    place = bisect_right(bands, time_ms, key=lambda band: band.start) - 1
+    if place < 0 or time_ms > bands[place].end:
+        return ""
+    band, is_one_step = bands[place], bands[0].step == bands[-1].step
+    return f"{band.stage} runs" if is_one_step else f"{band.stage} of step {band.step:,} runs"
+
+
+def _category_lines(window: LiveWindow, instants: _Instants, sources: Sources) -> Iterator[SeriesLine]:
+    """Bytes alive of each category, as far as there are any."""
+    owners, alive = _alive_by_owner(window, instants.places, sources)
+    for category in CATEGORIES:
+        rows = [row for row, owner in enumerate(owners) if owner[0] == category]
+        sizes = alive[rows].sum(axis=0)
+        if not sizes.any():
+            continue
+        named = [row for row in rows if owners[row][1] is not None]
+        tops = _tops([str(owners[row][1]) for row in named], alive[named])
+        yield SeriesLine(
+            label=category,
+            x=instants.times_ms,
+            y=tuple(map(float, sizes)),
+            notes=tuple(_note(*top) if size else "" for size, top in zip(sizes, tops, strict=True)),
+            stage=STAGE_OF.get(category),
+        )
+
+
+def _alive_by_owner(
+    window: LiveWindow, places: NDArray[np.int64], sources: Sources
+) -> tuple[list[Owner], NDArray[np.float64]]:
+    """Who made anything in the window, and what each has after each of these events, shape [owners, places]."""
+    categories, lines = categories_of(window), _lines(window, sources)
+    blocks = np.flatnonzero(window.released_at >= 0).tolist()
+    numbers: dict[Owner, int] = {}
+    made_by = [numbers.setdefault((categories[block], lines[block]), len(numbers)) for block in blocks]
+    made = changes_of(made_by, blocks, [window.events[block].num_bytes for block in blocks])
+    gone = Changes(owners=made.owners, places=window.released_at[blocks], amounts=-made.amounts)
+    return list(numbers), sums_at(places, [made, gone], len(numbers))
+
+
+def _lines(window: LiveWindow, sources: Sources) -> list[str | None]:
+    """The user's innermost line of each event; of a backward pass that of the forward operation."""
+    known: dict[tuple[str, ...], str | None] = {}
+    lines = []
+    for event in window.events:
+        stack = event.forward_stack if event.is_backward else event.stack
+        if stack not in known:
+            site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
+            known[stack] = None if site is None else place_of(site)
+        lines.append(known[stack])
+    return lines
+
+
+def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> list[tuple[str, int]]:
+    """At each instant the line that has most, and how many bytes; 0 where none has any."""
+    if not lines:
+        return [("", 0)] * alive.shape[1]
+    return [(lines[row], int(alive[row, place])) for place, row in enumerate(alive.argmax(axis=0))]
+
+
+def _note(line: str, num_bytes: int) -> str:
+    return f"{line} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
+
+
+def _held_before(before: int, instants: _Instants) -> SeriesLine:
+    y = tuple(float(before) for _ in instants.times_ms)
+    return SeriesLine(label="held before", x=instants.times_ms, y=y, notes=tuple("" for _ in y), stage="other")
+
+
+def _with_stages(lowest: SeriesLine, instants: _Instants) -> SeriesLine:
+    """Of the lowest line the notes tell which stage ran too: the bands may be too narrow for its name."""
+    told = zip(lowest.notes, instants.running, strict=True)
+    return replace(lowest, notes=tuple("; ".join(filter(None, notes)) for notes in told))
