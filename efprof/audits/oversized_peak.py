@@ -62,7 +62,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
         headline="The peak of memory is above the budget",
         message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}; "
         f"{_made_of(peak)}.",
-        fix=lower_peak(peak, budget, way, edit),
+        fix=lower_peak(peak, budget, way, edit, is_device="CUDA" in run.run_file.memory_source),
         gain=Gain(
             basis="replay",
             explanation="the recorded allocations replayed as if this were done",

@@ -57,12 +57,18 @@ def name_of_way(way: Way) -> str:
     return "autocast to bfloat16, at best"
 
 
-def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEdit | None) -> Fix:
+def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEdit | None, *, is_device: bool) -> Fix:
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
     if peak.before_bytes > budget:
+        advice = (
+            "fewer or smaller parameters, a leaner optimizer, or parts of them on the host or on other devices would."
+            if is_device
+            else "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by "
+            "that."
+        )
         return Fix(
             summary=f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; "
-            "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by that.",
+            f"{advice}",
             applicability="manual",
         )
     if way is None:

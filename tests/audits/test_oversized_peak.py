@@ -53,6 +53,16 @@ def test_where_nothing_suffices_it_says_so_and_offers_the_most(tmp_path: Path) -
 def test_a_budget_below_what_was_there_before_the_step_is_said_to_be_out_of_reach(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, -10)).findings
     assert finding.fix.summary.startswith("No batch comes below the budget: 100 MiB were there before the step")
+    assert "Python and torch" in finding.fix.summary
+
+
+def test_on_a_device_what_was_there_before_the_step_is_not_python_s(tmp_path: Path) -> None:
+    blocks_run(tmp_path, -10)
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace('"C allocator"', '"CUDA allocator"'))
+    (finding,) = oversized_peak(open_run(tmp_path, BEFORE - 10 * MIB)).findings
+    assert "a leaner optimizer" in finding.fix.summary
+    assert "Python" not in finding.fix.summary
 
 
 def test_a_run_that_ran_out_of_memory_needs_no_budget(tmp_path: Path) -> None:
