@@ -1,20 +1,17 @@
 """The page in a real browser, at the width of a phone and of a desk, light and dark."""
 
-import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from efprof.report.html import render_comparison_html, render_html
+from tests.report.browsing import needs_browser
 from tests.report.report_sample import make_clean_report, make_comparison, make_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
   const r = e.getBoundingClientRect();
   if (r.width === 0 || r.right <= innerWidth + 1) return false;
@@ -22,23 +19,7 @@ WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
   return true; }).map(e => e.tagName + '.' + e.className)"""
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
-        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The map of segments in a real browser: it opens at once, turns to the other instant, and tells what one points at."""
 
-import importlib.util
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,35 +10,18 @@ import pytest
 
 from efprof.model import AuditResult
 from efprof.report.html import render_html
+from tests.report.browsing import needs_browser
 from tests.report.report_sample import make_report, make_segment_map, memory_finding
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 MAX_SECONDS = 2.0
 HEIGHT = 5000
 """All of the page: scrolling would take the note away."""
 SHOWN = ".map-view:not([hidden])"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        not CHROMIUM.exists() or importlib.util.find_spec("playwright") is None,
-        reason="Opens pages in a browser: needs Debian's chromium (apt-get install chromium) and playwright.",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+pytestmark = needs_browser
 
 
 def write_page(folder: Path, num_blocks: int, num_segments: int) -> Path:
