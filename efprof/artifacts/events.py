@@ -123,6 +123,15 @@ class StepsWithoutOptimizer(_Event, tag="steps_without_optimizer"):
     """Parameters changed though no torch optimizer stepped: steps end where the program goes on after such a change."""
 
 
+class OtherThreadTrained(_Event, tag="other_thread_trained"):
+    """A thread that is not recorded stepped an optimizer while another one trained, which is.
+
+    Written at the first such update, and again at the end, when it is known how many there were.
+    """
+
+    num_updates: int | None = None
+
+
 class Census(_Event, tag="census"):
     """Memory had grown for a while, so the holders of tensors were counted."""
 
@@ -151,6 +160,7 @@ class GradientClearing(_Event, tag="gradient_clearing"):
 Event = (
     LoaderBuilt
     | StepsWithoutOptimizer
+    | OtherThreadTrained
     | WindowOpened
     | WindowClosed
     | NonFiniteSeen

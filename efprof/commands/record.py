@@ -96,7 +96,8 @@ def _say_where(folder: Path, exit_code: int) -> None:
     else:
         click.echo(
             f"efprof: {folder.name} holds no training step: the command ended before an optimizer stepped, trained "
-            "without PyTorch, or in a process that is not seen: a forked worker of a pool, Python with -I, -E or -S.",
+            "without PyTorch, or in a process that is not seen: a forked worker of a pool, Python with -I, -E or -S. "
+            "Where it trains without an optimizer, such as by torch.func, call efprof.step() at the end of each step.",
             err=True,
         )
 

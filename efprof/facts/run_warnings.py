@@ -6,6 +6,7 @@ from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     Event,
+    OtherThreadTrained,
     OutOfMemory,
     StepsWithoutOptimizer,
     TrainingRaised,
@@ -38,6 +39,11 @@ FOREIGN = (
 WITHOUT_OPTIMIZER = (
     "Parameters were updated without a torch optimizer: a step ends at the fetch, forward or backward pass after an "
     "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
+)
+
+OTHER_THREAD = (
+    "Another thread of this process updated parameters too{times}, while the recorded one trained: its steps are not "
+    "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
 )
 
 UNEQUAL_STEPS = (
@@ -75,9 +81,18 @@ def _about_run(run: Run) -> tuple[str, ...]:
     warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
     warnings += _about_stops_in_other_ranks(run)
     warnings += [WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)]
+    warnings += _about_other_threads(events)
     warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
     warnings += [*_about_broken_windows(run), *_about_untold_devices(run), *_about_unequal_steps(times)]
     return tuple(warnings)
+
+
+def _about_other_threads(events: list[Event]) -> list[str]:
+    counts = [event.num_updates for event in events if isinstance(event, OtherThreadTrained)]
+    if not counts:
+        return []
+    times = {None: "", 1: " once"}.get(counts[-1], f" {counts[-1]} times")
+    return [OTHER_THREAD.format(times=times)]
 
 
 def _about_unequal_steps(times: StepTimes) -> list[str]:

@@ -1,6 +1,7 @@
 """Counts the tensors, and the autograd graphs behind them, that each of the user's variables keeps alive."""
 
 import gc
+import queue
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from efprof.recorder.frames import callers, waiting_generators
 from efprof.recorder.held import Clock, Held, TimeIsUp
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import (
@@ -63,6 +65,9 @@ _NOT_DATA = (
 _CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
+_TABLES = frozenset({"_buffers", "_parameters"})
+"""Where a `torch.nn.Module` keeps the tensors that the program knows as its attributes."""
+
 Key = tuple[str, str]
 """Scope and path."""
 
@@ -94,6 +99,8 @@ class Census:
         self._held_here: set[Key] = set()
         self._running: set[int] = set()
         """Frames, by `id`."""
+        self._tables: set[int] = set()
+        """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
         self._end = time.perf_counter() + MAX_SECONDS
         self._clock = Clock(self._end)
 
@@ -106,15 +113,24 @@ class Census:
                 file = getattr(module, "__file__", None)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module))
+            if self._running:
+                self._count_generators()
             for held in self.held.values():
                 held.forget()
+            self._seen.clear()
         self.held = {key: held for key, held in self.held.items() if held.tensors}
         return self.held
 
     def _count_frames(self, innermost: FrameType | None) -> None:
-        self._running = set(map(id, _callers(innermost)))
-        for frame in _callers(innermost):
+        self._running = set(map(id, callers(innermost)))
+        for frame in callers(innermost):
             code = frame.f_code
+            if self._sites.is_user_code(code) and may_read_locals(code):
+                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
+
+    def _count_generators(self) -> None:
+        for generator, frame in waiting_generators(self._seen, self._running):
+            code = generator.gi_code
             if self._sites.is_user_code(code) and may_read_locals(code):
                 self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
 
@@ -169,6 +185,8 @@ class Census:
             return self._visit_entries
         if issubclass(kind, BaseException):
             return self._visit_error
+        if issubclass(kind, queue.Queue):
+            return self._visit_queue
         return self._visit_attributes if kind.__dictoffset__ or slots_of(kind) else None
 
     def _visit_code(self, value: Any, place: _Place) -> None:
@@ -210,11 +228,20 @@ class Census:
             return
         holder, below = inside or self._holder(place, value), _deeper(place)
         for key, element in list(dict.items(value)):
-            if type(element) in _PLAIN:
+            if type(element) in _PLAIN or (id(value) in self._tables and _is_attribute(key)):
                 continue
             is_leaf = issubclass(type(element), torch.Tensor) or type(key) is not str
             named = below._replace(path=f"{place.path}[{key!r}]") if type(key) is str else below
             self._visit(element, named, holder if is_leaf else inside)
+
+    def _visit_queue(self, value: Any, place: _Place, inside: Held | None) -> None:
+        """What waits in it is held by the variable that the program calls the queue by."""
+        waiting = dict(attributes_of(value)).get("queue")
+        if type(waiting) in COLLECTIONS:
+            self._visit_elements(waiting, place, inside)
+            held = self.held.get((place.scope, place.path))
+            if inside is None and held is not None:
+                held.type = type(value).__name__
 
     def _visit_error(self, value: BaseException, place: _Place, inside: Held | None) -> None:
         """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
@@ -232,11 +259,24 @@ class Census:
         kind = type(value)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         written = file if file and self._sites.is_user_file(file) else None
+        is_module = issubclass(kind, torch.nn.Module)
         for name, element in attributes_of(value):
+            if is_module and name in _TABLES and issubclass(type(element), dict):
+                self._visit_table(element, kind, written, place.depth + 1, inside)
             if type(element) not in _PLAIN:
                 path = f"{kind.__qualname__}.{name}"
                 below = _Place(path, "attribute", kind.__qualname__, name, written, place.depth + 1)
                 self._visit(element, below, inside)
+
+    def _visit_table(
+        self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
+    ) -> None:
+        """A module's buffers or parameters, by the names that the program knows them by."""
+        self._tables.add(id(table))
+        for name, tensor in list(dict.items(table)):
+            if _is_attribute(name):
+                place = _Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file, depth)
+                self._visit(tensor, place, inside)
 
     def _holder(self, place: _Place, value: Any) -> Held:
         key = (place.scope, place.path)
@@ -255,12 +295,6 @@ class Census:
         return held
 
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """What a census makes in passing would otherwise have the whole heap collected, which takes as long again."""
@@ -275,6 +309,11 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _deeper(place: _Place) -> _Place:
     return place._replace(depth=place.depth + 1)
+
+
+def _is_attribute(key: Any) -> bool:
+    """Whether the program knows an entry of a module's table as an attribute; a name with a number is one of many."""
+    return type(key) is str and not key[-1:].isdigit()
 
 
 def _last(entries: dict[Any, Any]) -> Any:

@@ -1,6 +1,11 @@
-"""Tells what a compiled function does, and enters its stage: the hooks that would tell are compiled away in it."""
+"""Tells what a compiled function does, and enters its stage: the hooks that would tell are compiled away in it.
+
+That of a backward pass is left: the compiler leaves the pass to Python. So where a whole step is compiled, what comes
+before each pass is `forward` and what comes after the last one `optimizer`, with all else that was compiled with it.
+"""
 
 import weakref
+from time import perf_counter_ns
 
 import torch
 
@@ -15,13 +20,15 @@ Optimizer = weakref.ref[torch.optim.Optimizer]
 class CompiledFunction:
     """What is known of one: nothing before its first call with gradients on."""
 
-    __slots__ = ("is_forward", "is_known", "optimizers", "progress", "versions")
+    __slots__ = ("is_forward", "is_known", "num_passes", "optimizers", "progress", "versions")
 
     def __init__(self) -> None:
         self.is_known = False
         self.is_forward = False
         self.optimizers: list[Optimizer] = []
         """Those it steps."""
+        self.num_passes = 0
+        """How many backward passes come before that, within the same call."""
         self.progress: tuple[int, int] = (0, 0)
         self.versions: dict[Optimizer, int] = {}
 
@@ -32,6 +39,10 @@ class CompiledFunctions:
     def __init__(self, loop: Loop, sprint: Sprint) -> None:
         self._loop = loop
         self._sprint = sprint
+        self._running: CompiledFunction | None = None
+        """The outermost one of those that may hold a whole step."""
+        self._num_passes = 0
+        loop.backward_ended.append(self._backward_ended)
 
     def began(self, function: CompiledFunction) -> None:
         """It is called."""
@@ -39,19 +50,32 @@ class CompiledFunctions:
         if function.is_forward:
             if not self._sprint.watch.mark(FORWARD if torch.is_grad_enabled() else OTHER):
                 loop.forward_began()
+        elif function.num_passes:
+            self._sprint.watch.mark(OTHER)
+            if torch.is_grad_enabled():
+                self._run(function)
+                self._go_forward()
         elif function.optimizers:
             self._sprint.watch.mark(OTHER)
-            first = function.optimizers[0]()
-            if first is not None and loop.step is not None and loop.step.has_gradients:
-                loop.optimizer_entered(first)
+            if loop.step is not None and loop.step.has_gradients:
+                self._go_on_with_update(function)
         elif not function.is_known and torch.is_grad_enabled():
             loop.leave_sprint()  # in which nobody would know what happens meanwhile
             function.progress, function.versions = self._progress(), _versions()
+            self._run(function)
 
     def ended(self, function: CompiledFunction) -> None:
         """It returned or raised."""
         if function.is_forward and not self._sprint.watch.mark(FORWARDED):
             self._loop.forward_ended()
+        if function.num_passes and function is not self._running:
+            return  # without gradients, or within another one
+        if function is self._running:
+            self._running = None
+            self._loop.leave_function(perf_counter_ns())
+            if function.num_passes and not self._num_passes:
+                return  # an error came first
+            function.num_passes = self._num_passes
         for optimizer in function.optimizers:
             self._note_update(optimizer())
 
@@ -60,21 +84,57 @@ class CompiledFunctions:
         versions, function.versions = function.versions, {}
         if not torch.is_grad_enabled():
             return
+        self._loop.leave_sprint()  # which has not told yet what it saw
         function.is_known = True
         function.is_forward = function.progress == self._progress() and _has_gradient(result)
         function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
+        if any(self._has_stepped(optimizer()) for optimizer in function.optimizers):
+            function.num_passes = 0  # of a step whose end is seen, so is the rest
         for optimizer in function.optimizers:
             self._note_update(optimizer())
+
+    def _run(self, function: CompiledFunction) -> None:
+        if self._running is None:
+            self._running, self._num_passes = function, 0
+
+    def _backward_ended(self) -> None:
+        function = self._running
+        if function is None or torch.compiler.is_compiling():  # the compiler takes gradients of what it traces
+            return
+        self._num_passes += 1
+        if self._num_passes < function.num_passes:
+            self._go_forward()
+        elif self._num_passes == function.num_passes:
+            self._go_on_with_update(function)
+
+    def _go_forward(self) -> None:
+        loop, entered = self._loop, perf_counter_ns()
+        if loop.stage is not None:
+            return
+        step = loop.step_to_train(entered)
+        step.has_forward = True
+        if step.sequence is None:
+            step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        loop.steps.note_memory(step, "pre_forward", entered)
+        loop.open_stage(step, "forward", "function", entered)
+
+    def _go_on_with_update(self, function: CompiledFunction) -> None:
+        first = function.optimizers[0]() if function.optimizers else None
+        if first is not None:
+            self._loop.optimizer_entered(first)
 
     def _note_update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """It has stepped, unless that was seen: the compiler leaves some hooks to Python."""
         self._loop.leave_sprint()  # where the function made whole steps, one may have begun
-        step = self._loop.step
-        if optimizer is None or (step is not None and id(optimizer) in step.stepped):
+        if optimizer is None or self._has_stepped(optimizer):
             return
         if not self._loop.is_in_optimizer:
             self._loop.optimizer_entered(optimizer)
         self._loop.optimizer_left(optimizer)
+
+    def _has_stepped(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        step = self._loop.step
+        return step is not None and id(optimizer) in step.stepped
 
     def _progress(self) -> tuple[int, int]:
         """Changes with every backward pass and every step."""

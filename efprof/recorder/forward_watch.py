@@ -92,18 +92,19 @@ class ForwardWatch:
         self._now.are_hooks_in = False
 
     def _before_any(self, module: torch.nn.Module, _: Any) -> None:
+        self._mark(OTHER)
+        self._began(module)  # which may be what makes the calling thread ours
         if self._loop.is_ours:
             if self._depth == 0:
                 self._outermost[type(module)] = None
             self._depth += 1
-        self._mark(OTHER)
-        self._began(module)
 
     def _after_any(self, *_: Any) -> None:
         if self._loop.is_ours:
             self._depth = max(0, self._depth - 1)
         self._ended()
-        if self._depth == 0 and self._left_to_learn <= 0:  # not at the step's end, which may come within a call
+        is_within = self._depth > 0 or self._loop.steps.others.is_within
+        if not is_within and self._left_to_learn <= 0:  # not at the step's end, which may come within a call
             self._stop_learning()
             self._watch_outermost()
 

@@ -2,8 +2,10 @@
 
 import ctypes
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from types import FrameType
 
 import torch
 
@@ -12,6 +14,25 @@ read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: ou
 
 MAX_CANDIDATES = 8
 """Parameters that are looked at to choose one."""
+
+
+MAX_FRAMES = 12
+"""Between `Tensor.backward` and what is told of it lie only the recorder's own calls."""
+
+_BACKWARD_CODE = torch.Tensor.backward.__code__
+
+
+def gradient_given() -> torch.Tensor | None:
+    """What `Tensor.backward`, which has told us of itself, was given for its loss; None where that is no one number."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code is _BACKWARD_CODE:
+            gradient = frame.f_locals["gradient"]
+            return gradient if isinstance(gradient, torch.Tensor) and gradient.numel() == 1 else None
+        frame = frame.f_back
+    return None
 
 
 def is_plain(gradient: torch.Tensor | None) -> bool:

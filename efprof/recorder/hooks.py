@@ -78,7 +78,7 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
 
     def enter(tensors: Any) -> None:
-        loop.backward_entered(tensors, sites.of_caller(sys._getframe()) if loop.is_ours else None)
+        loop.backward_entered(tensors, sites.of_caller(sys._getframe()) if loop.is_ours or loop.has_turns else None)
 
     def enter_again(tensors: Any) -> None:
         step = loop.step

@@ -32,7 +32,7 @@ class Loop(Stages):
 
     def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
         """A batch is asked for, or the loader starts."""
-        if get_ident() != self.thread:
+        if get_ident() != self.thread and not self.take_turn():
             return
         self.leave_sprint()
         entered = perf_counter_ns()
@@ -44,7 +44,7 @@ class Loop(Stages):
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
         if step.had_loader is None:
-            step.had_loader = steps.has_loader
+            step.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
         steps.has_loader = True
         if not is_start:
             step.loaders.append(loader)
@@ -87,7 +87,7 @@ class Loop(Stages):
     def forward_began(self, module: torch.nn.Module | None = None) -> None:
         """A module was called; only the outermost call counts."""
         steps = self.steps
-        if get_ident() != self.thread:
+        if get_ident() != self.thread and not (torch.is_grad_enabled() and self.take_turn()):
             steps.others.forward_began()
             return
         self._depth += 1
@@ -136,7 +136,7 @@ class Loop(Stages):
     def backward_entered(self, tensors: Any, site: str | None) -> None:
         """`torch.autograd.backward` was called with these tensors at this line."""
         steps = self.steps
-        if get_ident() != self.thread:
+        if get_ident() != self.thread and not self.take_turn():
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
@@ -159,7 +159,7 @@ class Loop(Stages):
         """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
         self.leave_sprint()
         steps = self.steps
-        if get_ident() != self.thread:
+        if get_ident() != self.thread and not self.take_turn():
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
@@ -194,20 +194,23 @@ class Loop(Stages):
             steps.probe.note_backward()
         if self._has_closure:
             self.open_stage(step, "optimizer", "optimizer", entered)  # the closure's part is over
-        else:
-            step.recorder_ns += perf_counter_ns() - entered
+            return
+        step.recorder_ns += perf_counter_ns() - entered
+        for listener in self.backward_ended:
+            listener()
 
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
         """`optimizer.step` was called."""
-        if get_ident() != self.thread and not self.take_over():
+        if get_ident() != self.thread and not self.take_over(id(optimizer)):
             return
         entered = perf_counter_ns()
         if self.opener == "optimizer" and self.steps.open is not None:
             self.close_stage(self.steps.open, entered)  # the last call raised, and the program went on
         if self.opener == "backward":
             self._step_within_backward(id(optimizer))
+        self.leave_function(entered)
         if self.stage is not None and self.opener not in ("user", "update"):
             return
         if has_closure:

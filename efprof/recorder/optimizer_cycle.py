@@ -14,11 +14,11 @@ class OptimizerCycle:
 
     def stepped(self, optimizer: int) -> None:
         """This optimizer, by its `id`, has stepped."""
-        if not self._is_strict:
+        if not (self._is_strict or self.is_alone):
             return
         if optimizer not in self._order:
             self._order.append(optimizer)
-        elif optimizer != self._expected():
+        elif self._is_strict and optimizer != self._expected():
             self.broke()
         self._last = optimizer
 
@@ -28,7 +28,12 @@ class OptimizerCycle:
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        return not self._is_strict or len(self._order) < 2 or stepped[-1] == self._order[-1]
+        return not self._is_strict or self.is_alone or stepped[-1] == self._order[-1]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one optimizer has stepped so far."""
+        return len(self._order) < 2
 
     def _expected(self) -> int:
         assert self._last is not None

@@ -1,6 +1,7 @@
 """What other threads than the training one do for a step: some programs call backward from several at once."""
 
-from threading import get_ident
+from collections.abc import Callable
+from threading import get_ident, local
 from time import perf_counter_ns
 
 import torch
@@ -12,18 +13,29 @@ MAX_SPANS = 1000
 
 
 class OtherThreads:
-    """Collects their forward and backward passes; each call touches one list or dictionary, so none needs a lock."""
+    """Collects their forward and backward passes; each call touches one list or dictionary, so none needs a lock.
+
+    Not those of a thread that is apart: it trains for itself while another one is recorded.
+    """
 
     def __init__(self) -> None:
         self.is_paused = False
         """While nobody counts as the one that trains, not even that thread's calls count."""
-        self._spans: list[Span] = []
+        self.num_updates = 0
+        """Of threads that are apart."""
+        self.trained: list[Callable[..., None]] = []
+        """Called at the first of these updates."""
+        self._spans: list[tuple[int, Span]] = []
+        """With the thread of each."""
         self._depths: dict[int, int] = {}
         self._starts: dict[tuple[int, str], int] = {}
+        self._given: set[int] = set()
+        """Threads whose backward passes became part of a step beside the recorded thread's own."""
+        self._calling = _CallingThread()
 
     def forward_began(self) -> None:
         """A module was called."""
-        if self.is_paused:
+        if self.is_paused or self._calling.is_apart:
             return
         thread = get_ident()
         depth = self._depths[thread] = self._depths.get(thread, 0) + 1
@@ -32,7 +44,7 @@ class OtherThreads:
 
     def forward_ended(self) -> None:
         """The module call is over."""
-        if self.is_paused:
+        if self.is_paused or self._calling.is_apart:
             return
         thread = get_ident()
         depth = self._depths[thread] = max(0, self._depths.get(thread, 0) - 1)
@@ -41,13 +53,13 @@ class OtherThreads:
 
     def backward_began(self) -> None:
         """Gradients are being computed."""
-        if self.is_paused:
+        if self.is_paused or self._calling.is_apart:
             return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
         """They are computed."""
-        if self.is_paused:
+        if self.is_paused or self._calling.is_apart:
             return
         self._close(get_ident(), "backward")
 
@@ -58,7 +70,7 @@ class OtherThreads:
 
     def first_since(self, after_ns: int) -> int | None:
         """When, after this, they began to work for a step; None where they did not."""
-        recent = [(stage, start) for stage, start, _ in self._spans if start >= after_ns]
+        recent = [(stage, start) for _, (stage, start, _) in self._spans if start >= after_ns]
         if all(stage != "backward" for stage, _ in recent):
             return None
         return min(start for _, start in recent)
@@ -67,17 +79,71 @@ class OtherThreads:
         """Their passes up to `end_ns` where the training thread was in no stage, and how many backward passes."""
         if not self._spans:
             return [], 0
-        theirs = [span for span in self._spans if span[2] <= end_ns]
-        self._spans = [span for span in self._spans if span[2] > end_ns]
+        theirs = [span for _, span in self._spans if span[2] <= end_ns]
+        if any(stage == "backward" for stage, _, _ in own):
+            self._given |= {thread for thread, (stage, _, end) in self._spans if stage == "backward" and end <= end_ns}
+        self._spans = [(thread, span) for thread, span in self._spans if span[2] > end_ns]
         num_backwards = sum(stage == "backward" for stage, _, _ in theirs)
         if not num_backwards:
             return [], 0  # a thread that only infers has nothing to do with the step
         return _outside(theirs, own), num_backwards
 
+    # Of the thread that calls.
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it trains for itself."""
+        return self._calling.is_apart
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is in a pass."""
+        thread = get_ident()
+        return bool(self._depths.get(thread)) or (thread, "backward") in self._starts
+
+    @property
+    def has_given(self) -> bool:
+        """Whether passes of it became part of a step beside the recorded thread's own."""
+        return get_ident() in self._given
+
+    def own_spans(self) -> list[Span]:
+        """Its passes since the last step."""
+        thread = get_ident()
+        return [span for owner, span in self._spans if owner == thread]
+
+    def becomes_recorded(self) -> None:
+        """It is the one that trains from here on; what it did counts as that one's."""
+        self._forget_own()
+
+    def set_apart(self) -> None:
+        """It trains for itself: what it does belongs to no step."""
+        self._forget_own()
+        self._calling.is_apart = True
+
+    def count_update(self) -> None:
+        """It is apart, and steps an optimizer."""
+        self.num_updates += 1
+        for listener in self.trained:
+            listener()
+        self.trained.clear()
+
+    def _forget_own(self) -> None:
+        thread = get_ident()
+        self._spans = [(owner, span) for owner, span in self._spans if owner != thread]
+        self._starts = {key: start for key, start in self._starts.items() if key[0] != thread}
+        self._depths.pop(thread, None)
+        self._given.discard(thread)
+
     def _close(self, thread: int, stage: str) -> None:
         start = self._starts.pop((thread, stage), None)
         if start is not None and len(self._spans) < MAX_SPANS:
-            self._spans.append((stage, start, perf_counter_ns()))
+            self._spans.append((thread, (stage, start, perf_counter_ns())))
+
+
+class _CallingThread(local):
+    """What is known of the thread that calls; by its number it might be taken for one that is no more."""
+
+    is_apart = False
 
 
 def _outside(theirs: list[Span], own: list[Span]) -> list[Span]:

@@ -16,16 +16,19 @@ MAX_NODES = 10_000
 
 
 class ParameterProbe:
-    """Watches one parameter from the end of a backward pass to the beginning of what comes next.
+    """Watches one parameter from the beginning of a backward pass to the beginning of what comes next.
 
-    Its value, or its gradient, changes in between only where somebody updates it. Asked only until a torch
-    optimizer steps for the first time.
+    Its value, and after the pass its gradient, changes in between only where somebody updates it: within the pass a
+    hook of a gradient does. Asked only until a torch optimizer steps for the first time.
     """
 
     def __init__(self) -> None:
         self._parameter: weakref.ref[torch.Tensor] | None = None
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._versions: tuple[int, int] | None = None
+        self._version_before = 0
+        """The parameter's, before the backward pass that is running; so is the sample that is kept then."""
+        self._is_updated_within = False
         self._is_replaced = False
         self._place = 0
         self._sample: torch.Tensor | None = None
@@ -37,29 +40,38 @@ class ParameterProbe:
             for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                     self._watch(_first_leaf(tensor.grad_fn))
+        self._note_start()
 
     def watch_inputs(self, inputs: Any) -> None:
         """Gradients are computed for these."""
         if self._is_to_choose():
             is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
             self._watch(next(_leaves([inputs] if is_one else inputs), None))
+        self._note_start()
 
     def note_backward(self) -> None:
         """The backward pass is over: remember how the parameter stands."""
         parameter = self._alive()
         if parameter is not None:
             gradient = parameter.grad
+            before, after = self._sample, _sample_of(parameter)
+            self._is_updated_within |= parameter._version != self._version_before
+            if before is not None and after is not None:  # sharded training may give its memory back meanwhile
+                self._is_updated_within |= not torch.equal(before, after)
             self._gradient = None if gradient is None else weakref.ref(gradient)
             self._versions = (parameter._version, -1 if gradient is None else gradient._version)
-            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
+            self._place, self._sample = parameter.data_ptr(), after
 
     def has_updated(self) -> bool:
         """Whether somebody has changed the parameter or its gradient since, and it was no torch optimizer."""
         parameter = self._alive()
-        if self._versions is None:
+        if self._versions is None or _is_traced():
             return False
         if parameter is None or self._is_replaced:
             return self._is_free()  # a new one takes its place in every step, or it went with what trained it
+        if self._is_updated_within:
+            self._versions, self._is_updated_within = None, False
+            return self._is_free()
         gradient = parameter.grad
         known = self._gradient() if self._gradient is not None else None
         now = (parameter._version, -1 if gradient is None else gradient._version)
@@ -69,6 +81,13 @@ class ParameterProbe:
         if self._is_optimized is None:
             self._is_optimized = _has_optimizer(parameter)
         return not self._is_optimized
+
+    def _note_start(self) -> None:
+        """A backward pass begins."""
+        parameter = self._alive()
+        if parameter is not None:
+            self._version_before = parameter._version
+            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
 
     def _is_to_choose(self) -> bool:
         """Whether there is no parameter to watch; one that is gone since the last backward pass was replaced."""
@@ -123,9 +142,16 @@ def _first_leaf(node: Any) -> torch.Tensor | None:
 
 def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Some of its values; None where it takes a device or another rank to tell."""
+    if _is_traced():
+        return None
     if not parameter.is_cpu or type(parameter.data) is not torch.Tensor or not parameter.untyped_storage().size():
         return None  # sharded, too, or given back between the passes
     return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
+
+
+def _is_traced() -> bool:
+    """Whether torch.jit.trace is at work, which would take our operations for the program's, and die of them."""
+    return torch._C._get_tracing_state() is not None
 
 
 def _has_optimizer(parameter: torch.Tensor | None) -> bool:

@@ -170,11 +170,16 @@ class Session:
             write_together=self._steps.write_together,
             resume=self.loop.go_on,
             is_broken=lambda: self._folder.is_broken,
-            may_go_on=lambda: not (self.window_requests and (options.trace_steps or options.triggers)),
+            may_go_on=lambda: not (self.loop.has_turns or self._awaits_window),
             guard=functools.partial(self.shell.guarded, "loop"),
         )
         self.subscribe(self.loop.steps.walked, "loop", lambda step, record: sprint.step_walked(step, record.total_us))
         return sprint
+
+    @property
+    def _awaits_window(self) -> bool:
+        """Whether one is asked for that may open."""
+        return bool(self.window_requests and (self.options.trace_steps or self.options.triggers))
 
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""

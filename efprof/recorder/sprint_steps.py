@@ -34,6 +34,8 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
     step.loaders = list(pattern.loaders if is_whole else pattern.loaders[: done.count(FETCH)])
     step.sequence = pending.sequence if pending.sequence >= 0 else None
     step.num_fetches = pattern.num_fetches if is_whole else done.count(FETCHED)
+    if step.loaders:
+        step.had_loader = True  # so had the step before the sprint, which was alike
     step.num_backwards = pattern.num_backwards if is_whole else done.count(BACKWARD)
     step.has_forward = FORWARD in done
     if STEPPED in done:

@@ -26,7 +26,8 @@ class Steps:
     """Begins and finishes steps; `open` is the one that is being recorded.
 
     A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a
-    loader, from one forward pass to the next; where the user marks steps, from mark to mark.
+    loader, or with several updates on each batch, from one forward pass to the next; where the user marks steps, from
+    mark to mark.
     """
 
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None]) -> None:
@@ -49,6 +50,8 @@ class Steps:
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
         self.has_loader = False
+        self.num_shared = 0
+        """On how many of the last batches, one after another, an optimizer stepped more than once."""
         self.has_marks = False
         self.is_disturbed = False
         self._memory = memory
@@ -58,6 +61,19 @@ class Steps:
         self._resident = ResidentSet()
         self._write = write
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether several updates, each a step of its own, are usually made on one batch.
+
+        Of several optimizers, one may just have stepped once more for once: that shows at the next batch.
+        """
+        return self.num_shared > (not self.cycle.is_alone)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether each step begins with a batch from a loader."""
+        return self.has_loader and not self.shares_batches
+
     def before_fetch(self, at: int) -> OpenStep:
         """The step that a batch fetched now belongs to."""
         step = self.open
@@ -66,11 +82,15 @@ class Steps:
         if self.probe is not None:
             self._note_manual_update(step, at)
         if step.stepped and not self.has_marks:
+            if self.has_loader and not self.shares_batches:
+                self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
             self.has_loader = bool(step.had_loader)
             self.drop()
-            return self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
+            following = self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
+            following.had_loader = step.had_loader
+            return following
         return step
 
     def to_train(self, at: int) -> OpenStep:
@@ -82,7 +102,7 @@ class Steps:
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
-        if self.has_loader or self.has_marks:
+        if self.is_fed or self.has_marks:
             return step
         if self.probe is not None:
             self._note_manual_update(step, at)
@@ -99,7 +119,7 @@ class Steps:
     def end_whole(self, at: int) -> None:
         """An optimizer is about to call back for its gradients: where no loader tells, it begins a step of its own."""
         step = self.open
-        if step is None or not step.stepped or self.has_loader or self.has_marks:
+        if step is None or not step.stepped or self.is_fed or self.has_marks:
             return
         if self.cycle.is_complete(step.stepped):
             self.finish(step, at)
@@ -111,9 +131,12 @@ class Steps:
         if step is not None and (optimizer not in step.stepped or self.has_marks):
             return step
         if step is not None:
-            # Two steps of one optimizer without a fetch between them: this loop does not feed from its loader.
+            # Two steps of one optimizer without a fetch between them: this loop does not feed from its loader, or it
+            # shares a batch between several updates.
+            self.num_shared += self.has_loader
             self.has_loader = False
-            self.cycle.broke()
+            if optimizer == step.stepped[-1]:
+                self.cycle.broke()
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(self.others.first_since(last) or at)
 

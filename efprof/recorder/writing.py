@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,16 +40,24 @@ class RankFolder:
         self._path: Path | None = None
         self._waits = waits_for_training
         self._waiting: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._making = threading.RLock()
+        """Of the threads that write first, one makes the folder; writing what waited asks for it again."""
 
     @property
     def path(self) -> Path:
         """Where this process writes; raises OSError where it cannot be made."""
         if self._path is None:
+            with self._making:
+                self._make()
+        assert self._path is not None
+        return self._path
+
+    def _make(self) -> None:
+        if self._path is None:
             self._path = claim_folder(self._run_folder)
             for append, line in self._waiting:
                 append(line)
             self._waiting.clear()
-        return self._path
 
     def keeps_waiting(self, record: msgspec.Struct) -> bool:
         """Whether this record is no reason to make the folder yet."""
@@ -56,7 +65,11 @@ class RankFolder:
 
     def keep(self, append: Callable[[bytes], None], line: bytes) -> None:
         """Have `append` called with this line once there is a folder."""
-        self._waiting.append((append, line))
+        with self._making:
+            if self._path is None:
+                self._waiting.append((append, line))
+                return
+        append(line)  # another thread has made it meanwhile
 
     def may_have_refused(self, error: OSError) -> bool:
         """Whether it is this folder that is missing, and not another file that somebody looked for."""

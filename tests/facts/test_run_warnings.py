@@ -2,7 +2,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OutOfMemory, TrainingRaised
+from efprof.artifacts.events import (
+    EVENTS_FILE,
+    WHOLE_RECORDING,
+    CollectorStopped,
+    OtherThreadTrained,
+    OutOfMemory,
+    TrainingRaised,
+)
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.measurements import Measured
 from efprof.facts.run import open_run
@@ -49,6 +56,16 @@ def test_lines_lost_and_collectors_stopped_are_told(tmp_path):
     collector, torn = warnings_of(run)
     assert torn.startswith("1 line of steps.jsonl")
     assert "'windows' stopped at step 3 (OSError: no space left)" in collector
+
+
+@pytest.mark.parametrize(
+    ("counts", "times"), [([None], " too,"), ([None, 1], " too once,"), ([None, 80], " too 80 times,")]
+)
+def test_a_second_training_in_the_process_is_told_of_once(tmp_path, counts, times):
+    events = [OtherThreadTrained(at_ns=0, step=0, num_updates=count) for count in counts]
+    (warning,) = warnings_of(write_run(tmp_path / "run", steps=make_steps(5), events=events))
+    assert warning.startswith("Another thread of this process updated parameters")
+    assert times in warning
 
 
 def test_a_collector_that_stopped_in_another_rank_is_told_with_the_rank(tmp_path):

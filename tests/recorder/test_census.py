@@ -1,5 +1,6 @@
 """Who holds tensors: found by name, and let go again."""
 
+import queue
 import sys
 import weakref
 from collections.abc import Callable, Generator
@@ -309,6 +310,108 @@ def keep_by_generator(tmp_path: Path) -> dict[str, Holder]:
 
 def test_a_growing_local_of_a_generator_is_named(tmp_path: Path) -> None:
     assert "keeping.kept" in keep_by_generator(tmp_path)
+
+
+def keep_by_loop(tmp_path: Path) -> dict[str, Holder]:
+    """With a generator that only the loop through it knows."""
+
+    def batches() -> Generator[torch.Tensor]:
+        given = []
+        for _ in range(20):
+            given.append(torch.ones(10_000))
+            yield given[-1]
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for batch in batches():
+            optimizer.zero_grad()
+            (weight * batch).sum().backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    return {holder.path: holder for holder in read_censuses(recorded.rank)[0].holders}
+
+
+def test_a_growing_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
+    holder = keep_by_loop(tmp_path)["keep_by_loop.<locals>.batches.given"]
+    assert holder.tensors_after - holder.tensors_before == 4, "each counted once"
+    assert (holder.scope, holder.name, holder.file) == ("local", "given", "tests/recorder/test_census.py")
+
+
+def count_with_a_generator(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    """Within one that runs, and with one that a variable holds."""
+
+    def running() -> Generator[int]:
+        kept = torch.ones(3)
+        yield len(held.update(count(tmp_path)) or held)
+        del kept
+
+    held: dict[tuple[str, str], Held] = {}
+    named = keeping()
+    next(named)
+    named.send(torch.ones(3))
+    next(running())
+    named.close()
+    return held
+
+
+def test_a_generator_that_runs_or_has_a_name_is_counted_once(tmp_path: Path) -> None:
+    held = {path: one.tensors for (_, path), one in count_with_a_generator(tmp_path).items()}
+    assert held["keeping.kept"] == 1
+    assert held["count_with_a_generator.<locals>.running.kept"] == 1
+
+
+class Bank(torch.nn.Module):
+    """Keeps keys in a buffer."""
+
+    keys: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(0))
+        self.register_buffer("mask_1", torch.zeros(10))
+        self.scale = torch.nn.Parameter(torch.ones(5))
+
+    def keep(self, loss: torch.Tensor) -> None:
+        self.keys = torch.cat([self.keys, torch.ones(1000) * loss.detach()])
+
+
+def keep_in_buffer(tmp_path: Path) -> dict[str, Holder]:
+    bank = Bank()
+    return growth(tmp_path, lambda loss: bank.keep(loss))
+
+
+def test_a_growing_buffer_of_a_module_is_named_as_the_program_does(tmp_path: Path) -> None:
+    grown = keep_in_buffer(tmp_path)
+    holder = grown["Bank.keys"]
+    assert (holder.scope, holder.owner, holder.name, holder.type) == ("attribute", "Bank", "keys", "Tensor")
+    assert "Bank._buffers" not in grown, "it is counted once"
+
+
+def count_bank(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    bank = Bank()
+    held = count(tmp_path)
+    del bank
+    return held
+
+
+def test_of_a_modules_tensors_those_that_are_one_of_many_stay_in_their_table(tmp_path: Path) -> None:
+    held = count_bank(tmp_path)
+    assert held["attribute", "Bank._buffers"].tensors == 1
+    assert held["attribute", "Bank.scale"].tensor_bytes == 20
+    assert ("attribute", "Bank._parameters") not in held
+
+
+def keep_in_queue(tmp_path: Path) -> dict[str, Holder]:
+    outbox: queue.Queue[torch.Tensor] = queue.Queue()
+    return growth(tmp_path, lambda loss: outbox.put(loss))
+
+
+def test_what_waits_in_a_queue_is_held_by_the_variable_of_the_queue(tmp_path: Path) -> None:
+    holder = keep_in_queue(tmp_path)["keep_in_queue.outbox"]
+    assert (holder.type, holder.name) == ("Queue", "outbox")
+    assert holder.length_after - holder.length_before == 4
 
 
 def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:

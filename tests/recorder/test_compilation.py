@@ -1,5 +1,6 @@
 """What `torch.compile` makes of a program, with and without the recorder; and its steps."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -18,18 +21,16 @@ import torch
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctions
+from efprof.recorder.open_step import Span
 from tests.recorder import compiled_programs
 from tests.recorder.compiled_programs import NUM_STEPS, PROGRAMS
-from tests.recorder.recording import Recorded, open_session, record_command
+from tests.recorder.recording import Recorded, open_session, record_command, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, str(Path(compiled_programs.__file__)))
 
 PLAIN = ["data", "forward", "backward", "optimizer"]
-
-STAGES = {"whole_step": ["data", "backward", "optimizer"]}
-"""Of those that differ: there the forward pass is compiled together with all that comes before backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def test_steps_and_stages_are_seen(name: str, steps: dict[str, list[StepRecord]]
     """But for the first step of a model of another class, which shows that it is another one."""
     begun = (0, NUM_STEPS)
     found = [stages(step) for number, step in enumerate(steps[name]) if number not in begun]
-    assert [list(dict.fromkeys(each)) for each in found] == [STAGES.get(name, PLAIN)] * len(found)
+    assert [list(dict.fromkeys(each)) for each in found] == [PLAIN] * len(found)
     assert {step.micro_batches for step in steps[name][1:]} == {1}
 
 
@@ -174,6 +175,109 @@ def train_steps(num_steps: int, model: torch.nn.Module, optimizer: torch.optim.O
         error_of(model, inputs, targets).backward()
         yield
         optimizer.step()
+
+
+WITHOUT_LOADER = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+@torch.compile(backend="aot_eager")
+def step(inputs):
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for inputs in torch.randn(12, 16, 16):
+    step(inputs)
+"""
+
+
+def test_a_whole_step_compiled_in_a_loop_without_a_loader_begins_with_its_forward_pass(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", WITHOUT_LOADER)
+    assert [stages(step) for step in recorded.steps[1:]] == [PLAIN[1:]] * 11, "the first call shows what it does"
+    assert recorded.steps[5].gradient_norm is not None
+
+
+class CompiledSteps:
+    """Whole steps as the compiler leaves them: backward is seen, and nothing else."""
+
+    def __init__(self, num_passes: int = 1) -> None:
+        self.num_passes = num_passes
+        self.weight = torch.ones(3, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.01)
+        self.calls: list[list[int]] = []
+        """Of each, in ns: when it began, began and ended each backward pass, and returned."""
+
+    def __call__(self, factor: float = 1.0) -> None:
+        instants = [perf_counter_ns()]
+        self.optimizer.zero_grad()
+        for _ in range(self.num_passes):
+            loss = (self.weight * factor).square().sum()
+            if factor > 1e9:
+                raise FloatingPointError("this batch is bad")
+            instants.append(perf_counter_ns())
+            loss.backward()
+            instants.append(perf_counter_ns())
+        torch.optim.SGD.step.__wrapped__(self.optimizer)  # type: ignore[attr-defined]
+        self.calls.append([*instants, perf_counter_ns()])
+
+
+@contextmanager
+def called(functions: CompiledFunctions, function: CompiledFunction) -> Iterator[None]:
+    functions.began(function)
+    try:
+        yield
+    finally:
+        functions.ended(function)
+    if not function.is_known:
+        functions.returned(function, None)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_the_stages_of_a_compiled_step_are_what_ran_before_and_after_its_passes(
+    num_passes: int, has_loader: bool, tmp_path: Path
+) -> None:
+    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps(num_passes)
+    spans: list[list[Span]] = []
+    session.start()
+    session.subscribe(session.loop.step_ended, "test", lambda step, _: spans.append(list(step.spans)))
+    functions = CompiledFunctions(session.loop, session.sprint)
+    try:
+        for _ in make_loader(40) if has_loader else range(40):
+            with called(functions, function):
+                step()
+    finally:
+        session.end()
+    steps = Recorded(folder=tmp_path).steps
+    data = ["data"] if has_loader else []
+    assert [stages(one) for one in steps[1:]] == [[*data, *["forward", "backward"] * num_passes, "optimizer"]] * 39
+    assert {one.micro_batches for one in steps} == {num_passes}
+    assert sum(one.gradient_norm is not None for one in steps[1:]) > 10, "they are there when the update begins"
+    for found, instants in zip(spans[1:], step.calls[1:], strict=True):
+        ran = list(pairwise(instants))
+        for (stage, start, end), (began, ended) in zip(found[len(data) :], ran, strict=True):
+            is_within = began <= start and end <= ended
+            assert is_within if stage == "backward" else start <= began and ended <= end
+
+
+def test_a_compiled_step_that_raised_before_its_backward_pass_updated_nothing(tmp_path: Path) -> None:
+    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps()
+    session.start()
+    functions = CompiledFunctions(session.loop, session.sprint)
+    try:
+        for number, _ in enumerate(make_loader(8)):
+            with contextlib.suppress(FloatingPointError), called(functions, function):
+                step(1e10 if number == 4 else 1.0)
+    finally:
+        session.end()
+    steps = Recorded(folder=tmp_path).steps
+    assert [one.micro_batches for one in steps] == [1] * 7
+    assert stages(steps[4]) == ["data", "forward", *PLAIN]
 
 
 def test_a_compiled_function_met_in_a_sprint_is_known_after_one_call(tmp_path: Path) -> None:

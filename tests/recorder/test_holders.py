@@ -178,3 +178,39 @@ def test_growing_memory_has_its_holders_counted_unless_it_is_forbidden(
     # In a process of its own: what other tests free is taken again here, so that memory does not grow.
     recorded = record_script(tmp_path / "home", GROWING, options=("--windows", "none", *options))
     assert bool(recorded.events(CensusEvent)) == is_counted
+
+
+IN_JUMPS = """
+import time
+
+import torch
+
+outputs, weight = [], torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.0)
+for step in range({num_steps}):
+    optimizer.zero_grad()
+    weight.sum().backward()
+    time.sleep(0.004)  # shorter steps have their memory read too rarely
+    optimizer.step()
+    if step % 6 == 5:
+        outputs.append(torch.ones(100_000))
+        {bound}
+"""
+
+
+def test_memory_that_grows_every_so_many_steps_has_its_holders_counted_around_a_rise(tmp_path: Path) -> None:
+    text = IN_JUMPS.format(num_steps=800, bound="")
+    recorded = record_script(tmp_path / "home", text, options=("--windows", "none"))
+    censuses = read_censuses(recorded.rank)
+    assert censuses
+    for census in censuses:
+        (holder,) = [one for one in census.holders if one.name == "outputs"]
+        assert 1 <= holder.tensors_after - holder.tensors_before <= 6
+        assert census.step_after - census.step_before <= 32
+
+
+@pytest.mark.parametrize("bound", ["outputs.clear()", "del outputs[:-1]", "if len(outputs) == 3: outputs.clear()"])
+def test_memory_that_falls_again_has_its_holders_not_counted(bound: str, tmp_path: Path) -> None:
+    text = IN_JUMPS.format(num_steps=800, bound=bound)
+    recorded = record_script(tmp_path / "home", text, options=("--windows", "none"))
+    assert recorded.events(CensusEvent) == []

@@ -122,6 +122,30 @@ def test_numbers_fill_the_record_when_they_arrive(copies: Device) -> None:
     assert (record.loss, record.gradient_norm, record.scaler_scale) == (3.5, 5.0, 512.0)
 
 
+class Elsewhere(torch.Tensor):
+    """Says that it lies on a device."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+
+def test_a_loss_on_a_device_is_multiplied_there_by_the_gradient_that_backward_is_given(
+    tmp_path: Path, copies: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "answers_late", lambda _: True)
+    copies.behind = 0
+
+    def train_on_it() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for given in (None, torch.tensor(-0.5)):
+            (weight * 3.0).sum().as_subclass(Elsewhere).backward(given)
+            optimizer.step()
+
+    assert [step.loss for step in record_here(tmp_path, train_on_it).steps] == [3.0, -1.5]
+
+
 def test_a_loss_that_is_not_finite_is_told_of(copies: Device) -> None:
     record = make_step(0, loss=None, gradient_norm=None)
     assert arrive(copies, record, losses=[math.nan], norms=[math.nan]) == ["loss"]

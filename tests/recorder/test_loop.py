@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
-from efprof.artifacts.steps import StepRecord
+from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.model import BOUNDARIES
+from efprof.recorder import parameter_probe
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 BATCH = 4
@@ -259,6 +260,96 @@ def test_two_optimizers_that_take_turns_make_one_step_per_batch(tmp_path: Path) 
     ]  # fmt: skip
 
 
+def test_what_updates_share_of_a_batch_is_counted_at_the_one_that_fetched_it(tmp_path: Path) -> None:
+    def train_on_parts() -> None:
+        model, teacher, loader = make_model(), make_model(), make_loader(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            for inputs, _ in loader:
+                with torch.no_grad():
+                    targets = teacher(inputs)
+                for _ in range(2):
+                    (error_of(model, inputs, targets) / 2).backward()
+                    (error_of(model, inputs, targets) / 2).backward()
+                    optimizer.step()
+
+    steps = record_here(tmp_path, train_on_parts).steps
+    passes = ["forward", "backward"] * 2 + ["optimizer"]
+    assert len(steps) == 16
+    assert [stages(step)[-5:] for step in steps[2:]] == [passes] * 14, "the first batch shows that it is shared"
+    assert [step.samples for step in steps] == [BATCH, 0] * 8
+    assert [set(stages(step)[:-5]) for step in steps[2:]] == [{"data"}, set()] * 7
+
+
+def test_a_critic_that_steps_more_often_on_a_batch_makes_each_update_a_step(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in make_loader(6):
+            for optimizer in (critics, critics, critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert len(steps) == 24
+    update = ["forward", "forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[8:]] == [["data", *update], update, update, update] * 4
+    assert [step.samples for step in steps] == [BATCH, 0, 0, 0] * 6
+
+
+def test_optimizers_that_take_turns_twice_on_a_batch_make_one_step_per_round(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in make_loader(6):
+            for optimizer in (critics, generators) * 2:
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    update = ["forward", "forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[4:]] == [["data", *update, *update], [*update, *update]] * 4
+
+
+def test_an_optimizer_that_steps_twice_on_one_batch_in_three_divides_no_other_batch(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for number, _ in enumerate(make_loader(12)):
+            for optimizer in (critics, critics, generators) if number % 3 == 0 else (critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [step.micro_batches for step in steps if step.samples][1::3] == [2] * 4
+    assert [step.micro_batches for step in steps if step.samples][2::3] == [2] * 4
+
+
+def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_path: Path) -> None:
+    def look_and_train() -> None:
+        loader, model = make_loader(4), make_model()
+        (inputs, targets) = next(iter(loader))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(12):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+            if number % 4 == 2:
+                with torch.no_grad():
+                    for place, batch in enumerate(loader):
+                        error_of(model, *batch)
+                        if number == 6 and place == 1:
+                            break
+
+    steps = record_here(tmp_path, look_and_train).steps
+    assert len(steps) == 12
+    assert [stages(step) for step in steps[2:]] == [["forward", "backward", "optimizer"]] * 10
+    assert [step.samples for step in steps[1:]] == [0] * 11
+
+
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
 def test_epochs_follow_each_other_without_a_step_between(workers: dict[str, object], tmp_path: Path) -> None:
     def train_epochs() -> None:
@@ -431,6 +522,52 @@ def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_p
                 weight -= 0.1 * gradient
 
     assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
+
+
+def update_in_place(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter -= 0.01 * parameter.grad  # type: ignore[operator]
+    parameter.grad = None
+
+
+def update_unseen_by_autograd(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data.add_(parameter.grad, alpha=-0.01)
+    parameter.grad.zero_()
+
+
+@pytest.mark.parametrize("update", [update_in_place, update_unseen_by_autograd])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_updates_within_the_hooks_of_gradients_divide_steps(
+    has_loader: bool, update: Callable[[torch.Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_probe, "living_optimizers", lambda: ())  # other tests' may be, in this process
+
+    def train_in_hooks() -> None:
+        model = make_model()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        batches = make_loader(5) if has_loader else [(torch.randn(BATCH, 3), torch.randn(BATCH, 1)) for _ in range(5)]
+        for inputs, targets in batches:
+            error_of(model, inputs, targets).backward()
+
+    recorded = record_here(tmp_path, train_in_hooks)
+    whole = ["data", "forward", "backward"] if has_loader else ["forward", "backward"]
+    assert [stages(step)[-len(whole) :] for step in recorded.steps] == [whole] * 5
+    assert len(recorded.events(StepsWithoutOptimizer)) == 1
+
+
+def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> None:
+    model, norms = make_model(), list[float]()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: norms.append(one.grad.norm().item()))
+
+    def accumulate() -> None:
+        for inputs, targets in make_loader(5):
+            error_of(model, inputs, targets).backward()
+
+    recorded = record_here(tmp_path, accumulate)
+    assert not (recorded.rank / STEPS_FILE).exists()
 
 
 def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Path) -> None:

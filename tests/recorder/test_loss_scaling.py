@@ -1,14 +1,16 @@
 """Training with a gradient scaler, as it is recorded on the CPU."""
 
 import gc
+import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
+from efprof.recorder.collectors.numbers import MAX_HELD_BACK
 from tests.recorder.recording import Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 
@@ -52,6 +54,72 @@ def test_a_step_held_back_has_its_bad_gradients_counted(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, train_scaled([2.0, float("inf")], torch.optim.SGD))
     assert (recorded.steps[1].num_gradients, recorded.steps[1].num_inf) == (1, 1)
     assert recorded.steps[1].memory[-1].boundary == "post_optimizer_step"
+
+
+def train_from_a_large_scale(
+    factors: Iterable[float], *, growth_interval: int = 1000, **settings: bool
+) -> Callable[[], None]:
+    """One step per factor, which is the gradient; the first two overflow as long as the scale is above 2**125."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0, **settings)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=growth_interval)
+        for factor in factors:
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_the_overflow_by_which_a_scaler_finds_its_scale_is_not_told_of_as_a_fault(
+    tmp_path: Path, settings: dict[str, bool]
+) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 6, **settings))
+    assert [step.is_skipped for step in recorded.steps] == [True, True, False, False, False, False]
+    assert (recorded.events(NonFiniteSeen), recorded.events(CollectorStopped)) == ([], [])
+
+
+def test_a_bad_loss_is_told_of_after_the_scaler_has_found_its_scale(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([*[4.0] * 30, math.nan]))
+    assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(30, "loss")]
+
+
+def test_overflows_of_a_scale_that_grows_again_are_not_told_of_either(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 80, growth_interval=2))
+    held_back = [step.step for step in recorded.steps if step.is_skipped]
+    assert len(held_back) > 20
+    assert [step.gradient_norm for step in recorded.steps if step.is_skipped] == ["inf"] * len(held_back)
+    assert recorded.events(NonFiniteSeen) == []
+
+
+def without_a_scale(num_steps: int, first_bad: int) -> Callable[[], None]:
+    """From a step on, the loss is finite and its gradient is not, whatever the scale."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler = torch.amp.GradScaler("cpu")
+        for number in range(num_steps):
+            optimizer.zero_grad()
+            scaled = scaler.scale((weight * (number < first_bad)).sqrt().sum())
+            scaled.backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
+@pytest.mark.parametrize("first_bad", [0, 30])
+def test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it(tmp_path: Path, first_bad: int) -> None:
+    recorded = record_here(tmp_path, without_a_scale(first_bad + 40, first_bad))
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what) == (first_bad + MAX_HELD_BACK - 1, "gradient")
+    assert [suspect.node for suspect in seen.suspects] == ["SqrtBackward0"]
+    assert len([step for step in recorded.steps if step.num_nan]) < 25
 
 
 def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:

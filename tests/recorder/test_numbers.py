@@ -1,7 +1,7 @@
 """Losses and gradients as they are recorded, on the CPU."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from efprof.recorder.collectors.numbers import Numbers
 from efprof.recorder.gradients import can_be_canary
 from efprof.recorder.open_step import OpenStep
 from tests.recorder.recording import Recorded, open_session, record_here
-from tests.recorder.test_loop import make_loader
+from tests.recorder.test_loop import error_of, make_loader, make_model
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -71,6 +71,45 @@ def test_the_losses_of_accumulated_micro_batches_are_added(tmp_path: Path) -> No
         optimizer.step()
 
     assert numbers_of(record_here(tmp_path, train)) == [(7.0, 7.0)]
+
+
+@pytest.mark.parametrize("num_steps", [3, 60], ids=["walked", "sprinted"])
+def test_a_loss_counts_as_often_as_the_gradient_says_that_backward_is_given(num_steps: int, tmp_path: Path) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        torch.nn.init.ones_(model.weight)
+        for number, _ in enumerate(make_loader(num_steps)):
+            optimizer.zero_grad()
+            score = model(torch.full((1,), 3.0 + number)).sum()
+            score.backward(torch.tensor(-0.5))
+            optimizer.step()
+
+    assert [step.loss for step in record_here(tmp_path, train).steps] == [-0.5 * (3.0 + n) for n in range(num_steps)]
+
+
+def test_a_complex_loss_has_no_number_and_stops_nothing(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        (weight * 1j).sum().backward(torch.tensor(1j))
+        optimizer.step()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(None, 1.0)]
+
+
+def test_losses_with_and_without_such_a_gradient_are_added_in_a_sprint_too(tmp_path: Path) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        torch.nn.init.ones_(model.weight)
+        for _ in make_loader(60):
+            optimizer.zero_grad()
+            model(torch.tensor([3.0])).sum().backward(gradient=torch.tensor(-1.0))
+            model(torch.tensor([1.0])).sum().backward()
+            optimizer.step()
+
+    assert [step.loss for step in record_here(tmp_path, train).steps] == [-2.0] * 60
 
 
 def test_the_norm_of_two_optimizers_in_a_step_covers_both(tmp_path: Path) -> None:
@@ -285,3 +324,31 @@ def test_sparse_gradients_are_counted_without_a_norm(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, train)
     assert (recorded.steps[0].num_gradients, recorded.steps[0].gradient_norm) == (1, None)
     assert recorded.events(CollectorStopped) == []
+
+
+@pytest.mark.usefixtures("swapping")
+@pytest.mark.parametrize("num_steps", [5, 100], ids=["steps one by one", "short steps that are alike"])
+def test_parameters_can_be_swapped_between_steps(num_steps: int, tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_twice() -> None:
+        for _ in range(2):
+            for inputs, targets in make_loader(num_steps):
+                optimizer.zero_grad()
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            model.double().float()
+
+    steps = record_here(tmp_path, train_twice).steps
+    assert len(steps) == 2 * num_steps
+    assert all(step.gradient_norm for step in (steps[0], steps[num_steps]))
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    """Conversions keep the parameters the objects that they are, as they may become usual in torch."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)

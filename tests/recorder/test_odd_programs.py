@@ -354,3 +354,26 @@ for number in range(5):
     assert shortage.requested_bytes == 2**48
     assert (shortage.site or "").startswith("train.py:10:")
     assert [error.error for error in recorded.events(TrainingRaised)] == ["ValueError"]
+
+
+TRACES = """
+import torch
+
+weight = torch.ones(3, requires_grad=True)
+(weight * 2).sum().backward()  # no torch optimizer has stepped so far: who updates weights is looked for
+traced = torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1))
+optimizer = torch.optim.SGD(traced.parameters(), lr=0.1)
+for _ in range(3):
+    traced(torch.ones(4, 1)).sum().backward()
+    optimizer.step()
+print([node.kind() for node in traced.graph.nodes()])
+"""
+
+
+def test_a_module_is_traced_as_without_the_recorder(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, TRACES)
+    assert recorded.exit_code == 0, recorded.errors
+    assert "aten::linear" in recorded.output
+    assert "aten::clone" not in recorded.output, "nothing of ours is in the program's graph"
+    assert len(recorded.steps) == 3
+    assert recorded.events(CollectorStopped) == []

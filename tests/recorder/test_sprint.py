@@ -150,6 +150,54 @@ def test_epochs_end_a_sprint_and_lose_nothing() -> None:
     assert num_sprinted > 20
 
 
+def test_a_teacher_that_joins_after_an_epoch_costs_no_step_its_batch() -> None:
+    def distil() -> None:
+        torch.manual_seed(1)
+        model, teacher, loader = make_model(), make_model(), make_loader(20)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for epoch in range(4):
+            for inputs, targets in loader:
+                if epoch >= 2:
+                    with torch.no_grad():
+                        targets = teacher(inputs)
+                optimizer.zero_grad()
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+
+    sprinted, walked, num_sprinted = record_both_ways(distil)
+    assert described(sprinted) == described(walked)
+    assert [(step.samples, step.loader) for step in sprinted] == [(BATCH, 0)] * 80
+    assert num_sprinted > 10, "to the end of an epoch without the teacher"
+
+
+@pytest.mark.parametrize("num_updates", [2, 3, 5])
+def test_several_updates_of_one_batch_are_steps_of_their_own_in_a_sprint_too(num_updates: int) -> None:
+    def train_on_parts() -> None:
+        torch.manual_seed(1)
+        model, loader = make_model(), make_loader(LONG // 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            for inputs, targets in loader:
+                for _ in range(num_updates):
+                    optimizer.zero_grad()
+                    error_of(model, inputs, targets).backward()
+                    optimizer.step()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_on_parts)
+    assert described(sprinted[num_updates:]) == described(walked[num_updates:])
+    passes = ["forward", "backward", "optimizer"]
+    batches = [sprinted[first : first + num_updates] for first in range(0, len(sprinted), num_updates)]
+    assert len(batches) == LONG
+    for batch in batches[1:]:  # the first one shows what this loop does
+        first, *others = batch
+        assert [stages(step)[-3:] for step in batch] == [passes] * num_updates
+        assert (set(stages(first)[:-3]), first.samples, first.loader) == ({"data"}, BATCH, 0)
+        assert [(len(step.spans), step.samples) for step in others] == [(3, 0)] * (num_updates - 1)
+        assert [step.micro_batches for step in batch] == [1] * num_updates
+    assert all(step.loss is not None for step in sprinted[num_updates:])
+    assert num_updates < 5 or num_sprinted > LONG / 2
+
+
 def test_a_loop_without_a_loader_sprints_too() -> None:
     def train_on_made_tensors() -> None:
         torch.manual_seed(1)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,28 @@ def test_lines_wait_until_the_process_shows_that_it_trains(tmp_path: Path) -> No
     assert [event.at_ns for event in read_events(tmp_path / "rank0")[0]] == [1, 2, 3]
     assert len(read_lines(tmp_path / "rank0" / "others.jsonl", Line, "")[0]) == 1
     assert [step.step for step in read_steps(tmp_path / "rank0")[0]] == [0]
+
+
+def test_threads_that_write_first_at_once_share_one_folder_and_lose_no_line(tmp_path: Path) -> None:
+    for number in range(20):  # without care, three of four tries fail
+        run = tmp_path / str(number)
+        run.mkdir()
+        folder, barrier = RankFolder(run, waits_for_training=True), threading.Barrier(3)
+        writers = [LineWriter(folder, name) for name in (STEPS_FILE, STEPS_FILE, EVENTS_FILE)]
+        records = [make_step(0), make_step(1), RecordingEnded(at_ns=1, step=0)]
+
+        def write(writer: LineWriter, record: msgspec.Struct, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            writer.write(record)
+
+        threads = [threading.Thread(target=write, args=pair) for pair in zip(writers, records, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [path.name for path in run.iterdir()] == ["rank0"]
+        assert sorted(step.step for step in read_steps(run / "rank0")[0]) == [0, 1]
+        assert len(read_events(run / "rank0")[0]) == 1
 
 
 @pytest.mark.parametrize(("error", "is_kept"), [("ValueError", True), ("ChildFailedError", False)])

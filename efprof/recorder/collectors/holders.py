@@ -6,7 +6,8 @@ With `--holders` also at fixed steps, whether or not memory grows; then it keeps
 
 import time
 from collections import deque
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from statistics import median
 
 import msgspec
@@ -44,6 +45,11 @@ MIN_GROWTH_SEEN_BYTES = 10 * 1024
 MIN_SHARE_RISING = 0.75
 """Of the steps looked back on; a sawtooth rises in half of them."""
 
+MIN_JUMPS = 3
+"""As many that none follows below, and memory grows every so many steps; a window and a first evaluation leave two."""
+
+MOST_STEPS_APART = 32
+"""As many the second count waits for memory to rise, which may not happen in every step."""
 
 MAX_HOLDERS = 500
 """In one file; a dictionary of tensors has as many holders as keys."""
@@ -61,6 +67,8 @@ class Holders:
         self._next_check = 2 * FIRST_CHECK if self._keeps_all else FIRST_CHECK  # the first fixed one sees as much
         self._wished_ns: int | None = None
         self._before: tuple[int, Census] | None = None
+        self._num_seen_before = 0
+        self._awaits_rise = False
         self._num_for_growth = 0
         self._count = 0
 
@@ -74,13 +82,15 @@ class Holders:
         # Short steps may be finished together, long after they ended; between disturbed ones each is when it ends.
         self._session.loop.disturb()
         if self._before is not None:
-            if step.number >= self._before[0] + STEPS_APART:
+            num_apart = step.number - self._before[0]
+            is_early = self._awaits_rise and not self._has_risen()
+            if num_apart >= (MOST_STEPS_APART if is_early else STEPS_APART):
                 self._compare(step.number)
         elif self._wished_ns is None:
             self._wished_ns = time.perf_counter_ns()
         elif step.start_ns > self._wished_ns:
             self._wished_ns = None
-            self._before = (step.number, self._census())
+            self._before, self._num_seen_before = (step.number, self._census()), self._num_seen
 
     def _note(self, record: StepRecord) -> None:
         if record.memory and record.window is None:
@@ -91,21 +101,21 @@ class Holders:
         """Whether holders are to be counted at the end of this step, the next one to end."""
         if self._keeps_all and step >= self._next_fixed:
             self._next_fixed *= FIXED_FACTOR
+            self._awaits_rise = False
             return True
         if self._num_seen < self._next_check or self._num_for_growth >= MAX_CENSUSES:
             return False
-        is_growing = self._is_growing()
+        recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
+        self._awaits_rise = is_growing = _is_rising(recent) or _is_rising_in_jumps(recent)
         self._num_for_growth += is_growing
         self._next_check = max(self._next_check + 4, int(self._next_check * 1.5))
         return is_growing
 
-    def _is_growing(self) -> bool:
-        recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
-        rises = [(after - before) / (late - early) for (early, before), (late, after) in pairwise(recent)]
-        is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
-        # The median: what a window leaves behind, once, is no growth.
-        least = max(MIN_GROWTH_BYTES, MIN_GROWTH_SEEN_BYTES / len(rises))
-        return is_rising and median(rises) >= least
+    def _has_risen(self) -> bool:
+        """Since the first count, by what was read after it: short steps are read now and then."""
+        num_since = self._num_seen - self._num_seen_before
+        sizes = [num_bytes for _, num_bytes in self._allocated][-num_since:] if num_since else []
+        return bool(sizes) and sizes[-1] - sizes[0] >= MIN_GROWTH_BYTES * (STEPS_APART - 1)
 
     def _compare(self, step: int) -> None:
         assert self._before is not None
@@ -140,6 +150,23 @@ def start(session: Session) -> None:
     """Listen to the ends of steps."""
     if session.options.holders is not False:
         session.subscribe(session.loop.step_ended, "holders", Holders(session).finish)
+
+
+def _is_rising(recent: Sequence[tuple[int, int]]) -> bool:
+    """Whether memory rises in most steps, by the (step, bytes) looked back on."""
+    rises = [(after - before) / (late - early) for (early, before), (late, after) in pairwise(recent)]
+    is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
+    # The median: what a window leaves behind, once, is no growth.
+    least = max(MIN_GROWTH_BYTES, MIN_GROWTH_SEEN_BYTES / len(rises))
+    return is_rising and median(rises) >= least
+
+
+def _is_rising_in_jumps(recent: Sequence[tuple[int, int]]) -> bool:
+    """Whether it rises every so many steps, as by an evaluation, and stays there; no jump is most of it."""
+    lowest = list(accumulate((num_bytes for _, num_bytes in reversed(recent)), min))[::-1]
+    jumps = [after - before for before, after in pairwise(lowest) if after - before >= MIN_GROWTH_SEEN_BYTES]
+    is_enough = sum(jumps) >= MIN_GROWTH_BYTES * (recent[-1][0] - recent[0][0])
+    return len(jumps) >= MIN_JUMPS and 2 * max(jumps) <= sum(jumps) and is_enough
 
 
 def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:

@@ -97,6 +97,10 @@ class _ScalerWatch:
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After `scaler.step`: where the optimizer did not step, the scaler held it back."""
+        self._loop.leave_sprint()
+        step = self._loop.step
+        if step is not None and self._loop.is_ours and id(optimizer) not in step.stepped:
+            step.is_skipped = True  # before its gradients are looked at: it tells that nobody applies them
         self._loop.optimizer_skipped(optimizer)
 
     def note_scale(self, scaler: Any) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from collections import Counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from efprof.recorder.gradients import (
     device_norm,
     first_number,
     global_norm,
+    gradient_given,
     is_plain,
     read_value,
 )
@@ -26,11 +28,15 @@ from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, spelled
+from efprof.recorder.swaps import watch_swaps
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
 counting takes two operators for each parameter."""
 
+MAX_HELD_BACK = 16
+"""Updates in a row that a gradient scaler may hold back to find its scale: from its usual first one, 2**16, it has come
+down to 1 by then, and what overflows there is the training's own."""
 
 MAX_ZERO_READS = 8
 """Times that another gradient is chosen to be looked at since one was zero; some models have hardly any other."""
@@ -44,6 +50,8 @@ class Numbers:
         self._watch = session.loop.watch
         self._watch.takes_numbers = True
         self._has_walked = False
+        self._has_factors = False
+        """Whether backward was ever given another gradient than 1 for its loss, which the stopwatch does not see."""
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clip: tuple[int, torch.Tensor, float] | None = None
         """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
@@ -51,28 +59,35 @@ class Numbers:
         self._step_ns = 0
         self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
         """The gradient that is looked at in a step in which not all are read, for each optimizer."""
-        self._num_bad_reads = self._num_zero_reads = 0
+        self._num_held_back = self._num_zero_reads = 0
+        self._num_bad_reads: Counter[bool] = Counter()
+        """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
         self._clipped_to: float | None = None
         self._clips_are_partial = False
 
     def note_loss(self, step: OpenStep, tensors: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        gradient = gradient_given()
         for loss in losses:
-            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-                self._note_loss(step, loss)
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+                self._note_loss(step, loss, gradient)
 
-    def _note_loss(self, step: OpenStep, loss: torch.Tensor) -> None:
+    def _note_loss(self, step: OpenStep, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """`gradient` multiplies the loss: -1 makes a score of it."""
         opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
-        self._watch.takes_numbers = shown is loss
+        factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
+        self._has_factors |= factor != 1.0
+        self._watch.takes_numbers = shown is loss and not self._has_factors
         if not shown.is_cpu:
             if answers_late(shown):
                 # A copy: the program may average the loss over its ranks, in place, before it is read.
-                opened.device_losses += (shown.detach().reshape(()).to(torch.float32, copy=True),)
+                copied = shown.detach().reshape(()).to(torch.float32, copy=True)
+                opened.device_losses += (copied if gradient is None else copied * gradient.detach().reshape(()),)
             return
         self._loss = weakref.ref(loss)
-        value = float(read_value(shown))
+        value = factor * float(read_value(shown))
         opened.loss = value if opened.loss is None else opened.loss + value
         if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
@@ -87,7 +102,9 @@ class Numbers:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
         opened = _numbers_of(step)
         # An optimizer that was given this flag skips a bad step by itself, on the device.
-        opened.is_guarded |= getattr(optimizer, "found_inf", None) is not None
+        found_inf = getattr(optimizer, "found_inf", None)
+        opened.is_guarded |= found_inf is not None
+        self._num_held_back = self._num_held_back + 1 if step.is_skipped or _is_set(found_inf) else 0
         if opened.learning_rate is None:
             opened.learning_rate = _learning_rate(optimizer)
         clip_norm = self._take_clip(step)
@@ -135,11 +152,16 @@ class Numbers:
             if canary is None:
                 return True  # on a device, or sharded: no gradient can be looked at alone
             value = self._read_canary(canary)
-        if value is None or not (math.isfinite(value) or self._num_bad_reads >= MAX_BAD_READS):
+        if value is None or not (math.isfinite(value) or self._is_counted_enough()):
             return False
         if clip_norm is not None or not math.isfinite(value):
             opened.add_norm(abs(value))
         return True
+
+    def _is_counted_enough(self) -> bool:
+        if self._num_held_back == MAX_HELD_BACK:
+            return self._has_walked
+        return self._num_bad_reads[self._num_held_back > 0] >= MAX_BAD_READS
 
     def _read_canary(self, canary: weakref.ref[torch.Tensor]) -> float | None:
         """A gradient that a bad one anywhere above would have reached: it is read for little.
@@ -155,6 +177,11 @@ class Numbers:
             return value
         self._num_zero_reads += 1
         return None  # a unit that is dead, or a row of an embedding that was not looked up: it tells of nothing
+
+    def forget_canaries(self) -> None:
+        """Choose others at the next step: as long as we have a weak reference to a parameter, none can be swapped."""
+        self._canaries.clear()
+        self._watch.canary = None
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
@@ -204,11 +231,11 @@ class Numbers:
         opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
         if math.isfinite(norm):
             return
-        self._num_bad_reads += 1
+        self._num_bad_reads[self._num_held_back > 0] += 1
         with torch.no_grad():
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
-        if not self._has_walked:
+        if not (self._has_walked or 0 < self._num_held_back < MAX_HELD_BACK):
             self._has_walked = True
             known = self._watch.loss if self._watch.number == step.number and self._watch.loss else self._loss
             loss = None if known is None else known()
@@ -237,6 +264,7 @@ def start(session: Session) -> None:
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
+    session.undo_at_end(watch_swaps(session.shell.guarded("numbers", numbers.forget_canaries)))
 
 
 def _numbers_of(step: OpenStep) -> StepNumbers:
@@ -249,6 +277,11 @@ def _numbers_of(step: OpenStep) -> StepNumbers:
 def _unscaled(scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
     """The loss as the program made it, where a gradient scaler has multiplied it since."""
     return scaled[1] if scaled is not None and scaled[0]() is loss else loss
+
+
+def _is_set(found_inf: object) -> bool:
+    """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
+    return isinstance(found_inf, torch.Tensor) and found_inf.is_cpu and bool(read_value(found_inf))
 
 
 def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:

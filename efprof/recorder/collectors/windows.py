@@ -7,6 +7,7 @@ import gc
 import gzip
 import os
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ MAX_DATA_MS = 20.0
 """A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
 of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
 
+SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
+
 
 class Windows:
     """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
@@ -37,6 +40,10 @@ class Windows:
         self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
         self._triggers = Triggers(session.options.triggers, session.window_requests)
         self._profiler: torch.profiler.profile | None = None
+        self._opener: threading.Thread | None = None
+        """The thread that started it, and the only one that can read it: torch crashes where another one does."""
+        self._left_on: torch.profiler.profile | None = None
+        self._may_open = True
         self._first = 0
         self._end = 0
         self._why = ""
@@ -49,7 +56,8 @@ class Windows:
 
     def begin(self, step: OpenStep) -> None:
         """Open a window that starts at this step, unless the program is profiling itself."""
-        if self._profiler is None:
+        self._stop_left_on()
+        if self._profiler is None and self._may_open:
             if self._triggers.requests and step.window is None:
                 self._plan_triggered(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
@@ -83,11 +91,15 @@ class Windows:
         if step.number > self._first:
             self._close(step.number - 1)
             return
+        if not self.is_opener:
+            self._lose(step.number)
+            return
         self._planned[step.number + 1] = self._end + 1, self._why
         self._discard(step.number)
 
     def yield_to_program(self) -> None:
         """The program starts a profiler of its own, which would raise while ours is on."""
+        self._stop_left_on()
         if self._profiler is not None and not self._is_opening:
             self._close(self._session.step_number)
             self._note_stopped(
@@ -98,6 +110,13 @@ class Windows:
         """The program ends inside a window: keep what it has."""
         if self._profiler is not None:
             self._close(self._session.step_number)
+        if self._left_on is not None:
+            self._left_on.stop()  # torch would crash as the process ends
+
+    @property
+    def is_opener(self) -> bool:
+        """Whether it was the calling thread that opened the last window."""
+        return threading.current_thread() is self._opener
 
     @property
     def _name(self) -> str:
@@ -113,6 +132,9 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
+        if self._session.loop.has_turns:
+            self._give_up(step.number)
+            return
         if _is_profiling_itself():
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
@@ -135,6 +157,7 @@ class Windows:
                 with_modules=True,
                 experimental_config=_config(),
             )
+            self._opener = threading.current_thread()
             self._profiler.start()
             self._operators = watch_operators()
         finally:
@@ -151,7 +174,34 @@ class Windows:
         self._profiler = None
         self._note_closed(number, self._seconds, [])
 
+    def _give_up(self, number: int) -> None:
+        """Open no more windows."""
+        self._may_open = False
+        self._planned.clear()
+        self._note_stopped(number, SEVERAL_THREADS)
+
+    def _lose(self, last: int) -> None:
+        """The steps of the window went on in another thread: leave it to the one that opened it."""
+        self._left_on, self._profiler = self._profiler, None
+        self._session.loop.disturb()
+        self._take_operators_out()
+        self._note_closed(last, self._seconds, [])
+        self._give_up(last)
+
+    def _stop_left_on(self) -> None:
+        """Where the thread that opened it goes on, or is no more."""
+        if self._left_on is not None and (self.is_opener or not (self._opener and self._opener.is_alive())):
+            self._left_on.stop()
+            self._left_on = None
+
+    def _take_operators_out(self) -> None:
+        while self._operators:
+            self._operators.pop()()
+
     def _close(self, last: int) -> None:
+        if not self.is_opener:
+            self._lose(last)
+            return
         start = time.perf_counter()
         files = self._write_all(self._stop())
         self._note_closed(last, self._seconds + time.perf_counter() - start, files)
@@ -165,8 +215,7 @@ class Windows:
         profiler, self._profiler = self._profiler, None
         assert profiler is not None
         self._session.loop.disturb()
-        while self._operators:
-            self._operators.pop()()
+        self._take_operators_out()
         of_program = sys.getprofile()
         profiler.stop()
         if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
@@ -219,7 +268,7 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        if session.loop.is_ours:
+        if session.loop.is_ours or windows.is_opener:
             begins()
         original(self, *args, **kwargs)
 

@@ -25,7 +25,7 @@ WINDOWS = {"windows": ((5, 7),)}
 NEEDS_CUDA = ("cuda_memory", "device_times", "out_of_memory")
 """Each waits until the program uses a GPU: here the one that `pretend_cuda` pretends."""
 
-NUM_GOOD = {"device_times": (0,), "manual_updates": (0,), "out_of_memory": (0, 1)}
+NUM_GOOD = {"device_times": (0,), "manual_updates": (0,), "other_threads": (0,), "out_of_memory": (0, 1)}
 """How many calls go well before one breaks, for those that are called once or twice in a training."""
 
 
