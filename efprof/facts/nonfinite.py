@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Self
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, read_events
@@ -19,6 +20,8 @@ LAST_GOOD_STEPS = 3
 """An explosion may take a few steps to overflow: the largest norm of the last three counts."""
 LEAST_SHARE_SKIPPED = 0.5
 """A gradient scaler makes gradients overflow now and then, to find its scale; every second step is too often."""
+LONGEST_SEARCH = 16
+"""Steps in a row that it may hold back later on: its scale has fallen to a 2**16th by then, and still does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +52,11 @@ class NonFinite:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
         if not seen and all(record.loss is None and record.gradient_norm is None for record in records):
             raise ThinEvidence("no step's loss or gradients were seen: backward was not called on a scalar.")
-        bad = [record for record in records if _badness(record)]
+        searching = _steps_of_scale_search(records)
+        bad = [record for record in records if _badness(record) and record.step not in searching]
+        seen = [event for event in seen if event.step not in searching]
         first = min([record.step for record in bad] + [event.step for event in seen], default=None)
-        if first is None or _is_scale_search(records, bad):
+        if first is None:
             return cls(num_steps=len(records), first_step=None)
         return cls._at(first, records, bad, seen)
 
@@ -72,7 +77,7 @@ class NonFinite:
             num_from_first=max(1, sum(record.step >= first for record in records)),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             losses=tuple((record.step, float(loss)) for record in records if (loss := record.loss) is not None),
-            suspects=tuple(event.suspects) if event and event.step == first else (),
+            suspects=tuple(event.suspects) if event and _is_bad_throughout(bad, first, event.step) else (),
             site=(record.backward_site if record else None) or (event.site if event else None),
         )
 
@@ -104,14 +109,35 @@ def _badness(record: StepRecord) -> tuple[str, str] | None:
     return None
 
 
-def _is_skippable(record: StepRecord) -> bool:
-    return record.is_skipped or record.scaler_scale is not None
+def _is_bad_throughout(bad: Sequence[StepRecord], first: int, last: int) -> bool:
+    """Whether all steps between are bad: under a scaler, the operation behind it is looked for when it finds no scale.
+
+    The last of them may be missing: the training broke off in it.
+    """
+    return set(range(first, last)) <= {record.step for record in bad}
 
 
-def _is_scale_search(records: Sequence[StepRecord], bad: Sequence[StepRecord]) -> bool:
-    """Whether only gradients overflowed, under a gradient scaler that skips such steps, and not too often."""
-    return (
-        all(_is_skippable(record) and math.isfinite(float(record.loss or 0)) for record in bad)
-        and bool(bad)
-        and len(bad) < LEAST_SHARE_SKIPPED * len(records)
-    )
+def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
+    """Those whose gradients overflowed because a gradient scaler, which held them back, was finding its scale.
+
+    It finds the first one, which a good step tells, within as many as it likes; from there on, it holds back few.
+    """
+    stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
+    found_first = bool(stretches) and stretches[0][0] is records[0] and _is_left(stretches[0], records)
+    first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
+    rest = len(records) - sum(len(stretch) + 1 for stretch in first)
+    if sum(map(len, later)) >= LEAST_SHARE_SKIPPED * rest:
+        later = []
+    held = [*first, *(stretch for stretch in later if len(stretch) < LONGEST_SEARCH)]
+    return {record.step for stretch in held for record in stretch}
+
+
+def _is_held_back(record: StepRecord) -> bool:
+    is_scaled = record.is_skipped or record.scaler_scale is not None
+    return is_scaled and math.isfinite(float(record.loss or 0)) and _badness(record) is not None
+
+
+def _is_left(stretch: Sequence[StepRecord], records: Sequence[StepRecord]) -> bool:
+    """Whether the step after it is fine."""
+    after = records[len(stretch) :]
+    return bool(after) and _badness(after[0]) is None

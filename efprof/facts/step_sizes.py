@@ -1,4 +1,4 @@
-"""Whether later steps have more to do because they are larger: more samples, more micro-batches, larger tensors."""
+"""Whether later steps have more to do because they are larger: more samples, passes or gradients, larger tensors."""
 
 import contextlib
 import statistics
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.gradient_growth import GradientGrowth
 from efprof.facts.input_sizes import InputGrowth
 from efprof.facts.kept_loops import KeptLoops
 from efprof.facts.live_memory import LiveMemory, LiveWindow
@@ -21,6 +22,8 @@ LEAST_EXPLAINED = 0.5
 """Of what the steps got longer by, relative to what they took: less is not what makes them longer."""
 LEAST_LINE_SHARE = 0.02
 """Of the bytes that a forward pass allocates: a line with less may allocate by chance."""
+OF_GRADIENTS = frozenset({"backward", "optimizer"})
+"""The stages that take longer where more parameters are trained."""
 
 
 def larger_steps(run: Run) -> str:
@@ -35,6 +38,8 @@ def larger_steps(run: Run) -> str:
         before, after = (_typical(run, part, of) for part in (slowdown.early, slowdown.late))
         if before and after >= least * before:
             return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
+    if slowdown.stage in OF_GRADIENTS and (trained := _more_gradients(run.get(GradientGrowth), least)):
+        return trained
     allocated, inputs = _allocated_growth(run), _input_growth(run)
     if max(allocated.largest_factor, inputs.largest_factor) < least and run.get(KeptLoops).names:
         return ""  # no tensor is larger: the loop through what the steps keep does the same more often
@@ -45,6 +50,15 @@ def larger_steps(run: Run) -> str:
     if (factor := inputs.factor) >= least:
         told = format_value(factor, "ratio")
         return f"the operators of the forward pass have inputs {told} as large there, as for longer data"
+    return ""
+
+
+def _more_gradients(grown: GradientGrowth, least: float) -> str:
+    if grown.factor >= least:
+        counts = f"{grown.late:,.0f} gradients instead of {grown.early:,.0f}"
+        return f"a later step computes {counts}, as for unfrozen layers"
+    if grown.byte_factor >= least:
+        return f"the gradients are {format_value(grown.byte_factor, 'ratio')} as large there, as for unfrozen layers"
     return ""
 
 

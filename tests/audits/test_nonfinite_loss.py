@@ -1,6 +1,6 @@
 """nonfinite_loss: fires on the line in which NaN was born, is silent while all is finite."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,62 @@ def test_a_scaler_that_searches_its_scale_is_silent(tmp_path: Path) -> None:
 def test_a_scaler_that_skips_every_step_is_a_fault(tmp_path: Path) -> None:
     scaled = [make_step(step, gradient_norm="nan", scaler_scale=2.0**-step) for step in range(60)]
     assert len(nonfinite_loss(run_with(tmp_path, steps=scaled)).findings) == 1
+
+
+def scaled_steps(num_steps: int, held_back: Container[int]) -> list[StepRecord]:
+    """Under a gradient scaler, whose gradients overflow in the steps it holds back."""
+    return [
+        make_step(
+            step,
+            backward_site=BACKWARD,
+            sequence=100 * step,
+            gradient_norm="inf" if step in held_back else 1.0,
+            is_skipped=step in held_back,
+            scaler_scale=1.0,
+        )
+        for step in range(num_steps)
+    ]
+
+
+@pytest.mark.parametrize(
+    "held_back", [range(5), range(6, 8), range(52, 60), range(0, 60, 3), range(40)],
+    ids=["at the start", "once", "at the end", "now and then", "from a scale far too large"],
+)  # fmt: skip
+def test_what_a_scaler_holds_back_to_find_its_scale_is_silent(tmp_path: Path, held_back: range) -> None:
+    assert nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, held_back))).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("held_back", "first"),
+    [(range(60), 0), (range(44, 60), 44), (range(20, 36), 20), (range(0, 60, 2), 2), ([*range(5), *range(40, 60)], 40)],
+    ids=["always", "to the end", "for long", "every second step", "again and for good"],
+)
+def test_a_scaler_that_finds_none_is_told_from_where_it_lost_it(
+    tmp_path: Path, held_back: Container[int], first: int
+) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=scaled_steps(60, held_back))).findings
+    assert f"The gradient is inf at step {first}" in finding.message
+
+
+@pytest.mark.parametrize("first_seen", [0, FIRST_BAD])
+def test_a_bad_loss_after_the_search_for_a_scale_is_the_first(tmp_path: Path, first_seen: int) -> None:
+    bad = [*scaled_steps(FIRST_BAD, range(5)), *steps()[FIRST_BAD:]]
+    events = [seen()]
+    if first_seen == 0:  # as recorders wrote it that told of the search too
+        overflow = NonFiniteSeen(at_ns=START_NS, step=0, what="gradient", value="inf", site=BACKWARD, suspects=[])
+        events.insert(0, overflow)
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=bad, events=events, traces=[trace()])).findings
+    assert str(finding.blame) == "train.py:3"
+    assert "The loss is nan at step 20 because log on this line" in finding.message
+    assert "40 of the 40" in finding.message
+
+
+def test_the_operation_that_is_found_once_the_scaler_gives_up_explains_its_first_step(tmp_path: Path) -> None:
+    event = seen()
+    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
+    run = run_with(tmp_path, steps=scaled_steps(60, range(5, 60)), events=[event], traces=[trace()])
+    (finding,) = nonfinite_loss(run).findings
+    assert "The gradient is inf at step 5, most likely because log on this line" in finding.message
 
 
 def test_abstains_where_no_loss_was_seen(tmp_path: Path) -> None:

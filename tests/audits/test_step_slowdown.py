@@ -6,6 +6,7 @@ import pytest
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.audits.step_slowdown import step_slowdown
+from efprof.facts.gradient_growth import ACCUMULATING
 from efprof.model import NotRecorded, ThinEvidence
 from tests.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
@@ -147,6 +148,38 @@ def test_more_samples_that_explain_little_of_it_do_not_excuse_it(tmp_path):
     for step in steps:
         step.samples = 100 + step.step // 10
     assert len(examine(tmp_path / "run", steps).findings) == 1
+
+
+def trained_in(step, num_gradients, **calls):
+    """A window's calls, with so many gradients in each of its two steps' backward passes."""
+    nodes = [
+        trace_event(ACCUMULATING, 1000.0 * each + 6 + 0.1 * number, 0.05, category="cpu_op")
+        for each in (step, step + 1)
+        for number in range(num_gradients)
+    ]
+    return [*window_of(step, 0.1, **calls), *nodes]
+
+
+def test_steps_that_train_more_parameters_are_unclear(tmp_path):
+    traces = (trained_in(5, 2, backward_ms=8.0), trained_in(60, 8, backward_ms=20.0))
+    with pytest.raises(ThinEvidence, match="a later step computes 8 gradients instead of 2, as for unfrozen layers"):
+        examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s), traces=traces)
+
+
+def test_gradients_that_became_larger_are_unclear(tmp_path):
+    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
+    for step in steps:
+        step.num_gradients, step.gradient_bytes = 20 + step.step // 60, 1000 * (1 + step.step // 60)
+    with pytest.raises(ThinEvidence, match=r"but the gradients are 2\.00x as large there"):
+        examine(tmp_path / "run", steps)
+
+
+@pytest.mark.parametrize(("num_late", "stage"), [(2, "backward"), (3, "backward"), (8, "forward")])
+def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp_path):
+    calls = "backward_ms" if stage == "backward" else "model_ms"
+    traces = (trained_in(5, 2, **{calls: 4.0}), trained_in(60, num_late, **{calls: 40.0}))
+    steps = steps_with(**{f"{stage}_ms": lambda step: 8 + 0.5 * step})
+    assert len(examine(tmp_path / "run", steps, traces=traces).findings) == 1
 
 
 def test_more_samples_do_not_excuse_a_line_that_goes_through_what_gets_longer(tmp_path):
