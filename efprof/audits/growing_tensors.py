@@ -1,15 +1,18 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
 from efprof.facts.bounded_holders import bound_of
+from efprof.facts.growth import Fit
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.holder_entries import size_of_entry
 from efprof.facts.holder_keys import shown_name
+from efprof.facts.holder_lines import HolderGrowth
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.fixes.keep_less import keep_fewer
-from efprof.model import Examination, Finding
+from efprof.fixes.keep_less import Bound, keep_copy_of_part, keep_fewer
+from efprof.model import Examination, Finding, Fix, Gain
 
 
 def growing_tensors(run: Run) -> Examination:
@@ -28,11 +31,12 @@ def growing_tensors(run: Run) -> Examination:
 
     Fix
     ---
-    Keep so many that they take a hundredth of the memory, or none.
+    Keep so many that they take a hundredth of the memory, or none; of a slice, which keeps all of its tensor, a copy.
 
     Predicted gain
     --------------
-    The measured slope times the steps recorded, and never more than the rise that was measured.
+    The measured slope times the steps recorded, and never more than the rise that was measured: what is saved where
+    none are kept. What copies of slices take is not recorded, so that only the most that they save is told.
     """
     growth = run.get(MemoryGrowth)
     looked_at = f"memory retained {growth.fit.looked_at}"
@@ -52,14 +56,40 @@ def growing_tensors(run: Run) -> Examination:
 
 def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     assert suspect.holder is not None
-    holder, most = suspect.holder.holder, run.get(RunLimits).most_kept(suspect.share * growth.fit.trend.slope)
+    name = shown_name(suspect.holder.holder)
+    copied = _copy_of_part(run, suspect.holder, name)
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline=f"`{shown_name(holder)}` keeps tensors",
+        headline=f"`{name}` keeps tensors",
         message=growth_message(run, suspect),
-        fix=keep_fewer(shown_name(holder), holder.type, most),
-        gain=growth_gain(growth.fit, suspect.share),
+        fix=copied or keep_fewer(name, suspect.holder.holder.type, _bound(run, suspect, growth.fit.trend.slope)),
+        gain=_gain_of_copies(growth.fit, suspect.share) if copied else _gain(growth.fit, suspect.share),
         evidence=growth_evidence(run, suspect),
         severity=growth_severity(run),
+    )
+
+
+def _copy_of_part(run: Run, growth: HolderGrowth, name: str) -> Fix | None:
+    """None where the likeliest statement keeps no slice."""
+    statement, sources = growth.statements[0], run.get(Sources)
+    tree = sources.tree(statement.file)
+    assert tree is not None, "the statement was found in it"
+    return keep_copy_of_part(name, statement.file, sources.files[statement.file], tree, statement.value)
+
+
+def _bound(run: Run, suspect: GrowthSuspect, slope: float) -> Bound:
+    limits, (num_bytes, unit) = run.get(RunLimits), size_of_entry(suspect, slope)
+    return Bound(most=limits.most_kept(num_bytes), unit=unit, is_on_device=limits.is_device)
+
+
+def _gain(fit: Fit, share: float) -> Gain:
+    return growth_gain(fit, share, caution=", all of it: what a bound goes on keeping is not saved")
+
+
+def _gain_of_copies(fit: Fit, share: float) -> Gain:
+    return Gain(
+        basis="measured bound",
+        explanation=f"the measured slope {fit.stretch}, less what the copies take, whose size was not recorded",
+        peak_bytes=growth_gain(fit, share).peak_bytes,
     )

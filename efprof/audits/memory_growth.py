@@ -3,8 +3,9 @@
 import contextlib
 
 from efprof.facts.cycle_sawtooth import CycleSawtooth
-from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity, is_counted
+from efprof.facts.growth_evidence import counted_holders, growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.host_growth import may_be_pointers
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
@@ -17,7 +18,8 @@ def memory_growth(run: Run) -> Examination:
     -------------
     Memory still allocated after the optimizer's step that rises steadily from step to step, and is held by no
     variable that was counted: `retained_graph` and `growing_tensors` tell of those. Where `backward(create_graph=True)`
-    gives a tensor of the step a gradient whose graph leads back to it, that call is blamed.
+    gives a tensor of the step a gradient whose graph leads back to it, that call is blamed, and so is a line that gives
+    an object of torch more in every step (`add_param_group`).
 
     Why it matters
     --------------
@@ -36,6 +38,8 @@ def memory_growth(run: Run) -> Examination:
     if not growth.is_growing or _is_sawtooth(run):
         return Examination(looked_at=looked_at)
     unheld = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.holder is None]
+    if unheld and all(suspect.known_by == "loop" for suspect in unheld) and may_be_pointers(run):
+        return Examination(looked_at=f"{looked_at}, which grows no more than what Python's objects may take of it")
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in unheld))
 
 
@@ -50,9 +54,7 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline="Memory is left behind by every step"
-        if suspect.cycle is None
-        else f"`{suspect.cycle.tensor}.grad` leads back to its own tensor",
+        headline=_headline(suspect),
         message=growth_message(run, suspect),
         fix=_fix(run, suspect),
         gain=growth_gain(growth.fit, suspect.share),
@@ -61,14 +63,30 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     )
 
 
+def _headline(suspect: GrowthSuspect) -> str:
+    if suspect.cycle is not None:
+        return f"`{suspect.cycle.tensor}.grad` leads back to its own tensor"
+    if suspect.fed is not None:
+        return f"`{suspect.fed.holder.path}` is given more by every step"
+    return "Memory is left behind by every step"
+
+
 def _fix(run: Run, suspect: GrowthSuspect) -> Fix:
     if suspect.cycle is not None:
         tensor = suspect.cycle.tensor
         summary = f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
         summary += f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
-    elif is_counted(run):
-        summary = "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook, or "
-        summary += "an object that only C++ holds."
+    elif suspect.fed is not None:
+        summary = "Take this call out of the loop, and use again what it was given once; where each step needs its "
+        summary += f"own, make what has `{suspect.fed.holder.path}` anew as well."
+    elif holders := counted_holders(run):
+        summary = f"Find what feeds `{holders[0]}`, which was counted and grew: no line of the program that does is "
+        summary += "known."
+    elif holders is not None:
+        summary = (
+            "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook that "
+        )
+        summary += "each step registers anew, or an object that only C++ holds."
     else:
         summary = "Find what this line's result is kept in: `efprof record --holders` counts what each variable keeps."
     return Fix(summary=summary, applicability="manual")

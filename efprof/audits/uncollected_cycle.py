@@ -68,7 +68,7 @@ def _statement(sources: Sources, closed: ClosedCycle | None) -> CycleStatement |
     """The likeliest one as its fix needs it."""
     if closed is None or not closed.statements:
         return None
-    statement = closed.statements[0]
+    statement, links = closed.statements[0], closed.cycle.links
     tree = sources.tree(statement.file)
     assert tree is not None, "the statement was found in it"
     return CycleStatement(
@@ -79,6 +79,7 @@ def _statement(sources: Sources, closed: ClosedCycle | None) -> CycleStatement |
         kind=statement.kind,
         value=statement.value,
         can_be_weak=statement.link.can_be_weak and statement.link.kind == "attribute" and not statement.link.through,
+        is_tensor=links[(links.index(statement.link) + 1) % len(links)].owner == "Tensor",
     )
 
 

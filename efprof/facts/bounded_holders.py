@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from efprof.facts.growing_statements import JOINING, GrowingStatement
 from efprof.facts.holder_keys import keys_in, keys_of, may_meet
-from efprof.facts.holder_lines import HolderGrowth
+from efprof.facts.holder_lines import QUEUES, HolderGrowth
 from efprof.facts.holder_places import HolderPlaces, variable_of
+from efprof.facts.run_together import RunTogether
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import PlacedNode, called_name, mentions, placed_nodes, site_of
 from efprof.model import SourceLine
 
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "clear"})
+TAKING_FROM_QUEUE = frozenset({"get", "get_nowait"})
 COPYING = frozenset({"list", "dict", "tuple", "set", "sorted", "reversed", "copy", "deepcopy", "clone"})
 """Calls that give back as much as they are given."""
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -21,7 +23,8 @@ CHOICES = (ast.If, ast.IfExp, ast.Match, ast.ExceptHandler)
 def bound_of(growth: HolderGrowth, sources: Sources) -> SourceLine | None:
     """The line that makes it with a `maxlen`, takes entries out, or keeps its length below a limit; None without one.
 
-    What comes after the loop that makes it grow bounds nothing, and neither does another variable of its name.
+    What comes after the loop that makes it grow bounds nothing, what nobody calls neither, and another variable of its
+    name neither.
     """
     trees = {file: tree for file in sources.files if (tree := sources.tree(file)) is not None}
     container = _Container(growth, trees)
@@ -42,9 +45,11 @@ class _Container:
         self._keys = keys_in(growth.holder)
         self._grown_at = growth.statements[: growth.num_likeliest]
         self._places = HolderPlaces(growth.holder, self._grown_at, trees)
+        self._together = RunTogether(trees)
         self._depth = max([len(self._keys), *map(_depth_of, self._grown_at)])
         # Where a count is taken between adding and taking out, one entry more may be seen.
         self._is_longer = growth.holder.length_after > growth.holder.length_before + 1
+        self._is_queue = growth.holder.type in QUEUES
 
     def is_bounded_by(self, file: str, placed: PlacedNode) -> bool:
         """Whether this statement or call keeps it from growing without end."""
@@ -52,6 +57,8 @@ class _Container:
             case ast.Call(func=ast.Attribute(value=receiver, attr=method), args=arguments) if method in TAKING_OUT:
                 taken = ast.Subscript(value=receiver, slice=arguments[0]) if arguments else receiver
                 return self._is_taken(file, placed, receiver, taken)
+            case ast.Call(func=ast.Attribute(value=receiver, attr=method)) if method in TAKING_FROM_QUEUE:
+                return self._is_queue and self._is_taken(file, placed, receiver, receiver)
             case ast.Delete(targets=targets):
                 parts = [target for target in targets if isinstance(target, ast.Subscript)]
                 return any(self._is_taken(file, placed, part.value, part) for part in parts)
@@ -73,7 +80,11 @@ class _Container:
         if not self._is(file, placed, receiver, entry) or not self._has_keys(entry):
             return False
         if self._is_longer and self._is_itself(receiver) and not _is_stretch(entry):
-            return self._is_run_while_growing(file, placed) and not self._is_beside_growth(file, placed)
+            # Where somebody else empties a queue, it got longer all the same.
+            is_slower = self._is_beside_growth(file, placed) or (
+                self._is_queue and self._is_run_by_others(file, placed)
+            )
+            return self._is_run_while_growing(file, placed) and not is_slower
         return self._is_run_while_growing(file, placed)
 
     def _has_keys(self, entry: ast.expr) -> bool:
@@ -160,12 +171,21 @@ class _Container:
         )
 
     def _is_run_while_growing(self, file: str, placed: PlacedNode) -> bool:
-        """Where one run of one function both makes it and makes it grow, only a loop around both comes back to both."""
+        """Whether the program comes back to both; where one run of one function has it, only by a loop around both."""
         here = [one for one in self._grown_at if (one.file, one.function) == (file, placed.function)]
-        if not here or not self._places.is_made_per_run(placed.function):
-            return True
-        loops = [above for above in placed.ancestors if isinstance(above, LOOPS)]
-        return any(_spans(loop, one.line) for loop in loops for one in here)
+        if here and self._places.is_made_per_run(placed.function):
+            loops = [above for above in placed.ancestors if isinstance(above, LOOPS)]
+            return any(_spans(loop, one.line) for loop in loops for one in here)
+        place = _place_of(file, placed)
+        return any(self._together.may_alternate(place, (one.file, one.line, one.function)) for one in self._grown_at)
+
+    def _is_run_by_others(self, file: str, placed: PlacedNode) -> bool:
+        return self._together.is_free(*_place_of(file, placed))
+
+
+def _place_of(file: str, placed: PlacedNode) -> tuple[str, int, str]:
+    assert isinstance(placed.node, ast.stmt | ast.expr)
+    return file, placed.node.lineno, placed.function
 
 
 def _depth_of(statement: GrowingStatement) -> int:
@@ -177,9 +197,11 @@ def _is_limited(made: ast.Call) -> bool:
     match made:
         case ast.Call(func=ast.Name(id="deque") | ast.Attribute(attr="deque"), args=[_, limit]):
             limits = [limit]
+        case ast.Call(func=ast.Name(id=maker) | ast.Attribute(attr=maker), args=[limit]) if maker in QUEUES:
+            limits = [limit]
         case _:
-            limits = [keyword.value for keyword in made.keywords if keyword.arg == "maxlen"]
-    return any(not (isinstance(limit, ast.Constant) and limit.value is None) for limit in limits)
+            limits = [keyword.value for keyword in made.keywords if keyword.arg in {"maxlen", "maxsize"}]
+    return any(not (isinstance(limit, ast.Constant) and not limit.value) for limit in limits)
 
 
 def _drops(index: ast.expr) -> bool:

@@ -8,13 +8,17 @@ MOST_ROWS = 8
 
 
 def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
-    """What lay there as garbage when most did."""
+    """What lay there as garbage when most did; another run's collections come at other steps."""
+    least, one_step = min(tooth.freed_bytes for tooth in sawtooth.teeth), sawtooth.height_bytes / sawtooth.steps_apart
+    _, high = sawtooth.height_interval
     return Gain(
         basis="measured bound",
         explanation="the most that was allocated when a collection began, less the lowest that collections left: the "
-        "step's own tensors and all that the program keeps; at least what the largest collection freed at once",
+        "step's own tensors and all that the program keeps; its interval goes from what the least of the comparable "
+        "collections freed to the highest less the lowest, and one step's garbage farther at both ends, as another "
+        "run's collections come at other moments",
         peak_bytes=sawtooth.height_bytes,
-        peak_bytes_interval=sawtooth.height_interval,
+        peak_bytes_interval=(max(0.0, least - one_step), high + one_step),
     )
 
 

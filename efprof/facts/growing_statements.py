@@ -9,6 +9,7 @@ from efprof.facts.syntax import PlacedNode, mentions, name_of, placed_nodes
 
 VALUE_PLACE = {
     "append": 0, "appendleft": 0, "add": 0, "extend": 0, "extendleft": 0, "update": 0, "insert": 1, "setdefault": 1,
+    "put": 0, "put_nowait": 0,
 }  # fmt: skip
 """The methods that make a container grow, and which argument it keeps."""
 NUMBER_FUNCTIONS = frozenset({"float", "int", "len", "str", "bool", "round", "perf_counter", "time", "repr"})

@@ -2,14 +2,15 @@
 
 import contextlib
 
-from efprof.facts.growth import Fit
+from efprof.facts.growth import LEAST_SLOPE, Fit
+from efprof.facts.growth_causes import how_the_line_is_known, meaning_of_growth, why_it_grows
 from efprof.facts.growth_suspects import GrowthSuspect
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
 from efprof.facts.holder_staircase import HolderStaircase, Staircase
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.facts.sources import Sources, place_of
+from efprof.facts.sources import Sources
 from efprof.model import Evidence, Gain, Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, Severity, Table
 from efprof.units import format_about, format_bytes, format_interval, in_brackets
 
@@ -32,15 +33,15 @@ def growth_evidence(run: Run, suspect: GrowthSuspect) -> tuple[Evidence, ...]:
         growth_numbers(growth.fit, run.get(RunLimits)),
         *holder_series(run, suspect),
         *holder_table(run),
-        how_growth_is_known(growth.fit, suspect, is_counted=is_counted(run)),
+        how_growth_is_known(growth.fit, suspect, counted_holders(run)),
     )
 
 
-def is_counted(run: Run) -> bool:
-    """Whether Python's holders were counted, though none that grew was found."""
+def counted_holders(run: Run) -> tuple[str, ...] | None:
+    """The holders that were seen to grow, most bytes first; None where none were counted."""
     with contextlib.suppress(NotRecorded):
-        return bool(run.get(HolderLines).steps)
-    return False
+        return tuple(growth.holder.path for growth in run.get(HolderLines).holders)
+    return None
 
 
 def growth_message(run: Run, suspect: GrowthSuspect) -> str:
@@ -50,7 +51,9 @@ def growth_message(run: Run, suspect: GrowthSuspect) -> str:
     slope, ends = format_bytes(suspect.share * fit.trend.slope), format_interval(low, high, "bytes")
     rate = f"{slope} per step{in_brackets(ends)}"
     grows = f"Memory {'grows' if fit.read_until is None else 'grew'} {rate}"
-    return f"{grows}{why_it_grows(suspect)}{_end(limits, fit)}{_last_reading(fit)}."
+    why, end = why_it_grows(suspect), _end(limits, fit)
+    # A cause (`because ...`) belongs to the growth, another sentence comes after its end.
+    return f"{grows}{f'{end}{why}' if why.startswith(';') else f'{why}{end}'}{_last_reading(fit)}."
 
 
 def is_foreseeable(end_step: int, num_steps: int) -> bool:
@@ -67,14 +70,25 @@ def growth_severity(run: Run) -> Severity:
     return "medium" if end < LATE_STEPS and is_foreseeable(end, fit.num_steps) else "low"
 
 
-def growth_gain(fit: Fit, share: float) -> Gain:
-    """What the recorded steps kept of it, as far as memory was read."""
-    low, high = fit.rise_interval
+def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+    """What the recorded steps kept of it, as far as memory was read, but for what a fix leaves of it in every step.
+
+    The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
+    their difference is known as well as the least slope that counts as growth, and no better.
+    """
+    num_steps, one_step = fit.steps[-1] - fit.steps[0], max(0.0, share * fit.trend.slope - left_per_step)
+    low, value, high = (
+        share * rise - left_per_step * num_steps
+        for rise in (fit.rise_interval[0], fit.rise_bytes, fit.rise_interval[1])
+    )
+    unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
     return Gain(
         basis="measured bound",
-        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured",
-        peak_bytes=round(share * fit.rise_bytes),
-        peak_bytes_interval=(share * low, share * high),
+        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{caution}; its "
+        "interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
+        peak_bytes=round(max(0.0, value)),
+        peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
+        until_step=fit.read_until,
     )
 
 
@@ -143,52 +157,33 @@ def holder_series(run: Run, suspect: GrowthSuspect) -> tuple[Series, ...]:
 
 
 def holder_table(run: Run) -> tuple[Table, ...]:
-    """The holders that grew between two counts; nothing where no census was taken."""
+    """Every holder that grew, one table for each span of steps; none where no census was taken, or nothing grew."""
     with contextlib.suppress(NotRecorded):
-        found = run.get(HolderLines)
-        first, last = found.steps
-        if not found.holders:
-            return ()
-        return (
+        holders = run.get(HolderLines).holders[:MOST_HOLDERS]
+        return tuple(
             Table(
                 title=f"What grew between step {first:,} and step {last:,}",
                 columns=("held by", "type", "tensors", "graph nodes", "growth per step"),
                 units=("", "", "", "", "bytes_per_step"),
-                rows=tuple(_row(growth) for growth in found.holders[:MOST_HOLDERS]),
-            ),
+                rows=tuple(_row(growth) for growth in holders if growth.steps == (first, last)),
+            )
+            for first, last in sorted({growth.steps for growth in holders}, reverse=True)
         )
     return ()
 
 
-def why_it_grows(suspect: GrowthSuspect) -> str:
-    """The cause as a clause of the message, as sure as the evidence is."""
-    match suspect.known_by:
-        case "holder":
-            assert suspect.holder is not None
-            what = "tensors with their graphs" if suspect.holder.keeps_graphs else "tensors"
-            return f" because `{suspect.holder.holder.path}` keeps {what}"
-        case "cycle":
-            assert suspect.cycle is not None
-            return (
-                f" because the gradient that this call gives `{suspect.cycle.tensor}` has a graph that leads back to it"
-            )
-        case "survivors":
-            return "; most of it is allocated by this line and still alive a step later"
-    return "; what holds it is not known, so this is the line that runs backward"
-
-
-def how_growth_is_known(fit: Fit, suspect: GrowthSuspect, *, is_counted: bool) -> Narrative:
+def how_growth_is_known(fit: Fit, suspect: GrowthSuspect, counted: tuple[str, ...] | None) -> Narrative:
     """What it means, how we know, and when it is wrong."""
     ends = format_interval(fit.trend.low, fit.trend.high, "bytes")
     steps = "the run" if fit.read_until is None else "these steps"
     return Narrative(
         title="What it means, how we know, when it is wrong",
         paragraphs=(
-            _meaning(suspect),
+            meaning_of_growth(suspect),
             f"The lowest points of {len(fit.blocks)} equal stretches after warm-up were compared: the "
             f"median of the slopes between them, the longer counting more, is {format_bytes(fit.trend.slope)} per step"
             f"{in_brackets(f'95 % interval {ends}' if ends else '')}, and both halves of {steps} show it. "
-            f"{_how_the_line_is_known(suspect, is_counted=is_counted)}",
+            f"{how_the_line_is_known(suspect, counted)}",
             *unread_steps(fit),
             "A cache that is still filling at the end of the recording, batches that get longer from step to step, or "
             "reference cycles that Python's garbage collector has not reached yet, look the same: record more steps to "
@@ -225,47 +220,6 @@ def _row(growth: HolderGrowth) -> tuple[str | float, ...]:
         f"{holder.tensors_before:,} -> {holder.tensors_after:,}",
         f"{holder.graph_nodes_before:,} -> {holder.graph_nodes_after:,}",
         growth.bytes_per_step,
-    )
-
-
-def _meaning(suspect: GrowthSuspect) -> str:
-    if suspect.holder is None:
-        return "Every step leaves memory behind that nothing releases."
-    holder = suspect.holder.holder
-    if suspect.holder.keeps_graphs:
-        return (
-            f"`{holder.path}` holds on to results together with the autograd graphs that made them: every tensor that "
-            "those graphs saved for backward stays alive as long as it does."
-        )
-    return f"`{holder.path}` holds more tensors after every step, and nothing takes any out."
-
-
-def _how_the_line_is_known(suspect: GrowthSuspect, *, is_counted: bool) -> str:
-    if suspect.cycle is not None:
-        return (
-            f"By the text: each step makes `{suspect.cycle.tensor}` at {place_of(suspect.cycle.made_at)}, this call of "
-            "backward gives it a gradient with a graph, and no line takes that away. Tensor, gradient and graph keep "
-            "each other alive through C++, where Python's garbage collector does not see them."
-        )
-    if suspect.holder is None and is_counted:
-        return (
-            "Python's objects were counted twice, and no variable of the program keeps it: a cache of a library, an "
-            "object that only C++ holds, or a gradient whose graph leads back to it may."
-        )
-    if suspect.holder is None:
-        return (
-            "No count of Python's holders was taken in this run, so the line is where the surviving memory was "
-            "allocated, not what keeps it."
-            if suspect.known_by == "survivors"
-            else "Neither a count of Python's holders nor an allocation window says what keeps it."
-        )
-    likeliest = suspect.holder.statements[: suspect.holder.num_likeliest]
-    if len(likeliest) == 1:
-        return "Python's objects were counted twice, and this is the one statement that makes the holder grow."
-    others = ", ".join(f"{statement.file}:{statement.line}" for statement in likeliest[1:4])
-    return (
-        "Python's objects were counted twice; the holder is known, its line less surely: "
-        f"{others} could make it grow as well."
     )
 
 

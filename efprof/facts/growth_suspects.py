@@ -1,16 +1,22 @@
-"""The line to blame for memory that grows, by the best evidence: holder, gradient's cycle, survivors, only the loop."""
+"""The line to blame for memory that grows, by the best evidence.
+
+That is what a holder is fed by, a library's too; a gradient's cycle; survivors; only the loop.
+"""
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
 from efprof.artifacts.steps import read_steps
 from efprof.facts.gradient_cycles import GradientCycle, GradientCycles
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.library_feeders import feeding_site
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
+from efprof.facts.step_code import StepCode
 from efprof.facts.survivors import Survivors
 from efprof.model import NotRecorded, SourceLine, ThinEvidence
 
@@ -27,12 +33,17 @@ MOST_SHARES = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowthSuspect:
-    """A line, how it is known, and the share of the measured slope that it stands for."""
+    """A line, how it is known, and the share of the measured slope that it stands for.
+
+    `beside` are further holders that the same line feeds, `fed` is an object of a library that it feeds.
+    """
 
     blame: SourceLine
-    known_by: Literal["holder", "cycle", "survivors", "loop"]
+    known_by: Literal["holder", "feeder", "cycle", "survivors", "loop"]
     share: float
     holder: HolderGrowth | None = None
+    beside: tuple[HolderGrowth, ...] = ()
+    fed: HolderGrowth | None = None
     cycle: GradientCycle | None = None
 
     @property
@@ -53,6 +64,7 @@ class GrowthSuspects:
         slope = run.get(MemoryGrowth).fit.trend.slope
         suspects = (
             _by_holder(run, slope)
+            or _by_feeder(run, slope)
             or _by_cycle(run, slope)
             or _by_survivors(run, slope)
             or _by_only_holder(run, slope)
@@ -69,25 +81,46 @@ def _by_holder(run: Run, slope: float) -> list[GrowthSuspect]:
         holders = run.get(HolderLines).holders
     except NotRecorded:
         return []
-    found: dict[str, tuple[HolderGrowth, float]] = {}
-    explained = 0.0
-    for growth in holders:
-        share = growth.bytes_per_step / slope
-        is_uncounted = growth.holder.graph_nodes_after >= MOST_COUNTED_NODES and not found
-        is_own = is_uncounted or (share >= LEAST_SHARE and (not found or explained + share <= MOST_SHARES))
-        if growth.statements and is_own and growth.statements[0].site not in found:
-            found[growth.statements[0].site] = (growth, share)
-            explained += share
-    sources = run.get(Sources)
+    found: dict[str, float] = {}
+    for site, fed in (by_site := _fed_by_site(holders, slope)).items():
+        share = sum(one.bytes_per_step for one in fed) / slope
+        is_uncounted = fed[0].holder.graph_nodes_after >= MOST_COUNTED_NODES and not found
+        is_own = share >= LEAST_SHARE and (not found or sum(found.values()) + share <= MOST_SHARES)
+        if is_uncounted or is_own:
+            found[site] = share
     return [
         GrowthSuspect(
-            blame=sources.line(site),
+            blame=run.get(Sources).line(site),
             known_by="holder",
-            share=1.0 if len(found) == 1 else share / explained,
-            holder=growth,
+            share=1.0 if len(found) == 1 else share / sum(found.values()),
+            holder=by_site[site][0],
+            beside=tuple(by_site[site][1:]),
         )
-        for site, (growth, share) in found.items()
+        for site, share in found.items()
     ]
+
+
+def _fed_by_site(holders: Sequence[HolderGrowth], slope: float) -> dict[str, list[HolderGrowth]]:
+    """By their likeliest statement; of those that it feeds, as many as can be memory of their own."""
+    found: dict[str, list[HolderGrowth]] = {}
+    for growth in holders:
+        if growth.statements:
+            fed = found.setdefault(growth.statements[0].site, [])
+            known = sum(one.bytes_per_step for one in fed)
+            if not fed or known + growth.bytes_per_step <= MOST_SHARES * slope:
+                fed.append(growth)
+    return dict(sorted(found.items(), key=lambda item: -sum(one.bytes_per_step for one in item[1])))
+
+
+def _by_feeder(run: Run, slope: float) -> list[GrowthSuspect]:
+    """The line that gives an object of a library more in every step."""
+    with contextlib.suppress(NotRecorded):
+        for growth in run.get(HolderLines).holders:
+            is_large = growth.bytes_per_step >= LEAST_SHARE * slope
+            site = feeding_site(growth.holder, run.get(StepCode)) if is_large else None
+            if site is not None:
+                return [GrowthSuspect(blame=run.get(Sources).line(site), known_by="feeder", share=1.0, fed=growth)]
+    return []
 
 
 def _by_cycle(run: Run, slope: float) -> list[GrowthSuspect]:

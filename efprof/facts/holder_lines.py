@@ -1,9 +1,12 @@
 """Which statements of the user's source make a holder of tensors grow, and who else reads it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
+
+import msgspec
 
 from efprof.artifacts.holders import Holder, HolderCensus, read_censuses
 from efprof.facts.growing_statements import GrowingStatement, growing_statements
@@ -18,6 +21,7 @@ GRAPH_NODE_BYTES = 420
 HARMLESS_METHODS = frozenset({"item", "tolist", "detach", "clear", "pop", "popleft", "numel", "size", "dim", "zero_"})
 HARMLESS_FUNCTIONS = frozenset({"float", "int", "len", "print", "str", "repr", "round", "bool", "format", "id"})
 """Reading a tensor through these needs no graph."""
+QUEUES = frozenset({"Queue", "LifoQueue", "PriorityQueue"})
 STATEMENT_KINDS = {
     "list": ("append", "extend", "insert", "+=", "= +"),
     "deque": ("append", "appendleft", "extend", "extendleft", "insert", "+="),
@@ -25,6 +29,7 @@ STATEMENT_KINDS = {
     "dict": ("[...] =", "update", "setdefault", "append"),
     "Tensor": ("+=", "= +", "= f()"),
     "tuple": ("= f()", "= +", "+="),
+    **dict.fromkeys(QUEUES, ("put", "put_nowait")),
 }
 """By the holder's type, the statements that can make it grow; other types may grow by any."""
 
@@ -33,10 +38,12 @@ STATEMENT_KINDS = {
 class HolderGrowth:
     """A holder that grew, and the statements that can be why, likeliest first; `readers` read it otherwise.
 
-    `statements[:num_likeliest]` fit equally well: one is an answer, several are candidates.
+    `statements[:num_likeliest]` fit equally well: one is an answer, several are candidates. `steps` are those after
+    which the holder was counted.
     """
 
     holder: Holder
+    steps: tuple[int, int]
     bytes_per_step: float
     statements: tuple[GrowingStatement, ...]
     num_likeliest: int
@@ -50,24 +57,55 @@ class HolderGrowth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HolderLines:
-    """The holders of the last census that grew, most bytes first."""
+    """The holders that grew in the last census, or from each to the next; most bytes first."""
 
-    steps: tuple[int, int]
     holders: tuple[HolderGrowth, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Find each holder's statements; raises NotRecorded where no census was taken."""
         censuses = read_censuses(run.rank_folder)
-        whole = [census for census in censuses if not census.is_partial]
-        census = (whole or censuses)[-1]  # one that ran out of time says less than an earlier one that did not
+        # One that ran out of time says less than an earlier one that did not.
+        whole = [census for census in censuses if not census.is_partial] or censuses[-1:]
         sources = run.get(Sources)
-        grown = [_with_lines(holder, census, sources) for holder in census.holders]
-        grown = [growth for growth in grown if growth.bytes_per_step > 0]
-        return cls(
-            steps=(census.step_before, census.step_after),
-            holders=tuple(sorted(grown, key=lambda growth: -growth.bytes_per_step)),
-        )
+        grown = [_with_lines(holder, steps, sources) for holder, steps in _grown(whole)]
+        return cls(holders=tuple(sorted(grown, key=lambda growth: -growth.bytes_per_step)))
+
+
+def _grown(censuses: Sequence[HolderCensus]) -> Iterator[tuple[Holder, tuple[int, int]]]:
+    """Those of the last census, and the steps between which they grew.
+
+    What is fed every so often may stand still in the few steps of one census, and be more in each than in the one
+    before.
+    """
+    first, last = censuses[0], censuses[-1]
+    earlier = {_key(holder): holder for holder in first.holders}
+    for holder in last.holders:
+        if bytes_after(holder) > bytes_before(holder):
+            yield holder, (last.step_before, last.step_after)
+        elif _key(holder) in earlier and _rises(holder, censuses):
+            yield _since(earlier[_key(holder)], holder), (first.step_before, last.step_after)
+
+
+def _key(holder: Holder) -> tuple[str, str, str | None]:
+    return holder.scope, holder.path, holder.file
+
+
+def _rises(holder: Holder, censuses: Sequence[HolderCensus]) -> bool:
+    """Whether each of three or more saw more of it than the one before: what was filled once is no growth."""
+    sizes = [sum(bytes_after(one) for one in census.holders if _key(one) == _key(holder)) for census in censuses]
+    return len(sizes) > 2 and all(before < after for before, after in pairwise(sizes))
+
+
+def _since(first: Holder, last: Holder) -> Holder:
+    return msgspec.structs.replace(
+        last,
+        tensors_before=first.tensors_before,
+        tensor_bytes_before=first.tensor_bytes_before,
+        graph_nodes_before=first.graph_nodes_before,
+        graph_bytes_before=first.graph_bytes_before,
+        length_before=first.length_before,
+    )
 
 
 def keeps_graphs(holder: Holder) -> bool:
@@ -86,12 +124,13 @@ def bytes_after(holder: Holder) -> int:
     return holder.tensor_bytes_after + holder.graph_bytes_after + GRAPH_NODE_BYTES * holder.graph_nodes_after
 
 
-def _with_lines(holder: Holder, census: HolderCensus, sources: Sources) -> HolderGrowth:
+def _with_lines(holder: Holder, steps: tuple[int, int], sources: Sources) -> HolderGrowth:
     ranked = sorted(_candidates(holder, sources), key=lambda statement: _rank(statement, holder))
     likeliest = [statement for statement in ranked if _rank(statement, holder) == _rank(ranked[0], holder)]
     return HolderGrowth(
         holder=holder,
-        bytes_per_step=(bytes_after(holder) - bytes_before(holder)) / max(1, census.step_after - census.step_before),
+        steps=steps,
+        bytes_per_step=(bytes_after(holder) - bytes_before(holder)) / max(1, steps[1] - steps[0]),
         statements=tuple(ranked),
         num_likeliest=len(likeliest),
         readers=tuple(_readers(holder, sources)),

@@ -19,7 +19,7 @@ from efprof.facts.growth_suspects import GrowthSuspects
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.model import NotRecorded, ThinEvidence
-from efprof.units import MIB
+from efprof.units import MIB, format_bytes
 
 LEAST_READINGS = 15
 """After warm-up: five blocks of three, as few as a trend of allocated memory is drawn through."""
@@ -30,6 +30,9 @@ LEAST_RISING = 0.5
 MOST_GIVEN_BACK = 0.1
 """Python fills what a window or a count of holders gave back first, which a leak of 1 MB per step did for up to 24
 steps (measured): half of the blocks may stand still, but none may fall by more than this share of the rise."""
+
+MOST_POINTERS = 1 / 3
+"""Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,7 @@ class HostGrowth:
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence on too few readings."""
+        """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence where too little was read."""
         is_heap_read = "CUDA" not in run.run_file.memory_source
         records = read_steps(run.rank_folder)[0]
         samples = outside_samples(records, is_heap_read=is_heap_read)
@@ -63,7 +66,15 @@ class HostGrowth:
         is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
         is_steady = given_back(found.blocks) <= MOST_GIVEN_BACK * rise
         is_line = is_leak(found.blocks, found.trend, least_rising=LEAST_RISING)
-        return cls(fit=found, is_heap_read=is_heap_read, is_growing=is_large and is_steady and is_line)
+        is_growing = is_large and is_steady and is_line
+        unread_rise = 0.0 if is_growing or found.read_until is None else _rise_since(found.read_until, records, run)
+        if unread_rise >= LEAST_RISE_WITH_HEAP:
+            raise ThinEvidence(
+                f"after step {found.read_until:,} of {found.last_step:,} resident memory rose by "
+                f"{format_bytes(unread_rise)} more than what grew until then explains, and of these steps nobody knows "
+                "how much of it tensors take; short steps are read now and then, so record a longer run."
+            )
+        return cls(fit=found, is_heap_read=is_heap_read, is_growing=is_growing)
 
 
 def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:
@@ -81,10 +92,28 @@ def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> lis
     return samples
 
 
+def _rise_since(step: int, records: Sequence[StepRecord], run: Run) -> float:
+    """How much more was resident at the end than after this step, less what tensors took at the rate until then."""
+    resident = [(record.step, record.rss_bytes) for record in records if record.step >= step and record.rss_bytes]
+    slope = 0.0
+    with contextlib.suppress(ThinEvidence):
+        slope = max(0.0, run.get(MemoryGrowth).fit.trend.slope)
+    return resident[-1][1] - resident[0][1] - slope * (resident[-1][0] - resident[0][0])
+
+
 def given_back(blocks: Sequence[Point]) -> int:
     """The largest fall from a block to a later one, in bytes."""
     sizes = [num_bytes for _, num_bytes in blocks]
     return max(highest - size for highest, size in zip(accumulate(sizes, max), sizes, strict=True))
+
+
+def may_be_pointers(run: Run) -> bool:
+    """Whether what grows in the C heap is no more than containers of what grows outside of it have there."""
+    with contextlib.suppress(NotRecorded, ThinEvidence):
+        host = run.get(HostGrowth)
+        slope = run.get(MemoryGrowth).fit.trend.slope
+        return host.is_growing and host.is_heap_read and slope <= MOST_POINTERS * host.fit.trend.slope
+    return False
 
 
 def is_told_of_tensors(run: Run) -> bool:

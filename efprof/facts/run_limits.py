@@ -15,6 +15,7 @@ class RunLimits:
     """
 
     name: str
+    is_device: bool
     total_bytes: int
     used_bytes: int
     used_step: int
@@ -37,6 +38,7 @@ class RunLimits:
         used_bytes, used_step = used[-1] if used else (0, 0)
         return cls(
             name=run.run_file.devices[0].name if is_device else "the host",
+            is_device=is_device,
             total_bytes=run.run_file.devices[0].total_bytes if is_device else host.total_bytes if host else 0,
             used_bytes=used_bytes,
             used_step=used_step,
@@ -51,5 +53,5 @@ class RunLimits:
         return max(self.last_step, self.used_step + steps_left)
 
     def most_kept(self, bytes_each: float) -> int:
-        """How many pieces of that size take a hundredth of the memory."""
+        """How many entries, or steps, that keep so much each take a hundredth of the memory."""
         return max(1, int(self.total_bytes / 100 / bytes_each))

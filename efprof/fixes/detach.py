@@ -4,14 +4,17 @@ import ast
 from collections.abc import Sequence
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
+from efprof.fixes.tensor_values import is_tensor, is_tensor_with_graph
 from efprof.model import CodeEdit
 
-TENSOR_METHODS = frozenset({"backward", "item", "detach", "cpu", "requires_grad_", "retain_grad"})
-"""A name that one of these is called on somewhere in the file is a tensor."""
 
+def detach_value(
+    file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr, others: Sequence[ast.Module] = ()
+) -> CodeEdit | None:
+    """Detach one tensor, or the tensor among the parts of a tuple, list or record; None where none is plainly one.
 
-def detach_value(file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr) -> CodeEdit | None:
-    """Detach one tensor, or the tensors among the parts of a tuple, list or dict; None where none is plainly one."""
+    `others` are the files that may call the function around it.
+    """
     match value:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return _detach_parts(file, lines, tree, parts)
@@ -21,8 +24,11 @@ def detach_value(file: str, lines: Sequence[str], tree: ast.Module, value: ast.e
             made
         ):
             return _detach_parts(file, lines, tree, [*parts, *(keyword.value for keyword in named)])
-        case ast.Constant() | ast.Starred() | ast.GeneratorExp() | ast.ListComp() | ast.DictComp() | ast.Set():
-            return None
+    return detach_tensor(file, lines, value) if is_tensor_with_graph(value, tree, others) else None
+
+
+def detach_tensor(file: str, lines: Sequence[str], value: ast.expr) -> CodeEdit:
+    """Detach what is known to be a tensor."""
     return replace_expression(file, lines, value, f"{as_receiver(lines, value)}.detach()")
 
 
@@ -36,20 +42,21 @@ def detach_carried(file: str, lines: Sequence[str], carried: ast.expr, kind: str
 
 def _is_record(called: str) -> bool:
     """Whether a call makes a record of its arguments, by its name: a class, or one of Python's containers."""
-    return called[:1].isupper() or called in ("dict", "list", "tuple", "set", "asdict", "copy", "deepcopy", "replace")
+    return called[:1].isupper() or called in (
+        "dict",
+        "list",
+        "tuple",
+        "set",
+        "asdict",
+        "copy",
+        "deepcopy",
+        "replace",
+        "partial",
+    )
 
 
 def _detach_parts(file: str, lines: Sequence[str], tree: ast.Module, parts: Sequence[ast.expr]) -> CodeEdit | None:
     """Only one part can be told to be a tensor with its graph: then that one."""
-    tensors = _tensor_names(tree)
     is_one = len(parts) == 1 and not isinstance(parts[0], ast.Starred)
-    known = [part for part in parts if is_one or ast.unparse(part) in tensors]
+    known = [part for part in parts if is_one or is_tensor(part, tree)]
     return detach_value(file, lines, tree, known[0]) if len(known) == 1 else None
-
-
-def _tensor_names(tree: ast.Module) -> set[str]:
-    return {
-        ast.unparse(node.func.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TENSOR_METHODS
-    }

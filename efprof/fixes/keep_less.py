@@ -4,8 +4,14 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efprof.fixes.detach import detach_carried, detach_value
+from efprof.fixes.detach import detach_carried, detach_tensor, detach_value
+from efprof.fixes.source_edit import as_receiver, replace_expression
+from efprof.fixes.tensor_values import is_tensor
 from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.units import format_bytes
+
+LEAST_LEFT_SHARE = 0.1
+"""Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +19,8 @@ class KeepingStatement:
     """What `value` a statement of `file` keeps in the holder `name` of type `kind`.
 
     `carried` is the argument through which the holder's old value enters the call that makes its new one;
-    `readers` are the lines that may need the graphs of what is kept.
+    `readers` are the lines that may need the graphs of what is kept. Of the `bytes_per_step` that it keeps,
+    `tensor_bytes_per_step` are the tensors themselves, without their graphs.
     """
 
     file: str
@@ -23,10 +30,17 @@ class KeepingStatement:
     value: ast.expr
     carried: ast.expr | None
     readers: tuple[SourceLine, ...]
+    bytes_per_step: float
+    tensor_bytes_per_step: float
 
 
-def keep_without_graph(statement: KeepingStatement, lines: Sequence[str], tree: ast.Module) -> Fix:
-    """Detach what is kept: safe where nothing else reads the holder, for a person to review where something does."""
+def keep_without_graph(
+    statement: KeepingStatement, lines: Sequence[str], tree: ast.Module, others: Sequence[ast.Module] = ()
+) -> Fix:
+    """Detach what is kept: safe where nothing else reads the holder, for a person to review where something does.
+
+    `others` are the other files' trees. What is not plainly a tensor is left to a person.
+    """
     if statement.carried is not None:
         edit: CodeEdit | None = detach_carried(statement.file, lines, statement.carried, statement.kind)
         return Fix(
@@ -35,36 +49,106 @@ def keep_without_graph(statement: KeepingStatement, lines: Sequence[str], tree: 
             applicability="review",
             changes=(edit,) if edit else (),
         )
-    edit = detach_value(statement.file, lines, tree, statement.value)
+    if statement.kind == "Tensor":  # what is added to it is one, too
+        edit = detach_tensor(statement.file, lines, statement.value)
+    else:
+        edit = detach_value(statement.file, lines, tree, statement.value, others)
+    left = _what_is_left(statement)
     if edit is None:
         return Fix(
             summary=f"Detach each tensor that this line puts into `{statement.name}`: `.detach()`, or `.item()` for "
-            "a number.",
+            f"a number.{left}",
             applicability="manual",
         )
     if statement.readers:
         places = ", ".join(str(reader) for reader in statement.readers[:3])
         return Fix(
             summary=f"Keep the value without its graph; check that {places}, which also reads `{statement.name}`, "
-            "calls no backward on it.",
+            f"calls no backward on it.{left}",
             applicability="review",
             changes=(edit,),
         )
     return Fix(
-        summary="Keep the value without its graph; nothing else reads the graph.", applicability="safe", changes=(edit,)
+        summary=f"Keep the value without its graph; nothing else reads the graph.{left}",
+        applicability="safe",
+        changes=(edit,),
     )
 
 
-def keep_fewer(name: str, kind: str, most_kept: int) -> Fix:
+def keep_copy_of_part(name: str, file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr) -> Fix | None:
+    """Copy a part of a tensor before it is kept, since a view keeps all of it; None of what is plainly no such part."""
+    if not _is_part(value, tree):
+        return None
+    edit = replace_expression(file, lines, value, f"{as_receiver(lines, value)}.clone()")
+    return Fix(
+        summary=f"Keep a copy of the part: a slice shares the memory of the tensor that it was cut from, all of which "
+        f"`{name}` then keeps. If the copies are still too many, bound `{name}`.",
+        applicability="safe",
+        changes=(edit,),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """How many of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory."""
+
+    most: int
+    unit: str
+    is_on_device: bool
+
+
+def keep_fewer(name: str, kind: str, bound: Bound) -> Fix:
     """Bound the holder `name` of type `kind`, which keeps no graph; only a person knows how much of it is needed."""
     how = {
-        "list": f"make it `collections.deque(maxlen={most_kept})`, ",
-        "deque": f"give it `maxlen={most_kept}`, ",
-        "dict": f"drop the oldest entries beyond {most_kept}, ",
-        "Tensor": "write it to disk every so often, ",
-    }.get(kind, "")
+        "list": f"make it `collections.deque(maxlen={bound.most})`",
+        "deque": f"give it `maxlen={bound.most}`",
+        "dict": f"drop the oldest entries beyond {bound.most:,}",
+    }
+    ways = [how[kind]] if kind in how and bound.unit == "entries" else []
+    ways.append("keep numbers instead of tensors (`.item()`)")
+    ways.append(
+        "move what is kept off the device (`.cpu()`)" if bound.is_on_device else "write it to disk now and then"
+    )
+    take = f"What {bound.most:,} steps add takes" if bound.unit == "steps" else f"{bound.most:,} {bound.unit} take"
     return Fix(
-        summary=f"Bound `{name}`: {how}keep numbers instead of tensors (`.item()`), or move what is kept "
-        f"off the device (`.cpu()`). {most_kept} of them take 1 % of the memory there is.",
+        summary=f"Bound `{name}`: {', '.join(ways[:-1])}, or {ways[-1]}. {take} 1 % of the memory there is.",
         applicability="manual",
     )
+
+
+def _what_is_left(statement: KeepingStatement) -> str:
+    """What detaching does not give back: the tensors, from a tenth of the growth on."""
+    left, whole = statement.tensor_bytes_per_step, statement.bytes_per_step
+    if left < LEAST_LEFT_SHARE * whole:
+        return ""
+    return (
+        f" That leaves the tensors themselves, {format_bytes(min(left, whole))} of {format_bytes(whole)} per step: "
+        f"bound `{statement.name}` as well, or keep numbers (`.item()`)."
+    )
+
+
+def _is_part(value: ast.expr, tree: ast.Module) -> bool:
+    """Whether it is a slice of what is plainly a tensor; an index that is a tensor or a list makes a copy itself."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=inner, attr="detach"), args=[], keywords=[]):
+            return _is_part(inner, tree)
+        case ast.Subscript(value=whole, slice=index):
+            parts = index.elts if isinstance(index, ast.Tuple) else [index]
+            is_cut = any(_is_number(part) or _has_ends(part) for part in parts)
+            return is_cut and all(_is_basic(part) for part in parts) and is_tensor(whole, tree)
+    return False
+
+
+def _is_basic(index: ast.expr) -> bool:
+    return _is_number(index) or isinstance(index, ast.Slice | ast.Constant)
+
+
+def _has_ends(index: ast.expr) -> bool:
+    return isinstance(index, ast.Slice) and any((index.lower, index.upper, index.step))
+
+
+def _is_number(index: ast.expr) -> bool:
+    match index:
+        case ast.Constant(value=int()) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())):
+            return True
+    return False

@@ -9,8 +9,8 @@ ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, 
 """Expressions that a method call may follow without parentheses around them."""
 
 
-def replace_expression(file: str, lines: Sequence[str], expression: ast.expr, new_text: str) -> CodeEdit:
-    """The edit that puts `new_text` where `expression` stands; `lines` is the whole file."""
+def replace_expression(file: str, lines: Sequence[str], expression: ast.expr | ast.stmt, new_text: str) -> CodeEdit:
+    """The edit that puts `new_text` where `expression`, or a statement, stands; `lines` is the whole file."""
     first, last = expression.lineno, expression.end_lineno or expression.lineno
     before, _ = _cut(lines[first - 1], expression.col_offset)
     _, after = _cut(lines[last - 1], expression.end_col_offset or 0)

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from efprof.fixes.save_for_backward import save_for_backward
 from efprof.fixes.source_edit import replace_expression, text_of
 from efprof.model import CodeEdit, Fix
 
@@ -13,7 +14,8 @@ class CycleStatement:
     """A statement of `file` that stores `value` as `name`; `value` is None where it defines a function or a field.
 
     `kind` is `method` for a bound method, `error` for a caught error, `function` for a function that is defined there,
-    anything else for an object; `can_be_weak` tells whether Python can refer weakly to that.
+    anything else for an object; `can_be_weak` tells whether Python can refer weakly to that; `is_tensor` whether it is
+    one, which nobody else keeps as long as its operation's backward needs it.
     """
 
     file: str
@@ -23,6 +25,7 @@ class CycleStatement:
     kind: str
     value: ast.expr | None
     can_be_weak: bool
+    is_tensor: bool
 
 
 def break_cycle(statement: CycleStatement | None) -> Fix:
@@ -42,12 +45,28 @@ def break_cycle(statement: CycleStatement | None) -> Fix:
                 f"module, or `{name} = None` once it has been used."
             )
         case "error" if isinstance(value, ast.Name):
-            return _without_traceback(statement, value)
+            return without_traceback(statement.file, statement.lines, name, value)
+    if statement.is_tensor:
+        return save_for_backward(statement.file, statement.lines, statement.tree, value) or _by_hand(
+            f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
+            "where no gradient goes through what is kept."
+        )
     if isinstance(value, ast.Name) and statement.can_be_weak and not may_be_none(statement.tree, value):
         return _weakly(statement, value)
     return _by_hand(
         f"Keep `{name}` as a weak reference (`weakref.proxy`, where somebody else keeps the object as long as it is "
         f"needed), or set it to None at the end of the step."
+    )
+
+
+def without_traceback(file: str, lines: Sequence[str], name: str, error: ast.expr) -> Fix:
+    """The edit of a statement that keeps a caught error in `name`."""
+    edit = replace_expression(file, lines, error, f"{text_of(lines, error)}.with_traceback(None)")
+    return Fix(
+        summary=f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that "
+        "it came through; who prints it later sees its message alone.",
+        applicability="review",
+        changes=(edit,),
     )
 
 
@@ -70,17 +89,6 @@ def _weakly(statement: CycleStatement, value: ast.Name) -> Fix:
         "somebody else keeps the object as long as it is needed.",
         applicability="review",
         changes=(*_import_of_weakref(statement), edit),
-    )
-
-
-def _without_traceback(statement: CycleStatement, value: ast.Name) -> Fix:
-    lines = statement.lines
-    edit = replace_expression(statement.file, lines, value, f"{text_of(lines, value)}.with_traceback(None)")
-    return Fix(
-        summary=f"Keep the error in `{statement.name}` without its traceback, which keeps the variables of every "
-        "function that it came through; who prints it later sees its message alone.",
-        applicability="review",
-        changes=(edit,),
     )
 
 

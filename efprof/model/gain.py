@@ -12,7 +12,8 @@ class Gain:
 
     `step_ms` is milliseconds per step, `peak_bytes` bytes off this run's peak; the intervals are
     (low, high) of the same. `basis` is how it is known: a bound that was measured, a replay of what
-    was recorded, or a model; `explanation` says it in one sentence.
+    was recorded, or a model; `explanation` says it in one sentence. `until_step` is the last step up to which
+    the peak was known, where the run went on for long after it: the whole run's saving is no less than that.
     """
 
     basis: Basis
@@ -21,3 +22,4 @@ class Gain:
     peak_bytes: int | None = None
     step_ms_interval: tuple[float, float] | None = None
     peak_bytes_interval: tuple[float, float] | None = None
+    until_step: int | None = None

@@ -9,6 +9,7 @@ from efprof.model import (
     Alternatives,
     Change,
     Finding,
+    Gain,
     Intervals,
     MemoryMap,
     Narrative,
@@ -32,10 +33,13 @@ from efprof.report.wording import (
     changes_to_make,
     count_of,
     gain_verb,
+    is_lower_bound,
+    peak_saved,
     show,
     show_interval,
+    until_phrase,
 )
-from efprof.units import format_share
+from efprof.units import format_share, in_brackets
 
 MAX_TABLE_ROWS: Final = 200
 MAX_MEMORY_BARS: Final = 24
@@ -241,10 +245,17 @@ def _gain_lines(finding: Finding, report: Report) -> tuple[GainLine, ...]:
     if gain.peak_bytes is not None:
         share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
         whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
-        details = _joined(show_interval(gain.peak_bytes_interval, "bytes"), share, whole)
-        amount = f"{gain_verb(gain)} {show(gain.peak_bytes, 'bytes')} of peak memory"
+        details = _joined(_peak_interval(gain), share, whole)
+        amount = f"{gain_verb(gain)} {peak_saved(gain)} of peak memory"
         lines.append(GainLine(amount=amount, details=details))
     return tuple(lines)
+
+
+def _peak_interval(gain: Gain) -> str:
+    """Of a lower limit the estimate behind it as well, and the steps that both hold for."""
+    ends = show_interval(gain.peak_bytes_interval, "bytes")
+    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if is_lower_bound(gain) else ends
+    return f"{estimate}{until_phrase(gain)}" if estimate else ""
 
 
 def _joined(interval: str, share: float | None, whole: str) -> str:

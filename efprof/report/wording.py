@@ -76,10 +76,31 @@ def source_phrase(source: str) -> str:
 
 
 def gain_verb(gain: Gain) -> str:
-    """A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate."""
+    """A bound is an upper limit, unless its interval reaches beyond it; a replay or a model is an estimate.
+
+    What holds of the part of the run that was read is a lower limit of what the whole run saves.
+    """
+    if is_lower_bound(gain):
+        return "saves at least"
     pairs = (gain.step_ms, gain.step_ms_interval), (gain.peak_bytes, gain.peak_bytes_interval)
     reaches_beyond = any(value is not None and interval and interval[1] > value for value, interval in pairs)
     return "saves up to" if gain.basis == "measured bound" and not reaches_beyond else "saves about"
+
+
+def is_lower_bound(gain: Gain) -> bool:
+    """Whether the run went on for long after the last reading of its peak: then the interval's low end holds."""
+    return gain.until_step is not None and gain.peak_bytes_interval is not None and gain.peak_bytes_interval[0] > 0
+
+
+def peak_saved(gain: Gain) -> str:
+    """The bytes of the peak that the verb goes with: the least where that is a lower limit."""
+    least = gain.peak_bytes_interval[0] if is_lower_bound(gain) and gain.peak_bytes_interval else None
+    return show(gain.peak_bytes if least is None else least, "bytes")
+
+
+def until_phrase(gain: Gain) -> str:
+    """` up to step 23`; empty where the saving is that of the whole run."""
+    return "" if gain.until_step is None else f" up to step {gain.until_step:,}"
 
 
 def gain_phrase(gain: Gain) -> str:
@@ -88,7 +109,8 @@ def gain_phrase(gain: Gain) -> str:
     if gain.step_ms is not None:
         parts.append(f"{_with_interval(gain.step_ms, gain.step_ms_interval, 'ms')} per step")
     if gain.peak_bytes is not None:
-        parts.append(f"{_with_interval(gain.peak_bytes, gain.peak_bytes_interval, 'bytes')} of peak memory")
+        ends = "" if is_lower_bound(gain) else units.in_brackets(show_interval(gain.peak_bytes_interval, "bytes"))
+        parts.append(f"{peak_saved(gain)}{ends} of peak memory{until_phrase(gain)}")
     return f"{gain_verb(gain)} {' and '.join(parts)}, by {gain.basis}" if parts else "no saving is claimed"
 
 

@@ -126,7 +126,7 @@ def test_never_both_for_what_keeps_tensors_and_python_objects(tmp_path: Path) ->
     assert len(memory_growth(run).findings) == 1
 
 
-@pytest.mark.parametrize("tensor_bytes", [16 * KIB, 900 * KIB])
+@pytest.mark.parametrize("tensor_bytes", [400 * KIB, 900 * KIB])
 def test_a_smaller_leak_of_tensors_does_not_hide_a_larger_one_of_the_hosts(tensor_bytes: int, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(tensor_bytes=tensor_bytes))
     assert str(only_finding(run).blame) == "train.py:8"

@@ -1,8 +1,10 @@
 """growing_tensors: fires on the statement that keeps tensors without graphs, and leaves graphs to retained_graph."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from efprof.artifacts.holders import HolderCensus
 from efprof.audits.growing_tensors import growing_tensors
@@ -11,7 +13,7 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.model import ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, census, leaking_steps
-from tests.builders import write_run
+from tests.builders import GPU, write_run
 
 SOURCE = TRAIN.replace("history.append(loss)", "history.append(x)")
 
@@ -38,6 +40,38 @@ def test_it_blames_the_statement_and_bounds_the_holder(tmp_path: Path) -> None:
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
     assert finding.headline == "`history` keeps tensors"
     assert retained_graph(run).findings == memory_growth(run).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"length_after": 26}, "make it `collections.deque(maxlen=400)`"),  # four entries of 256 KiB per step
+        ({"length_after": 26}, "400 entries take 1 %"),
+        ({"type": "defaultdict", "length_after": 10, "tensors_after": 18}, "200 tensors take 1 %"),
+        ({"type": "Tensor", "length_after": 10, "tensors_after": 10}, "What 100 steps add takes 1 %"),
+    ],
+)
+def test_the_bound_counts_what_the_holder_counts(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
+    run = write_run(
+        tmp_path,
+        steps=leaking_steps(),
+        sources={"train.py": SOURCE},
+        censuses=[plain(**fields)],
+        devices=[replace(GPU, total_bytes=10_000 * MIB)],
+        memory_source="CUDA allocator",
+    )
+    (finding,) = growing_tensors(run).findings
+    assert expected in finding.fix.summary
+    assert "(`.cpu()`)" in finding.fix.summary
+
+
+def test_of_a_slice_a_copy_is_kept_and_no_more_than_an_upper_limit_is_promised(tmp_path: Path) -> None:
+    source = SOURCE.replace("loss.backward()\n", "loss.backward()\n        x.square()\n").replace("(x)", "(x[:8, 0])")
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[plain()])
+    (finding,) = growing_tensors(run).findings
+    assert "history.append(x[:8, 0].clone())" in str(finding.fix.changes)
+    assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
+    assert finding.gain.peak_bytes_interval is None
 
 
 def within(source: str, bound: str) -> str:
@@ -194,8 +228,8 @@ def test_another_variable_of_that_name_and_what_comes_after_the_loop_bound_nothi
     ("other", "is_bound"),
     [
         ("def unrelated(words):\n    history = list(words)\n    history.pop()\n", False),
-        ("def trim():\n    global history\n    history.pop()\n", True),
-        ("def trim():\n    history.pop()\n", True),
+        ("    trim()\ndef trim():\n    global history\n    history.pop()\n", True),
+        ("    trim()\ndef trim():\n    history.pop()\n", True),
         ("history.pop()\n", False),
         ("history = deque(maxlen=9)\n", True),
     ],
@@ -218,6 +252,11 @@ class Loop:
 class Trainer(Loop):
     def step(self, x):
         self.history.append(x)
+
+def train(trainer, loader):
+    for x in loader:
+        trainer.step(x)
+        trainer.end()
 """
 
 
@@ -239,6 +278,27 @@ def test_of_an_attribute_the_lines_of_its_own_classes_count(tmp_path: Path, old:
     sources = {"train.py": TRAINER.replace(old, new)}
     run = write_run(tmp_path, steps=leaking_steps(), sources=sources, censuses=[holder])
     assert bool(growing_tensors(run).findings) is not is_bound
+
+
+RESET = "        trainer.end()\n"
+
+
+@pytest.mark.parametrize(
+    ("called", "is_bound"),
+    [
+        (RESET, True),
+        ("        if step % 100 == 0:\n            finish(trainer)\ndef finish(trainer):\n    trainer.end()\n", True),
+        ("", False),
+        ("    trainer.end()\n", False),
+        ("    trainer.save()\ndef unused(trainer):\n    trainer.end()\n", False),
+        ("library.add_callback(Trainer.end)\n", True),
+    ],
+)
+def test_a_method_that_empties_it_bounds_it_only_where_the_loop_that_feeds_it_comes_to_it(
+    tmp_path: Path, called: str, is_bound: bool
+) -> None:
+    holder = plain(scope="attribute", owner="Trainer", path="Trainer.history")
+    assert is_found(tmp_path, TRAINER.replace(RESET, called), holder) is not is_bound
 
 
 def test_lists_in_a_dictionary_are_bounded_each_by_itself(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.model import CodeEdit, Finding, ThinEvidence
 from efprof.units import MIB, format_about
 from tests.audits.growing_runs import TRAIN, census, leaking_steps
-from tests.builders import GPU, write_run
+from tests.builders import GPU, make_step, write_run
 
 
 def finding_of(folder: Path, source: str = TRAIN, **holder: object) -> Finding:
@@ -38,6 +38,57 @@ def test_predicts_the_rise_over_the_recorded_steps(tmp_path: Path) -> None:
     gain = finding_of(tmp_path).gain
     assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
     assert gain.basis == "measured bound"
+
+
+def test_the_interval_is_one_step_wider_than_that_of_the_slope(tmp_path: Path) -> None:
+    gain = finding_of(tmp_path).gain
+    assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.001)
+    assert gain.until_step is None
+
+
+def test_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
+    half = {"tensor_bytes_before": 5 * MIB, "tensor_bytes_after": 7 * MIB, "graph_bytes_after": 12 * MIB}
+    finding = finding_of(tmp_path, **half)
+    assert finding.gain.peak_bytes == pytest.approx(59 * MIB / 2, rel=0.01)
+    assert "leaves the tensors themselves, 512 KiB of 1.00 MiB per step" in finding.fix.summary
+
+
+def test_where_nearly_all_are_tensors_no_least_saving_is_promised(tmp_path: Path) -> None:
+    most = {"tensor_bytes_before": MIB, "tensor_bytes_after": 5 * MIB - 16_000, "graph_bytes_after": 10 * MIB + 16_000}
+    gain = finding_of(tmp_path, **most).gain
+    assert gain.peak_bytes == pytest.approx(59 * 4000, rel=0.01)
+    assert gain.peak_bytes_interval is not None
+    assert gain.peak_bytes_interval[0] == 0
+
+
+def test_where_reading_stopped_early_the_gain_says_up_to_where(tmp_path: Path) -> None:
+    unread = [make_step(step, memory=[]) for step in range(60, 100)]
+    run = write_run(
+        tmp_path, steps=[*leaking_steps(), *unread], sources={"train.py": TRAIN}, censuses=[census()]
+    )  # fmt: skip
+    (finding,) = retained_graph(run).findings
+    assert finding.gain.until_step == 59
+
+
+CAUGHT = """\
+def train(model, loader):
+    errors = []
+    for x in loader:
+        try:
+            model(x).backward()
+        except ValueError as error:
+            errors.append(error)
+"""
+
+
+def test_an_error_is_kept_without_its_traceback_and_with_it_goes_all_that_it_keeps(tmp_path: Path) -> None:
+    tensors = {"tensor_bytes_before": 10 * MIB, "tensor_bytes_after": 14 * MIB, "graph_bytes_after": 10 * MIB}
+    finding = finding_of(tmp_path, CAUGHT, path="train.errors", name="errors", **tensors)
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new.strip() == "errors.append(error.with_traceback(None))"
+    assert finding.fix.applicability == "review"
+    assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
 def test_says_at_which_step_the_run_ends(tmp_path: Path) -> None:

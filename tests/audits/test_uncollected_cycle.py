@@ -115,7 +115,7 @@ def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> N
 def test_predicts_what_piles_up_between_collections(tmp_path: Path) -> None:
     gain = finding_of(sawtooth_run(tmp_path / "run")).gain
     assert (gain.basis, gain.peak_bytes) == ("measured bound", 40 * MIB)
-    assert gain.peak_bytes_interval == (40.0 * MIB, 40.0 * MIB)
+    assert gain.peak_bytes_interval == (36.0 * MIB, 44.0 * MIB)  # a step's garbage more or less
 
 
 def test_garbage_that_grows_older_is_part_of_what_piles_up(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_garbage_that_grows_older_is_part_of_what_piles_up(tmp_path: Path) -> No
     path.write_bytes(msgspec.json.encode(found))
     gain = finding_of(run).gain
     assert gain.peak_bytes == (40 + 5 * 4 - 4) * MIB
-    assert gain.peak_bytes_interval == (40.0 * MIB, 60.0 * MIB)
+    assert gain.peak_bytes_interval == ((40.0 - 5.6) * MIB, (60.0 + 5.6) * MIB)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,65 @@ def test_the_fix_follows_the_statement(old: str, new: str, line: int, applicabil
     assert str(finding.blame) in {f"train.py:{line}", "train.py:14"} if "find_step" in new else f"train.py:{line}"
     assert finding.fix.applicability == applicability
     assert bool(finding.fix.changes) == (applicability == "review")
+
+
+FUNCTION = """\
+import torch
+
+
+class Swash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.sigmoid(x)
+        ctx.y = y
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        y = ctx.y
+        return grad * y * (1 - y)
+
+
+def train(loader):
+    for images in loader:
+        out = Swash.apply(images)
+        loss = out.sum()
+        loss.backward()
+"""
+TENSOR_LINKS = (
+    link("SwashBackward", "y", file=None),
+    link("Tensor", "", file=None),
+)
+
+
+def test_an_output_on_the_context_of_an_autograd_function_is_saved_for_backward(tmp_path: Path) -> None:
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION, links=TENSOR_LINKS))
+    assert [change.new.strip() for change in finding.fix.changes if isinstance(change, CodeEdit)] == [
+        "ctx.save_for_backward(y)",
+        "y = ctx.saved_tensors[0]",
+    ]
+    assert (str(finding.blame), finding.fix.applicability) == ("train.py:8", "review")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        ctx.y = y\n", "        ctx.y = y\n        ctx.save_for_backward(x)\n"),
+        ("        ctx.y = y\n", "        ctx.y = y\n        print(ctx.y)\n"),
+        ("return grad * y * (1 - y)", "return grad * ctx.y * (1 - ctx.y)"),
+    ],
+)
+def test_what_else_is_saved_or_read_leaves_the_saving_to_a_person(old: str, new: str, tmp_path: Path) -> None:
+    finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION.replace(old, new), links=TENSOR_LINKS))
+    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert "ctx.save_for_backward(y)" in finding.fix.summary
+
+
+def test_a_tensor_is_never_kept_weakly(tmp_path: Path) -> None:
+    links = (link("Noise", "step"), link("Tensor", "noise", file=None))
+    finding = finding_of(sawtooth_run(tmp_path / "run", links=links))
+    assert (str(finding.blame), finding.fix.applicability) == ("train.py:6", "manual")
+    assert "weak" not in finding.fix.summary
 
 
 def test_an_object_of_which_there_is_no_weak_reference_is_left_to_a_person(tmp_path: Path) -> None:

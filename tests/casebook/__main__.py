@@ -1,8 +1,10 @@
 """Records every case sick and healthy, reports, and scores the audits: `make casebook`.
 
 For each case the expected audit must fire on the line marked `# fault`, nothing else may, and the healthy twin must
-stay silent. The gain that was predicted is shown beside the one that was measured: sick run less healthy run, the
-median of the pairs where there are several.
+stay silent. Where the report has an edit, the program is run again with it, and must still run. The gain that was
+predicted is shown beside the one that was measured: sick run less the run with the report's own edit, or less the
+healthy twin where a person must write the fix; the median of the pairs where there are several. Where the sick run's
+memory was read up to some step only, both are told up to that step.
 """
 
 import ast
@@ -15,13 +17,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from efprof.commands.report import analyse
-from efprof.model import Finding, Report
+from efprof.model import CodeEdit, Finding, Report
+from efprof.report.ranking import peak_bytes
 from efprof.units import format_bytes, format_ms, parse_bytes
+from tests.casebook._edits import edited
 
 FOLDER = Path(__file__).parent
 MARK = "# fault"
@@ -45,6 +49,7 @@ class Score:
     case: Case
     sick: Report
     healthy: Report
+    fixed: Report | None
     found: int
     on_line: int
     extra: tuple[str, ...]
@@ -53,7 +58,20 @@ class Score:
     @property
     def is_right(self) -> bool:
         wanted = len(self.case.faults)
-        return self.found == self.on_line == wanted and not self.extra and not self.false_alarms
+        is_told = self.found == self.on_line == wanted and not self.extra and not self.false_alarms
+        return is_told and not self.is_broken_by_fix
+
+    @property
+    def mended(self) -> Report:
+        """What the sick run is measured against: the run with the report's edits, if those mend every fault."""
+        told = [finding for audit, finding in _findings(self.sick) if audit in dict(self.case.faults)]
+        has_edits = all(any(isinstance(change, CodeEdit) for change in finding.fix.changes) for finding in told)
+        return self.fixed if self.fixed is not None and has_edits else self.healthy
+
+    @property
+    def is_broken_by_fix(self) -> bool:
+        """Whether the program does not run to its end with the report's edit."""
+        return self.fixed is not None and self.fixed.run.ended != "finished"
 
 
 @click.command()
@@ -69,7 +87,8 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None
     for pair in range(repeat):
         for case in cases:
             home = runs / str(pair)
-            scores.append(score(case, record(case, home, []), record(case, home, ["--healthy"])))
+            sick, healthy = record(case, home, "sick"), record(case, home, "healthy")
+            scores.append(score(case, sick, healthy, record_fixed(case, home, sick)))
             if not is_json:
                 click.echo(_progress(scores[-1]), err=True)
     click.echo(json.dumps([_plain(entry) for entry in scores], indent=1) if is_json else "\n".join(table(scores)))
@@ -90,11 +109,12 @@ def find_cases() -> Iterator[Case]:
             )
 
 
-def record(case: Case, runs: Path, arguments: list[str]) -> Report:
-    """Record one run of the case and report it."""
-    home = runs / f"{case.name}{'-healthy' if arguments else '-sick'}"
+def record(case: Case, runs: Path, twin: Literal["sick", "healthy", "fixed"], program: Path | None = None) -> Report:
+    """Record one run of the case and report it; `program` is its file where that is not the case's own."""
+    home = runs / f"{case.name}-{twin}"
     environment = os.environ | {"EFPROF_HOME": str(home.absolute())}
-    command = [str(EFPROF), "record", "--name", case.name, "--", sys.executable, str(case.path), *arguments]
+    program_command = [sys.executable, str(program or case.path), *(["--healthy"] if twin == "healthy" else [])]
+    command = [str(EFPROF), "record", "--name", case.name, "--", *program_command]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise click.ClickException(f"{case.name} could not be recorded:\n{done.stderr}")
@@ -102,16 +122,28 @@ def record(case: Case, runs: Path, arguments: list[str]) -> Report:
     return analyse(folder, case.budget_bytes)
 
 
-def score(case: Case, sick: Report, healthy: Report) -> Score:
+def record_fixed(case: Case, runs: Path, sick: Report) -> Report | None:
+    """The sick program with the edits of its own report; None where there are none, or some are of other files."""
+    fixes = [finding.fix for audit, finding in _findings(sick) if audit in dict(case.faults)]
+    edits = [change for fix in fixes for change in fix.changes if isinstance(change, CodeEdit)]
+    if not edits or any(edit.file != _relative(case) for edit in edits):
+        return None
+    program = runs / f"{case.name}-fixed" / case.path.name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(edited(case.path.read_text(), edits))
+    return record(case, runs, "fixed", program)
+
+
+def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Score:
     """Compare what was found with what was planted."""
-    relative = str(case.path.relative_to(Path.cwd())) if case.path.is_relative_to(Path.cwd()) else str(case.path)
-    wanted = {(audit, f"{relative}:{line}") for audit, line in case.faults}
+    wanted = {(audit, f"{_relative(case)}:{line}") for audit, line in case.faults}
     found = [(audit, str(finding.blame)) for audit, finding in _findings(sick)]
     audits = {audit for audit, _ in wanted}
     return Score(
         case=case,
         sick=sick,
         healthy=healthy,
+        fixed=fixed,
         found=len(audits & {audit for audit, _ in found}),
         on_line=len(wanted & set(found)),
         extra=tuple(f"{audit} at {place}" for audit, place in found if (audit, place) not in wanted),
@@ -136,6 +168,11 @@ def table(scores: list[Score]) -> list[str]:
         f"healthy twins silent {sum(not entry.false_alarms for entry in scores)}/{len(scores)}."
     )
     return rows
+
+
+def _relative(case: Case) -> str:
+    """The case's file as reports name it."""
+    return str(case.path.relative_to(Path.cwd())) if case.path.is_relative_to(Path.cwd()) else str(case.path)
 
 
 def _constant(path: Path, name: str) -> Any:
@@ -164,7 +201,8 @@ def _progress(entry: Score) -> str:
     errors = [
         f"{r.audit_id} errored: {r.reason}" for r in entry.sick.audits + entry.healthy.audits if r.status == "errored"
     ]
-    return "; ".join([f"{entry.case.name}: {verdict}", *details, *errors])
+    broken = ["the program does not run with the edit"] if entry.is_broken_by_fix else []
+    return "; ".join([f"{entry.case.name}: {verdict}", *details, *broken, *errors])
 
 
 def _row(entries: list[Score]) -> str:
@@ -175,8 +213,8 @@ def _row(entries: list[Score]) -> str:
         f"{sum(entry.on_line for entry in entries)}/{wanted}",
         "; ".join(text for entry in entries for text in entry.extra) or "none",
         "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
-        _said([_predicted(entry) for entry in entries]),
-        _said([_measured(entry) for entry in entries]),
+        _said([_predicted(entry) for entry in entries]) + _as_far(entries),
+        f"{_said([_measured(entry) for entry in entries])}, by {_fixed_by(entries[0])}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -188,17 +226,33 @@ def _predicted(entry: Score) -> tuple[float, float]:
 
 
 def _measured(entry: Score) -> tuple[float, float]:
-    step_ms = _median(entry.sick, "step_ms") - _median(entry.healthy, "step_ms")
-    return step_ms, _peak(entry.sick) - _peak(entry.healthy)
+    mended, until = entry.mended, _until_step(entry)
+    step_ms = _median(entry.sick, "step_ms") - _median(mended, "step_ms")
+    return step_ms, _peak(entry.sick, until) - _peak(mended, until)
+
+
+def _fixed_by(entry: Score) -> str:
+    return "the twin" if entry.mended is entry.healthy else "its edit"
+
+
+def _until_step(entry: Score) -> int | None:
+    """The last step that the prediction of the peak holds for; None where it is of the whole run."""
+    ends = [finding.gain.until_step for audit, finding in _findings(entry.sick) if audit in dict(entry.case.faults)]
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _as_far(entries: list[Score]) -> str:
+    end = _until_step(entries[0])
+    return "" if end is None else f" up to step {end:,}"
 
 
 def _said(gains: list[tuple[float, float]]) -> str:
     """The medians over the pairs of runs."""
-    step_ms, peak_bytes = (statistics.median(column) for column in zip(*gains, strict=True))
-    if not step_ms and not peak_bytes:
+    step_ms, peak = (statistics.median(column) for column in zip(*gains, strict=True))
+    if not step_ms and not peak:
         return "none claimed"
     parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
-    return ", ".join([*parts, *([f"{format_bytes(peak_bytes)} of peak"] if peak_bytes else [])])
+    return ", ".join([*parts, *([f"{format_bytes(peak)} of peak"] if peak else [])])
 
 
 def _samples(report: Report, name: str) -> tuple[float, ...]:
@@ -210,9 +264,12 @@ def _median(report: Report, name: str) -> float:
     return statistics.median(samples) if samples else 0.0
 
 
-def _peak(report: Report) -> float:
-    """The highest instant known, at a stage's boundary or within a recorded window."""
-    return max((*_samples(report, "peak_allocated_bytes"), *_samples(report, "window_peak_bytes")), default=0.0)
+def _peak(report: Report, until_step: int | None) -> float:
+    """The highest instant known, at a stage's boundary or within a recorded window; up to a step, at a boundary."""
+    if until_step is None:
+        return float(peak_bytes(report) or 0)
+    memory = report.measurements.timeline.memory
+    return float(max((sample.allocated_bytes for sample in memory if sample.step <= until_step), default=0))
 
 
 def _plain(entry: Score) -> dict[str, object]:
@@ -226,6 +283,8 @@ def _plain(entry: Score) -> dict[str, object]:
         "false_alarms": entry.false_alarms,
         "predicted": _predicted(entry),
         "measured": _measured(entry),
+        "measured_by": _fixed_by(entry),
+        "until_step": _until_step(entry),
     }
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,54 @@ def test_a_leak_has_the_same_slope_however_seldom_memory_is_read(
     assert growth.fit.trend.slope == pytest.approx(slope, rel=0.02)
 
 
+SPARSE = {*range(23), 25, 28, 32, 299, 2364, 2999, 5052}
+WINDOWS = (5, 6, 30, 31, 300, 301, 302, 303, 3000, 3001)
+
+
+def sparsely_read(
+    folder: Path, bytes_after: Callable[[int], int], *, residue: int, read: Container[int] = SPARSE
+) -> MemoryGrowth:
+    """6,000 steps of a millisecond: after the first ones memory is read once or twice between windows."""
+    steps = []
+    for step in range(6000):
+        left = residue * sum(first < step for first in WINDOWS[::2])
+        is_read = step in read or step in WINDOWS
+        sizes = [LEVEL + bytes_after(step) + left] * 5 if is_read else []
+        steps.append(make_step(step, allocated_bytes=sizes, window="trace-1" if step in WINDOWS else None))
+    return write_run(folder, steps=steps).get(MemoryGrowth)
+
+
+@pytest.mark.parametrize("slope", [18 * KIB, 96 * KIB, MIB])
+@pytest.mark.parametrize("residue", [0, 2 * MIB])
+def test_a_leak_that_is_read_once_between_windows_is_not_taken_for_what_they_leave(
+    slope: int, residue: int, tmp_path: Path
+) -> None:
+    growth = sparsely_read(tmp_path, lambda step: slope * step, residue=residue)
+    assert growth.is_growing
+    assert growth.fit.trend.slope == pytest.approx(slope, rel=0.15)
+
+
+def test_what_windows_leave_is_no_growth_however_seldom_memory_is_read_between_them(tmp_path: Path) -> None:
+    growth = sparsely_read(tmp_path, lambda _: 0, residue=16 * MIB)
+    assert growth.fit.trend.slope == 0
+    assert not growth.is_growing
+
+
+@pytest.mark.parametrize("num_steps", [100, 300, 700])
+def test_what_an_epoch_gathers_and_lets_go_is_no_leak_though_each_stretch_between_windows_rises(
+    num_steps: int, tmp_path: Path
+) -> None:
+    growth = sparsely_read(tmp_path, lambda step: MIB * (step % num_steps), residue=2 * MIB)
+    assert not growth.is_growing
+
+
+def test_growth_that_slows_down_before_the_last_reading_is_no_leak(tmp_path: Path) -> None:
+    """A cache is full at two thirds of the way, which only the last of the readings can tell."""
+    read = {*range(33), 150, 299}
+    growth = sparsely_read(tmp_path, lambda step: MIB * min(step, 200), residue=0, read=read - {*WINDOWS})
+    assert not growth.is_growing
+
+
 def steps_read_of_short_ones(num_steps: int) -> list[int]:
     """By the recorder's own plan, where a step takes 2 ms and a reading 0.3 ms."""
     plan, read = ReadingPlan(), []
@@ -143,6 +192,18 @@ def test_what_is_added_in_lumps_is_not_estimated_too_low_by_the_dense_early_read
         trends.append(write_run(tmp_path / str(phase), steps=steps).get(MemoryGrowth).fit.trend)
     assert sum(trend.slope for trend in trends) / len(trends) == pytest.approx(14 * KIB, rel=0.02)
     assert all(trend.low <= trend.slope <= trend.high for trend in trends)
+
+
+def test_a_cache_that_is_full_by_half_time_hardly_ever_alarms_however_seldom_memory_is_read(tmp_path: Path) -> None:
+    """Readings end by chance some time after half of the way: the last of them must reach what the slope says."""
+    draw, alarmed = random.Random(5), 0
+    for number in range(60):
+        last, full_at = draw.randrange(200, 300), draw.randrange(20, 151)
+        read = {*range(23), 25, 28, 32, last, *draw.sample(range(33, last), draw.randrange(5))}
+        sizes = {step: LEVEL + 96 * KIB * min(step, full_at) for step in read}
+        steps = [make_step(step, allocated_bytes=[sizes[step]] * 5 if step in sizes else []) for step in range(300)]
+        alarmed += write_run(tmp_path / str(number), steps=steps).get(MemoryGrowth).is_growing
+    assert alarmed <= 3  # 10 where six tenths of the way were enough
 
 
 def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:

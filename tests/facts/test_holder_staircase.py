@@ -53,7 +53,9 @@ def test_a_count_that_ran_out_of_time_is_left_out(tmp_path: Path) -> None:
 
 def test_the_finding_draws_the_blamed_holder_rising_step_by_step() -> None:
     (finding,) = growing_tensors(open_run(RUNS / "growing_tensors-sick")).findings
-    (picture,) = [one for one in finding.evidence if isinstance(one, Series) and one.title == "What HardExamples.pictures has"]
+    (picture,) = [
+        one for one in finding.evidence if isinstance(one, Series) and one.title == "What HardExamples.pictures has"
+    ]
     (blamed,) = [line for line in picture.lines if line.is_highlighted]
     assert blamed.label == "HardExamples.pictures"
     assert len(blamed.x) >= 4

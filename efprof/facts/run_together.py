@@ -1,0 +1,193 @@
+"""Whether two places of the user's code come in turn, again and again: by the text, what a loop around both reaches.
+
+Calls are followed by their last names alone, and what anybody may call is taken to be called at any time: code counts
+as run together which only may be.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from efprof.facts.syntax import MODULE, PlacedNode, called_name, name_of, placed_nodes
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+MAKERS = frozenset({"__init__", "__post_init__", "__new__"})
+"""What a call of their class runs."""
+PLAIN_DECORATORS = frozenset({"staticmethod", "classmethod", "abstractmethod", "override", "no_grad", "inference_mode"})
+"""Any other may hand the function to somebody else."""
+PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "NamedTuple", "Dataset"})
+"""Classes of libraries that call no method by its name; of any other nobody knows which methods it calls."""
+CALLED_BY_MODULE = frozenset({"forward", "train"})
+"""The methods that `torch.nn.Module` calls by itself, next to those that begin with an underscore."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loop:
+    """A loop, the function it lies in, and the names of what it calls, directly or not."""
+
+    file: str
+    function: str
+    node: ast.AST
+    reached: frozenset[str]
+
+    def holds(self, file: str, line: int, function: str) -> bool:
+        """Whether a line of a function is run in its turns."""
+        return _key(function) in self.reached or (
+            (self.file, self.function) == (file, function) and _spans(self.node, line)
+        )
+
+
+class RunTogether:
+    """The loops of all files, and the functions that may be called at any time."""
+
+    def __init__(self, trees: Mapping[str, ast.AST]) -> None:
+        nodes = {file: list(placed_nodes(tree)) for file, tree in trees.items()}
+        everywhere = [placed for found in nodes.values() for placed in found]
+        self._calls = _calls(everywhere)
+        self._at_any_time = self._reached_from(_free_names(everywhere))
+        self._lambdas = [
+            (file, placed.node) for file, found in nodes.items() for placed in found if _is_lambda(placed.node)
+        ]
+        self._loops = [
+            self._loop(file, placed, found)
+            for file, found in nodes.items()
+            for placed in found
+            if isinstance(placed.node, LOOPS)
+        ]
+
+    def may_alternate(self, some: tuple[str, int, str], other: tuple[str, int, str]) -> bool:
+        """Whether one (file, line, function) may be run between two runs of the other, over and over.
+
+        Where no loop is seen to run the other, somebody else does, and may run the one as well.
+        """
+        if self.is_free(*some):
+            return True
+        around = [loop for loop in self._loops if self.is_free(*other) or loop.holds(*other)]
+        return not around or any(loop.holds(*some) for loop in around)
+
+    def is_free(self, file: str, line: int, function: str) -> bool:
+        """Whether somebody may call it whom the text does not show."""
+        is_in_lambda = any(name == file and _spans(node, line) for name, node in self._lambdas)
+        return is_in_lambda or _key(function) in self._at_any_time
+
+    def _reached_from(self, names: set[str]) -> frozenset[str]:
+        reached, new = set(names), set(names)
+        while new:
+            new = {called for name in new for called in self._calls.get(name, ())} - reached
+            reached |= new
+        return frozenset(reached)
+
+    def _loop(self, file: str, loop: PlacedNode, nodes: Sequence[PlacedNode]) -> _Loop:
+        inside = (
+            placed
+            for placed in nodes
+            if placed.function == loop.function and any(loop.node is one for one in placed.ancestors)
+        )
+        names = {name for placed in inside if (name := called_name(placed.node))}
+        return _Loop(file=file, function=loop.function, node=loop.node, reached=self._reached_from(names))
+
+
+def _key(function: str) -> str:
+    """What a function is called by: its own name, or that of its class where a call of the class runs it."""
+    *above, name = function.split(".")
+    return above[-1] if name in MAKERS and above else name
+
+
+def _calls(nodes: Sequence[PlacedNode]) -> dict[str, set[str]]:
+    """By a function, the names of what it calls; making an object runs what its bases do."""
+    found: dict[str, set[str]] = {}
+    for placed in nodes:
+        if placed.function != MODULE and (name := called_name(placed.node)):
+            found.setdefault(_key(placed.function), set()).add(name)
+        if isinstance(placed.node, ast.ClassDef):
+            found.setdefault(placed.node.name, set()).update(filter(None, map(name_of, placed.node.bases)))
+    return found
+
+
+def _free_names(nodes: Sequence[PlacedNode]) -> set[str]:
+    """The functions that somebody may call whom the text does not show."""
+    functions = [placed for placed in nodes if isinstance(placed.node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bases = {
+        placed.node.name: [name_of(base) or "" for base in placed.node.bases]
+        for placed in nodes
+        if isinstance(placed.node, ast.ClassDef)
+    }
+    names = {placed.node.name for placed in functions}  # type: ignore[attr-defined]
+    made = _made_names(nodes)
+    waiting = {placed.function for placed in nodes if isinstance(placed.node, ast.Yield | ast.YieldFrom | ast.Await)}
+    return (
+        (names & _handed_names(nodes))
+        | {called_name(placed.node) for placed in nodes if any(map(_is_lambda, placed.ancestors))}
+        | {name for name in names if any(pattern.fullmatch(name) for pattern in made)}
+        | {_key(function) for function in waiting if function != MODULE}
+        | {placed.node.name for placed in functions if _is_called_by_library(placed, bases)}  # type: ignore[attr-defined]
+    )
+
+
+def _handed_names(nodes: Sequence[PlacedNode]) -> set[str]:
+    """Names that are read without a call, written as a text, or given another name."""
+    found: set[str] = set()
+    for placed in nodes:
+        above = placed.ancestors[-1]
+        match placed.node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                if not (isinstance(above, ast.Call) and above.func is placed.node):
+                    found.add(name)
+            case ast.Constant(value=str(text)):
+                found.add(text)
+            case ast.alias(name=name, asname=str()):
+                found.add(name)
+    return found
+
+
+def _made_names(nodes: Sequence[PlacedNode]) -> list[re.Pattern[str]]:
+    """What `getattr(callback, f"on_{event}_end")` may call."""
+    return [
+        re.compile(
+            "".join(re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".*" for part in text.values)
+        )
+        for placed in nodes
+        if called_name(placed.node) == "getattr"
+        for text in ast.walk(placed.node)
+        if isinstance(text, ast.JoinedStr)
+    ]
+
+
+def _is_called_by_library(placed: PlacedNode, bases: Mapping[str, Sequence[str]]) -> bool:
+    """Whether it is a method that Python or a class of a library calls, or is handed to a decorator."""
+    node, above = placed.node, placed.ancestors[-1]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    decorators = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
+    if any(name_of(one) not in PLAIN_DECORATORS for one in decorators):
+        return True
+    if not isinstance(above, ast.ClassDef) or node.name in MAKERS:
+        return False
+    foreign = _foreign_bases(above.name, bases)
+    is_of_module = node.name.startswith("_") or node.name in CALLED_BY_MODULE
+    is_python = node.name.startswith("__") and node.name.endswith("__")
+    return is_python or bool(foreign - {"Module"}) or ("Module" in foreign and is_of_module)
+
+
+def _foreign_bases(name: str, bases: Mapping[str, Sequence[str]]) -> set[str]:
+    """Those of a class that are not the user's own, and of which it is not known that they call nothing."""
+    found, todo, seen = set[str](), [name], set[str]()
+    while todo:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one in bases:
+            todo.extend(bases[one])
+        elif one not in PLAIN_BASES:
+            found.add(one)
+    return found
+
+
+def _is_lambda(node: ast.AST) -> bool:
+    return isinstance(node, ast.Lambda)
+
+
+def _spans(node: ast.AST, line: int) -> bool:
+    assert isinstance(node, ast.stmt | ast.expr)
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
