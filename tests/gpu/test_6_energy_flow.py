@@ -1,7 +1,10 @@
-"""energy_flow on a CUDA device: the table of `make bench-trainer`, and the compiled flow step."""
+"""energy_flow on a CUDA device: the table of `make bench-trainer`, the compiled flow step, what cleaning up costs."""
 
+import json
+import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,3 +44,32 @@ def test_the_trainer_table_has_both_configurations_and_holds_its_requirements() 
     text = table.read_text(encoding="utf-8")
     assert all(f"\n| {name} | " in text for name in ("experiment", "large")), done.stderr
     assert done.returncode == 0, f"a requirement is not held: {text}"
+
+
+INTERVALS = (0, 1, 10)
+ROUNDS = 3
+
+
+def _train(interval: int, out: Path) -> tuple[float, float]:
+    """The median step in milliseconds and the most reserved bytes, of the steps after the first ten."""
+    settings = ["--set", f"training.memory_cleanup_interval={interval}", "--steps", "60", "--device", "cuda"]
+    command = [sys.executable, "-m", "energy_flow.train", "train", "--config", "cpu_demo", *settings, "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][10:]
+    return statistics.median(one["step_ms"] for one in steps), max(one["reserved_bytes"] for one in steps)
+
+
+def test_returning_unused_memory_between_steps_is_measured(tmp_path: Path) -> None:
+    """`training.memory_cleanup_interval` is 0 by default, which this table is to bear out or to change."""
+    runs = {
+        interval: [_train(interval, tmp_path / f"{interval}-{turn}") for turn in range(ROUNDS)]
+        for interval in INTERVALS
+    }
+    rows = [
+        f"| {interval} | {statistics.median(ms for ms, _ in seen):.2f} | {max(size for _, size in seen) / 2**20:.0f} |"
+        for interval, seen in runs.items()
+    ]
+    head = ["| memory_cleanup_interval | step, ms | reserved at most, MiB |", "| --- | --- | --- |"]
+    (results_folder() / "memory_cleanup.md").write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+    usual, each = (statistics.median(ms for ms, _ in runs[interval]) for interval in (0, 1))
+    assert usual <= 1.05 * each, "giving memory back in every step would be the better default"
