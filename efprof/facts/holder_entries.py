@@ -1,7 +1,7 @@
 """What a holder that grows keeps more with every step, counted in its entries and in the tensors themselves."""
 
 from efprof.facts.growth_suspects import GrowthSuspect
-from efprof.facts.holder_lines import HolderGrowth, bytes_after, bytes_before
+from efprof.facts.holder_lines import HolderGrowth
 
 
 def tensor_bytes_per_step(growth: HolderGrowth) -> float:
@@ -26,6 +26,7 @@ def size_of_entry(suspect: GrowthSuspect, slope: float) -> tuple[float, str]:
     return per_step, "steps"
 
 
-def _num_steps(growth: HolderGrowth) -> float:
+def _num_steps(growth: HolderGrowth) -> int:
     """Between the two counts."""
-    return (bytes_after(growth.holder) - bytes_before(growth.holder)) / growth.bytes_per_step
+    before, after = growth.steps
+    return max(1, after - before)
