@@ -5,14 +5,19 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from efprof.recorder.memory import MAX_STRIDE
+from efprof.recorder.memory import MAX_STRIDE, SHORT_STEP_NS
 
 if TYPE_CHECKING:
     from efprof.recorder.stopwatch import Stopwatch
     from efprof.recorder.stopwatches import NoStopwatch
 
 READING_SHARE: Final = 0.001
-LEAST_READING_NS: Final = 2_000
+SHORT_READING_NS: Final = 2_000
+"""In a short step, which has an amount for all of the recorder in place of a share."""
+
+NUM_FIRST_STEPS: Final = 500
+"""Up to here a short step may cost its share, too: a run that has no more needs its readings sooner."""
+
 TOUCHED_NS: Final = 20_000
 """Reading memory at a step's end costs 8 to 90 us after a heavy step (measured), 0.5 us in a loop of its own: it is
 done so seldom that no more than this of a step goes to it, and to turning into a record a step of which the stopwatch
@@ -38,5 +43,7 @@ class EndReadings:
         """Memory was read at the end of this step."""
         (before, before_ns), self._last = self._last, (number, at_ns)
         step_ns = (at_ns - before_ns) / max(1, number - before)
-        affordable_ns = max(LEAST_READING_NS, READING_SHARE * step_ns)
+        affordable_ns = max(SHORT_READING_NS, READING_SHARE * step_ns)
+        if step_ns < SHORT_STEP_NS and number >= NUM_FIRST_STEPS:
+            affordable_ns = SHORT_READING_NS
         self._watch.memory_due = number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))

@@ -222,22 +222,16 @@ def updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., A
 def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     """The same, and what the gradients were clipped by is taken."""
     began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
-    mark, clipped, noted = sprint.watch.mark, sprint.watch.clipped, shell.guarded("loop", loop.gradients_clipped)
+    clipped = shell.guarded("loop", loop.gradients_clipped)
+
+    def taken(norm: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+
+    run = sprint.watch.clipping(original, began, ended, taken)
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
-        is_marked = False
-        try:
-            if not mark(UPDATE):
-                began()
-            norm = original(*args, **kwargs)
-        finally:
-            is_marked = mark(UPDATED)
-            if not is_marked:
-                ended()
-        if not (is_marked and clipped(norm)):
-            noted(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
-        return norm
+        return run(args, kwargs)
 
     return clip
 

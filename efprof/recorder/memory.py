@@ -22,7 +22,7 @@ MAX_READING_SHARE: Final = 0.001
 """Of a step's time, for each kind of costly reading: a tenth of what the whole recorder may cost."""
 
 SHORT_STEP_NS: Final = 20_000_000
-MAX_READING_NS: Final = 3_000
+MAX_READING_NS: Final = 2_000
 """In a short step the recorder may cost 40 us in all, whatever the share."""
 
 NUM_FULL_STEPS: Final = 20
@@ -89,7 +89,8 @@ class ReadingPlan:
     one; the norm of all gradients reads every one of them (all measured).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_stride: int = MAX_STRIDE) -> None:
+        self._max_stride = max_stride
         self._next = 0
 
     def is_due(self, step: int) -> bool:
@@ -107,7 +108,7 @@ class ReadingPlan:
         if step < NUM_WELL_READ_STEPS:
             affordable = max(affordable, WELL_READ_SHARE * step_ns)
         self._next = step + (
-            1 if step < NUM_FULL_STEPS else min(MAX_STRIDE, max(1, math.ceil(reading_ns / affordable)))
+            1 if step < NUM_FULL_STEPS else min(self._max_stride, max(1, math.ceil(reading_ns / affordable)))
         )
 
 

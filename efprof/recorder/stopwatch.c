@@ -14,8 +14,7 @@
 #error "time.perf_counter_ns is this clock on Linux only"
 #endif
 
-static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_is_neg, *s_storage_offset, *s_shape, *s_grad;
-static PyObject *s_param_groups, *s_lr, *s_training;
+static PyObject *s_shape, *s_training, *s_is_compiling;
 
 static int64_t now_ns(void)
 {
@@ -36,42 +35,11 @@ static int ask(PyObject *function, int code)
     return result == NULL ? -1 : result == Py_True;
 }
 
-static int raise_now(void *error)
-{
-    stopwatch_raise(error);
-    return -1;
-}
-
-/* Something failed that must not reach the training: leave it to the slower way, which is guarded. What a signal's
- * handler raised is the program's, which gets it as soon as Python goes on. */
-static int give_up(Stopwatch *self)
-{
-    if (!PyErr_Occurred())
-        return 0;
-    PyObject *error = stopwatch_take_raised();
-    PyObject *result = PyObject_CallOneArg(self->is_awaited, error);
-    int is_awaited = result == Py_True;
-    Py_XDECREF(result);
-    PyErr_Clear();
-    if (!is_awaited || Py_AddPendingCall(raise_now, error) < 0)
-        Py_DECREF(error);
-    return 0;
-}
-
-static long long number_of(Stopwatch *self, PyObject *result)
-{
-    if (result == NULL)
-        return give_up(self);
-    long long number = PyLong_AsLongLong(result);
-    Py_DECREF(result);
-    if (number == -1 && PyErr_Occurred())
-        return give_up(self);
-    return number;
-}
-
 static void note_sequence(Stopwatch *self)
 {
-    self->entry->sequence = self->sequence = number_of(self, PyObject_CallNoArgs(self->next_sequence));
+    long long number = self->peek_sequence ? (long long)self->peek_sequence()
+                                           : stopwatch_number_of(self, PyObject_CallNoArgs(self->next_sequence));
+    self->entry->sequence = self->sequence = number;
 }
 
 static void begin(Stopwatch *self, int64_t at)
@@ -152,89 +120,6 @@ static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *code)
     return status < 0 ? NULL : answer(status);
 }
 
-static int is_true(Stopwatch *self, PyObject *result)
-{
-    if (result == NULL)
-        return give_up(self);
-    int is_it = result == Py_True;
-    Py_DECREF(result);
-    return is_it;
-}
-
-static int is_false(Stopwatch *self, PyObject *result)
-{
-    if (result == NULL)
-        return give_up(self);
-    Py_DECREF(result);
-    return result == Py_False;
-}
-
-/* The layout of DLPack's `DLTensor` and of its `DLPackExchangeAPI`, of which torch 2.10 and later has one. */
-typedef struct {
-    void *data;
-    int32_t device_type, device_id, num_dimensions;
-    uint8_t type, num_bits;
-    uint16_t num_lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} Described;
-
-struct Exchange {
-    uint32_t major, minor;
-    void *previous, *unused[3];
-    int (*describe)(void *tensor, Described *described); /* asks no device, allocates nothing; may be missing */
-};
-
-enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2 };
-
-static const float *described_floats(Stopwatch *self, PyObject *tensor, int is_scalar)
-{
-    Described described;
-    if (self->exchange->describe(tensor, &described) < 0) {
-        give_up(self);
-        return NULL;
-    }
-    if (described.device_type != DLPACK_CPU || described.type != DLPACK_FLOAT || described.num_bits != 32 ||
-        described.num_lanes != 1)
-        return NULL;
-    for (int i = 0; i < described.num_dimensions; i++)
-        if (is_scalar ? described.shape[i] != 1 : described.shape[i] <= 0)
-            return NULL;
-    return (const float *)((const char *)described.data + described.byte_offset);
-}
-
-/* The same by torch's attributes, which are read rather than its methods called: their arguments cost it more to parse
- * than all the rest. */
-static const float *floats_of(Stopwatch *self, PyObject *tensor, int is_scalar)
-{
-    if (!is_true(self, PyObject_GetAttr(tensor, s_is_cpu)))
-        return NULL;
-    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
-    give_up(self);
-    Py_XDECREF(dtype); /* torch keeps it alive */
-    long long num_bytes = number_of(self, PyObject_GetAttr(tensor, s_nbytes));
-    if (dtype != self->float32 || (is_scalar ? num_bytes != sizeof(float) : num_bytes <= 0))
-        return NULL;
-    return (const float *)(uintptr_t)number_of(self, PyObject_CallMethodNoArgs(tensor, s_data_ptr));
-}
-
-/* Reads the first number of a plain float32 tensor on the CPU; 0 for any other, and for what is not finite. */
-static int read_first(Stopwatch *self, PyObject *tensor, double *value, int is_scalar)
-{
-    if ((PyObject *)Py_TYPE(tensor) != self->tensor)
-        return 0;
-    /* The memory of a negated view holds the other sign; what lies within a storage may outlive what was in that. */
-    if ((is_scalar && !is_false(self, PyObject_CallMethodNoArgs(tensor, s_is_neg))) ||
-        number_of(self, PyObject_CallMethodNoArgs(tensor, s_storage_offset)) != 0)
-        return 0;
-    const float *floats = self->exchange ? described_floats(self, tensor, is_scalar)
-                                         : floats_of(self, tensor, is_scalar);
-    if (floats == NULL || !isfinite(floats[0]))
-        return 0;
-    *value = floats[0];
-    return 1;
-}
-
 /* Whether backward is called from where it was called last: by the user's function, or by that through
  * `Tensor.backward`. */
 static int is_same_place(Stopwatch *self)
@@ -269,9 +154,9 @@ int stopwatch_counts(Stopwatch *self, PyObject *batch)
         return 0;
     PyObject *shape = PyObject_GetAttr(first, s_shape);
     int has_dimension = shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0;
-    long long samples = has_dimension ? number_of(self, Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
+    long long samples = has_dimension ? stopwatch_number_of(self, Py_NewRef(PyTuple_GET_ITEM(shape, 0))) : 0;
     Py_XDECREF(shape);
-    give_up(self);
+    stopwatch_give_up(self);
     if (!self->is_on) /* what was called may have been Python, and have ended the recording: so everywhere below */
         return 0;
     self->entry->samples += samples;
@@ -289,13 +174,13 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
     else if (PyList_Check(tensors) && PyList_GET_SIZE(tensors) == 1)
         loss = PyList_GET_ITEM(tensors, 0);
     Py_INCREF(loss); /* torch may let other threads run */
-    int is_read = read_first(self, loss, &value, 1) && self->is_on;
+    int is_read = stopwatch_reads_scalar(self, loss, &value) && self->is_on;
     if (is_read) {
         self->entry->loss += value;
         self->entry->num_losses++;
         PyObject *weak = PyWeakref_NewRef(loss, NULL);
         if (weak == NULL)
-            give_up(self);
+            stopwatch_give_up(self);
         else
             Py_XSETREF(self->loss, weak);
     }
@@ -305,61 +190,12 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
 
 static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch) { return answer(stopwatch_counts(self, batch)); }
 
-static PyObject *Stopwatch_clipped(Stopwatch *self, PyObject *norm)
+int stopwatch_takes_norm(Stopwatch *self, PyObject *norm)
 {
     if (!self->is_on || !self->takes_clips || (PyObject *)Py_TYPE(norm) != self->tensor)
-        Py_RETURN_FALSE;
+        return 0;
     Py_XSETREF(self->gradient_norm, Py_NewRef(norm));
-    Py_RETURN_TRUE;
-}
-
-static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
-{
-    PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
-    PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
-    PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
-    double value = rate && (PyFloat_Check(rate) || PyLong_Check(rate)) ? PyFloat_AsDouble(rate) : NAN;
-    Py_XINCREF(rate); /* torch may let other threads run */
-    if (rate && isnan(value) && !read_first(self, rate, &value, 1))
-        value = NAN;
-    Py_XDECREF(rate);
-    Py_XDECREF(groups);
-    give_up(self);
-    if (self->is_on)
-        self->entry->learning_rate = value;
-}
-
-/* Whether the gradient is finite that a bad one anywhere above would have reached. */
-static int seems_fine(Stopwatch *self)
-{
-    if (self->canary == NULL || !PyWeakref_CheckRef(self->canary))
-        return 0;
-    PyObject *parameter = PyObject_CallNoArgs(self->canary);
-    PyObject *gradient = parameter ? PyObject_GetAttr(parameter, s_grad) : NULL;
-    Py_XDECREF(parameter);
-    if (gradient == NULL)
-        return give_up(self);
-    double value;
-    int is_fine = read_first(self, gradient, &value, 0) && value != 0.0; /* that may stand for nothing at all */
-    Py_DECREF(gradient);
-    return is_fine;
-}
-
-static int knows_numbers(Stopwatch *self, PyObject *optimizer)
-{
-    if (!self->is_on || !self->takes_numbers || (uintptr_t)optimizer != self->optimizer ||
-        self->number >= self->read_due)
-        return 0;
-    note_learning_rate(self, optimizer);
-    if (self->gradient_norm == NULL || self->gradient_norm == Py_None)
-        return seems_fine(self);
-    double norm;
-    PyObject *tensor = Py_NewRef(self->gradient_norm);
-    int is_read = read_first(self, tensor, &norm, 1) && self->is_on;
-    if (is_read)
-        self->entry->gradient_norm = norm;
-    Py_DECREF(tensor);
-    return is_read;
+    return 1;
 }
 
 /* Of the arguments of `Optimizer.step`, itself among them. */
@@ -384,7 +220,7 @@ static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *const *args, Py_ss
     if (num_args != 3)
         return PyErr_Format(PyExc_TypeError, "updates takes an optimizer, the arguments of its step and the named ones");
     int status = stopwatch_mark(self, has_closure(args[1], args[2]) ? OTHER : STEP);
-    return answer_of(status, status > 0 && knows_numbers(self, args[0]));
+    return answer_of(status, status > 0 && stopwatch_knows_numbers(self, args[0]));
 }
 
 static PyObject *Stopwatch_updated(Stopwatch *self, PyObject *Py_UNUSED(none))
@@ -399,16 +235,21 @@ int stopwatch_reads_by_design(const Stopwatch *self)
     return code == FETCH || code == STEP;
 }
 
-/* A watched module is called: this is a forward pass where it trains. */
-static PyObject *Stopwatch_enters(Stopwatch *self, PyObject *module)
+int stopwatch_enters(Stopwatch *self, PyObject *module)
 {
     PyObject *training = PyObject_GetAttr(module, s_training);
     int trains = training != NULL && PyObject_IsTrue(training) > 0;
-    give_up(self);
+    stopwatch_give_up(self);
     Py_XDECREF(training);
-    trains = trains && is_true(self, PyObject_CallNoArgs(self->is_grad_enabled));
-    int status = stopwatch_mark(self, trains ? FORWARD : OTHER);
-    return status < 0 ? NULL : answer(status);
+    if (trains)
+        trains = self->has_grad_mode ? self->has_grad_mode()
+                                     : stopwatch_is_true(self, PyObject_CallNoArgs(self->is_grad_enabled));
+    return stopwatch_mark(self, trains ? FORWARD : OTHER);
+}
+
+int stopwatch_is_exporting(Stopwatch *self)
+{
+    return stopwatch_is_true(self, PyObject_GetAttr(self->flags, s_is_compiling));
 }
 
 static PyObject *Stopwatch_use(Stopwatch *self, PyObject *buffer)
@@ -476,6 +317,7 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->next_sequence);
     Py_VISIT(self->is_grad_enabled);
     Py_VISIT(self->is_awaited);
+    Py_VISIT(self->flags);
     Py_VISIT(self->canary);
     Py_VISIT(self->gradient_norm);
     Py_VISIT(self->loss);
@@ -504,6 +346,7 @@ static void Stopwatch_dealloc(Stopwatch *self)
     Py_CLEAR(self->next_sequence);
     Py_CLEAR(self->is_grad_enabled);
     Py_CLEAR(self->is_awaited);
+    Py_CLEAR(self->flags);
     if (self->buffer.obj)
         PyBuffer_Release(&self->buffer);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -512,12 +355,13 @@ static void Stopwatch_dealloc(Stopwatch *self)
 static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"unexpected", "full", "tensor", "float32", "next_sequence", "is_grad_enabled", "is_awaited",
-                            "exchange", "max_step_ns", "write_after_ns", NULL};
-    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited, *capsule;
+                            "flags", "exchange", "sequence_at", "grad_mode_at", "max_step_ns", "write_after_ns", NULL};
+    PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited, *flags, *capsule;
+    unsigned long long sequence_at, grad_mode_at;
     long long max_step_ns, write_after_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOOOLL", names, &unexpected, &full, &tensor, &float32,
-                                     &next_sequence, &is_grad_enabled, &is_awaited, &capsule, &max_step_ns,
-                                     &write_after_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOOOOKKLL", names, &unexpected, &full, &tensor, &float32,
+                                     &next_sequence, &is_grad_enabled, &is_awaited, &flags, &capsule,
+                                     &sequence_at, &grad_mode_at, &max_step_ns, &write_after_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -529,14 +373,13 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->next_sequence = Py_NewRef(next_sequence);
     self->is_grad_enabled = Py_NewRef(is_grad_enabled);
     self->is_awaited = Py_NewRef(is_awaited);
+    self->flags = Py_NewRef(flags);
     self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
     self->loss = Py_NewRef(Py_None);
-    const struct Exchange *exchange = PyCapsule_IsValid(capsule, "dlpack_exchange_api")
-                                          ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
-                                          : NULL;
-    if (exchange && exchange->major == DLPACK_MAJOR && exchange->describe)
-        self->exchange = exchange; /* torch keeps it for good */
+    self->exchange = stopwatch_exchange_in(capsule);
+    self->peek_sequence = (uint64_t (*)(void))(uintptr_t)sequence_at;
+    self->has_grad_mode = (_Bool (*)(void))(uintptr_t)grad_mode_at;
     self->thread = PyThread_get_thread_ident();
     self->takes_clips = 1;
     self->max_step_ns = max_step_ns;
@@ -547,11 +390,12 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 static PyMethodDef methods[] = {
     {"mark", (PyCFunction)Stopwatch_mark, METH_O, NULL},
     {"counted", (PyCFunction)Stopwatch_counted, METH_O, NULL},
-    {"clipped", (PyCFunction)Stopwatch_clipped, METH_O, NULL},
-    {"enters", (PyCFunction)Stopwatch_enters, METH_O, NULL},
     {"fetching", (PyCFunction)stopwatch_fetching, METH_VARARGS, NULL},
     {"going_backward", (PyCFunction)stopwatch_going_backward, METH_VARARGS, NULL},
     {"reading", (PyCFunction)stopwatch_reading, METH_VARARGS, NULL},
+    {"calling", (PyCFunction)stopwatch_calling, METH_VARARGS, NULL},
+    {"clipping", (PyCFunction)stopwatch_clipping, METH_VARARGS, NULL},
+    {"collecting", (PyCFunction)stopwatch_collecting, METH_VARARGS, NULL},
     {"updates", (PyCFunction)(void (*)(void))Stopwatch_updates, METH_FASTCALL, NULL},
     {"updated", (PyCFunction)Stopwatch_updated, METH_NOARGS, NULL},
     {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},
@@ -573,6 +417,7 @@ static PyMemberDef members[] = {
     {"memory_due", T_LONGLONG, offsetof(Stopwatch, memory_due), 0, NULL},
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
+    {"are_hooks_in", T_BOOL, offsetof(Stopwatch, are_hooks_in), 0, NULL},
     {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},
     {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
     {"loss", T_OBJECT_EX, offsetof(Stopwatch, loss), READONLY, NULL},
@@ -597,14 +442,12 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "stopwatch", NULL, -1, NULL}
 
 PyMODINIT_FUNC PyInit_stopwatch(void)
 {
-    const struct { PyObject **to; const char *text; } names[] = {
-        {&s_is_cpu, "is_cpu"}, {&s_dtype, "dtype"}, {&s_nbytes, "nbytes"}, {&s_data_ptr, "data_ptr"},
-        {&s_is_neg, "is_neg"}, {&s_storage_offset, "storage_offset"}, {&s_shape, "shape"}, {&s_grad, "grad"},
-        {&s_param_groups, "param_groups"}, {&s_lr, "lr"}, {&s_training, "training"},
+    const Name names[] = {
+        {&s_shape, "shape"}, {&s_training, "training"}, {&s_is_compiling, "_is_compiling_flag"},
     };
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
-        if ((*names[i].to = PyUnicode_InternFromString(names[i].text)) == NULL)
-            return NULL;
+    if (stopwatch_intern(names, sizeof(names) / sizeof(*names)) < 0 ||
+        stopwatch_prepare_readings() < 0 || stopwatch_prepare_calls() < 0)
+        return NULL;
     PyObject *made = PyModule_Create(&module);
     if (made != NULL && (PyType_Ready(&HookType) < 0 || PyModule_AddType(made, &StopwatchType) < 0))
         Py_CLEAR(made);

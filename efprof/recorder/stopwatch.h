@@ -1,4 +1,4 @@
-/* What stopwatch.c and hooks.c share: a stopwatch, and how a function put in torch's place tells it of a call. */
+/* A stopwatch, and how a function put in torch's place tells it of a call. */
 #ifndef EFPROF_STOPWATCH_H
 #define EFPROF_STOPWATCH_H
 
@@ -7,7 +7,7 @@
 #include <structmember.h>
 
 /* Of pattern.py; odd codes end a stage. */
-enum { FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, OTHER = 10 };
+enum { FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, UPDATE, UPDATED, OTHER };
 enum { MAX_MARKS = 24, NUM_FRAMES = 2 };
 
 typedef struct {
@@ -25,19 +25,24 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited;
+    PyObject *flags;         /* what has torch's note of an export as an attribute */
     PyObject *canary;        /* weak reference to a parameter, or None */
     PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
     PyObject *loss;          /* weak reference to the last one, or None */
     PyObject *handled;       /* the error that was being handled at the start; not owned, only compared */
     const struct Exchange *exchange; /* NULL where torch has none */
+    uint64_t (*peek_sequence)(void); /* of torch's own library, as the next; NULL where they are asked through Python */
+    _Bool (*has_grad_mode)(void);
     Py_buffer buffer;
     Pages *pages;
     Entry *entry;
     unsigned long thread;
+    unsigned long inside; /* the thread that is within a call of a watched class of modules, or 0 */
     unsigned long long optimizer; /* by its `id` */
     long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, memory_due, number, sequence;
     int capacity, limit, at, nested;
     char is_on, is_reading, takes_numbers, takes_clips;
+    char are_hooks_in; /* those for all modules */
     struct { void *code; int at; } place[NUM_FRAMES];
 } Stopwatch;
 
@@ -47,9 +52,39 @@ int stopwatch_mark(Stopwatch *self, int code);
 /* Whether a loader or an optimizer is running. */
 int stopwatch_reads_by_design(const Stopwatch *self);
 
+/* Whether torch exports a program. */
+int stopwatch_is_exporting(Stopwatch *self);
+
 /* Takes note of what a call was given or gave: 1, or 0 where Python has to see to it. */
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
 int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors);
+int stopwatch_takes_norm(Stopwatch *self, PyObject *norm);
+
+/* A watched module is called, which is a forward pass where it trains: as `stopwatch_mark`. */
+int stopwatch_enters(Stopwatch *self, PyObject *module);
+
+/* Of readings.c: what an object that is handed over has in it, which may be NULL where something failed. */
+long long stopwatch_number_of(Stopwatch *self, PyObject *result);
+int stopwatch_is_true(Stopwatch *self, PyObject *result);
+
+/* Something failed that must not reach the training: leave it to the slower way, which is guarded. What a signal's
+ * handler raised is the program's, which gets it as soon as Python goes on. Answers 0. */
+int stopwatch_give_up(Stopwatch *self);
+
+/* What torch offers for reading tensors, which it keeps for good; NULL where it is none that is known here. */
+const struct Exchange *stopwatch_exchange_in(PyObject *capsule);
+
+/* Reads a scalar of float32 on the CPU, of which it is known that nobody else has its memory, and that it is no negated
+ * view; 0 for any other, and for what is not finite. */
+int stopwatch_reads_scalar(Stopwatch *self, PyObject *tensor, double *value);
+
+/* Whether the numbers of the open step are known, at an optimizer's call, without reading all gradients. */
+int stopwatch_knows_numbers(Stopwatch *self, PyObject *optimizer);
+
+typedef struct { PyObject **to; const char *text; } Name;
+int stopwatch_intern(const Name *names, size_t num_names);
+int stopwatch_prepare_readings(void);
+int stopwatch_prepare_calls(void);
 
 /* The error that is raised, which is not raised any more then; and raises it, and takes it over. */
 PyObject *stopwatch_take_raised(void);
@@ -59,6 +94,9 @@ void stopwatch_raise(PyObject *error);
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_reading(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_calling(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_clipping(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_collecting(Stopwatch *self, PyObject *args);
 
 extern PyTypeObject HookType;
 

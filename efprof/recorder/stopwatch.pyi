@@ -6,6 +6,7 @@ from weakref import ref
 import torch
 
 Told = Callable[..., Any]
+Arguments = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 class Stopwatch:
     """Takes the instants and numbers of the steps of a sprint, which it writes into the pages it was given.
@@ -31,6 +32,8 @@ class Stopwatch:
     """From this step on, the hook after an update asks for memory to be read."""
     read_due: int
     """From this step on, all gradients are to be read, in Python."""
+    are_hooks_in: bool
+    """Those for all modules, which see every call of one."""
     takes_numbers: bool
     takes_clips: bool
     """Whether what gradients were clipped by is the norm of all of the optimizer's."""
@@ -50,7 +53,10 @@ class Stopwatch:
         next_sequence: Callable[[], int],
         is_grad_enabled: Callable[[], bool],
         is_awaited: Callable[[BaseException], bool],
+        flags: object,
         exchange: object | None,
+        sequence_at: int,
+        grad_mode_at: int,
         max_step_ns: int,
         write_after_ns: int,
     ) -> Stopwatch: ...
@@ -58,10 +64,6 @@ class Stopwatch:
         """A stage begins or ends."""
     def counted(self, batch: object, /) -> bool:
         """A batch arrived."""
-    def clipped(self, norm: object, /) -> bool:
-        """Gradients were clipped by this."""
-    def enters(self, module: torch.nn.Module, /) -> bool:
-        """A watched module is called: a forward pass begins where it trains."""
     def fetching(
         self, original: Told, began: Told, ended: Told, count: Told, exhausted: Told, broke_off: Told, /
     ) -> Told:
@@ -82,6 +84,23 @@ class Stopwatch:
         Where no loader and no optimizer is running, `began` is called with the tensor, and `has_read` with nothing
         after the read if it answered True.
         """
+    def calling(
+        self, original: Told | None, began: Told, ended: Told, find: Told, parent: type | None, kind: type, /
+    ) -> Arguments:
+        """`__call__` of this kind of module.
+
+        What is called is `original`, where that is None the `__call__` of `parent` for modules of just this kind, and
+        what `find` answers for others. `began` is called with the module and `ended` with nothing where Python has to
+        see to them, and neither within another watched module, or while a program is exported.
+        """
+    def clipping(self, original: Told, began: Told, ended: Told, taken: Told, /) -> Arguments:
+        """`clip_grad_norm_`.
+
+        `began` and `ended` are called with nothing where Python has to see to them, `taken` with the norm, the
+        arguments and the named ones where it has to take that.
+        """
+    def collecting(self, original: Told, /) -> Told:
+        """What the garbage collector calls; what a signal's handler raises within it goes to the program."""
     def updates(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool | None:
         """This optimizer's `step` is called with these arguments, itself among them.
 

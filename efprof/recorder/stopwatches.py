@@ -5,16 +5,30 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from efprof.recorder.signal_errors import is_of_a_signal
+from efprof.recorder.torch_state import address_of_grad_mode, address_of_sequence_number
 
 if TYPE_CHECKING:
     from efprof.recorder.stopwatch import Stopwatch
 
 Told = Callable[..., Any]
+Arguments = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""A function that is given its positional arguments and its named ones."""
+
+
+class _NoFlags:
+    """Of a torch that has none."""
+
+    _is_compiling_flag = False
+
+
+FLAGS: Any = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _NoFlags
+"""Where torch notes that it exports a program."""
 
 _Stopwatch: Any = None
 with contextlib.suppress(ImportError):
@@ -33,7 +47,9 @@ class NoStopwatch:
     canary: Any = None
     loss: Any = None
     gradient_norm: torch.Tensor | None = None
+    are_hooks_in = False
     _is_reading = False
+    _inside: int | None = None
 
     def mark(self, _: object) -> bool:
         """Python has to see to it."""
@@ -42,7 +58,7 @@ class NoStopwatch:
     def start(self, *_: object) -> None:
         """It never does."""
 
-    counted = clipped = enters = mark
+    counted = mark
     stop = release = use = updates = updated = start
 
     def fetching(self, original: Told, began: Told, ended: Told, _: Told, exhausted: Told, broke_off: Told) -> Told:
@@ -92,6 +108,42 @@ class NoStopwatch:
 
         return read
 
+    def calling(self, original: Told | None, began: Told, ended: Told, find: Told, _: Any, __: Any) -> Arguments:
+        """`__call__` of a watched class of modules."""
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            module, thread = args[0], get_ident()
+            called = find(module) if original is None else original
+            if self.are_hooks_in or self._inside == thread or FLAGS._is_compiling_flag:
+                return called(*args, **kwargs)
+            try:  # from the first call on: a signal's handler may raise in it
+                self._inside = thread
+                began(module)
+                return called(*args, **kwargs)
+            finally:
+                self._inside = None
+                ended()
+
+        return call
+
+    def clipping(self, original: Told, began: Told, ended: Told, taken: Told) -> Arguments:
+        """`clip_grad_norm_`."""
+
+        def clip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            try:
+                began()
+                norm = original(*args, **kwargs)
+            finally:
+                ended()
+            taken(norm, args, kwargs)
+            return norm
+
+        return clip
+
+    def collecting(self, original: Told) -> Told:
+        """What the garbage collector calls."""
+        return original
+
 
 def make_stopwatch(
     *, unexpected: Callable[[int], bool], full: Callable[[int], bool], max_step_ns: int, write_after_ns: int
@@ -107,7 +159,10 @@ def make_stopwatch(
         next_sequence=torch.autograd._get_sequence_nr,  # type: ignore[attr-defined]
         is_grad_enabled=torch.is_grad_enabled,
         is_awaited=_is_awaited,
+        flags=FLAGS,
         exchange=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+        sequence_at=address_of_sequence_number(),
+        grad_mode_at=address_of_grad_mode(),
         max_step_ns=max_step_ns,
         write_after_ns=write_after_ns,
     )

@@ -8,8 +8,9 @@ collection that is not looked at costs 0.9 us beside the 35 us of the collection
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -129,15 +130,16 @@ class Cycles:
 def start(session: Session) -> None:
     """Be called at collections and at the ends of steps."""
     cycles = Cycles(session)
-    gc.callbacks.append(cycles)
-    session.undo_at_end([lambda: _remove(cycles)])
+    called = session.loop.watch.collecting(cycles)
+    gc.callbacks.append(called)
+    session.undo_at_end([lambda: _remove(called)])
     session.subscribe(session.loop.step_ended, "cycles", cycles.finish)
     session.on_end("cycles", cycles.write)
 
 
-def _remove(cycles: Cycles) -> None:
-    if cycles in gc.callbacks:  # the program may have emptied the list
-        gc.callbacks.remove(cycles)
+def _remove(called: Callable[..., Any]) -> None:
+    if called in gc.callbacks:  # the program may have emptied the list
+        gc.callbacks.remove(called)
 
 
 def _is_called_by_us(frame: FrameType) -> bool:
