@@ -64,10 +64,11 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One step, its micro-batches included. Sites are written `file:line:function`.
 
     `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process,
-    for a short step its share of that of several; `loss` is the sum of the scalars that backward was called on in the
-    step, NaN and Inf spelled as strings; `sequence` is autograd's sequence number at the start of the forward pass;
-    `is_skipped` says that gradients were not finite and the optimizer was held back; `window` names the costly
-    collector that was on; `recorder_us` is the recorder's own time within `total_us`.
+    for a short step its share of that of several; `loss` is the sum, over the step's calls of backward, of each loss
+    of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
+    before a gradient scaler, NaN and Inf spelled as strings; `sequence` is autograd's sequence number at the start of
+    the forward pass; `is_skipped` says that gradients were not finite and an optimizer was held back; `window` names
+    the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
     """
 
     step: int

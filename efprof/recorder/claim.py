@@ -4,15 +4,22 @@ import itertools
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from efprof.artifacts.attempts import PROCESS_FILE, Process, attempt_folder, list_attempts, read_process
+from efprof.artifacts.events import EVENTS_FILE
+from efprof.artifacts.steps import STEPS_FILE
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """By which torchrun's agent tells its workers how often it has started them before."""
+
+_IMPORTED_NS = time.monotonic_ns()
+"""The recorder begins with this module. When the process began would not do: a shell that has started the last attempt
+may become the program itself."""
 
 
 def claim_folder(run_folder: Path) -> Path:
@@ -22,7 +29,8 @@ def claim_folder(run_folder: Path) -> Path:
     try:
         draft.mkdir(exist_ok=True)
         (draft / PROCESS_FILE).write_bytes(msgspec.json.encode(process))
-        return next(folder for folder in _candidates(run_folder, process.group) if _take(draft, folder))
+        began_ns = _written_ns(draft) - (time.monotonic_ns() - _IMPORTED_NS)
+        return next(folder for folder in _candidates(run_folder, process.group, began_ns) if _take(draft, folder))
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -42,26 +50,39 @@ def _take(draft: Path, folder: Path) -> bool:
     return True
 
 
-def _candidates(run_folder: Path, group: str) -> Iterator[Path]:
+def _candidates(run_folder: Path, group: str, began_ns: int) -> Iterator[Path]:
     """Folders to try, in order; a numbered rank that is taken means a further attempt."""
     rank = _rank()
-    for attempt in itertools.count(_attempt_to_join(run_folder, group)):
+    for attempt in itertools.count(_attempt_to_join(run_folder, group, began_ns)):
         folder = attempt_folder(run_folder, attempt)
         numbers = itertools.count() if rank is None else (rank,)
         yield from (folder / f"rank{number}" for number in numbers)
 
 
-def _attempt_to_join(run_folder: Path, group: str) -> int:
+def _attempt_to_join(run_folder: Path, group: str, began_ns: int) -> int:
     """The attempt that this process's launch has begun already, else the next one.
 
-    Where no launcher names the launch, processes that run at the same time belong together.
+    Where no launcher names the launch, processes that have run at the same time belong together.
     """
     attempts = list_attempts(run_folder)
     for attempt in reversed(attempts):
-        members = filter(None, map(read_process, attempt.rank_folders))
-        if any(member.group == group and (group or is_alive(member.pid)) for member in members):
+        if any(_is_of_launch(folder, group, began_ns) for folder in attempt.rank_folders):
             return attempt.number
     return max(attempts[-1].number + 1 if attempts else 0, _num_restarts())
+
+
+def _is_of_launch(rank_folder: Path, group: str, began_ns: int) -> bool:
+    """Whether the process that writes this rank folder, or wrote it, belongs with ours."""
+    process = read_process(rank_folder)
+    if process is None or process.group != group:
+        return False
+    return bool(group) or is_alive(process.pid) or _written_ns(rank_folder) > began_ns
+
+
+def _written_ns(rank_folder: Path) -> int:
+    """When it was written to last, by the clock of its file system."""
+    paths = [rank_folder / name for name in (PROCESS_FILE, STEPS_FILE, EVENTS_FILE)]
+    return max((path.stat().st_mtime_ns for path in paths if path.exists()), default=0)
 
 
 def is_alive(pid: int) -> bool:

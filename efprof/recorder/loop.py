@@ -11,11 +11,11 @@ import torch
 
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import num_samples
-from efprof.recorder.stages import Stages
 from efprof.recorder.steps import Listener
+from efprof.recorder.turns import Turns
 
 
-class Loop(Stages):
+class Loop(Turns):
     """The state machine behind the hooks.
 
     The entry points are written for speed before looks: each runs with cold caches after a heavy operator, where

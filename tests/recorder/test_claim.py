@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from efprof.artifacts.attempts import PROCESS_FILE, Process, list_attempts, read_process
+from efprof.artifacts.steps import STEPS_FILE
+from efprof.recorder import claim as claim_module
 from efprof.recorder.claim import claim_folder
 
 
@@ -21,9 +24,10 @@ def dead() -> int:
 
 
 def write_process(rank: Path, *, pid: int, group: str = "") -> None:
-    """Leave what a process of that number left when it took the folder."""
+    """Leave what a process of that number left when it took the folder, long ago."""
     rank.mkdir(parents=True)
     (rank / PROCESS_FILE).write_bytes(msgspec.json.encode(Process(pid=pid, group=group)))
+    os.utime(rank / PROCESS_FILE, (0, 0))
 
 
 def claim(run: Path) -> str:
@@ -47,6 +51,20 @@ def test_processes_that_run_at_once_and_have_no_number_take_the_next_free_one(tm
 def test_a_process_after_all_others_have_ended_begins_a_further_attempt(tmp_path: Path, dead: int) -> None:
     write_process(tmp_path / "rank0", pid=dead)
     assert [claim(tmp_path), claim(tmp_path)] == ["attempt1/rank0", "attempt1/rank1"]
+
+
+def test_a_process_that_ran_beside_one_that_has_ended_is_of_the_same_attempt(tmp_path: Path, dead: int) -> None:
+    write_process(tmp_path / "rank0", pid=dead)
+    (tmp_path / "rank0" / STEPS_FILE).write_text("{}")  # while this process ran
+    assert claim(tmp_path) == "rank1"
+
+
+def test_a_process_that_began_after_the_last_step_of_all_others_is_a_further_attempt(tmp_path: Path, dead: int) -> None:
+    write_process(tmp_path / "rank0", pid=dead)
+    (tmp_path / "rank0" / STEPS_FILE).write_text("{}")
+    long_ago = time.time() - (time.monotonic_ns() - claim_module._IMPORTED_NS) / 1e9 - 1.0
+    os.utime(tmp_path / "rank0" / STEPS_FILE, (long_ago, long_ago))
+    assert claim(tmp_path) == "attempt1/rank0"
 
 
 def test_a_rank_that_is_taken_means_a_further_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,51 @@ def test_a_step_held_back_has_its_bad_gradients_counted(tmp_path: Path) -> None:
     assert recorded.steps[1].memory[-1].boundary == "post_optimizer_step"
 
 
+class Around:
+    """A class of the program's own that a scaler takes for an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        around = Around(torch.optim.SGD([weight], lr=0.0))
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for factor in (2.0, math.inf, 2.0):
+            weight.grad = None
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(around)  # type: ignore[arg-type]
+            scaler.update()
+
+    assert recorded_steps(record_here(tmp_path, train)) == [
+        (2.0, 16.0, False),
+        ("inf", 8.0, True),
+        (2.0, 8.0, False),
+    ]
+
+
+def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for factor in (1.0, math.inf, 1.0):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            scaler.scale((weights[0] * factor + weights[1]).sum()).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+
+    assert [is_skipped for *_, is_skipped in recorded_steps(record_here(tmp_path, train))] == [False, True, False]
+
+
 def train_from_a_large_scale(
     factors: Iterable[float], *, growth_interval: int = 1000, **settings: bool
 ) -> Callable[[], None]:

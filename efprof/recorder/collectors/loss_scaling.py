@@ -48,6 +48,7 @@ def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
     kind, watch = torch.amp.GradScaler, _ScalerWatch(session)
     note_scaled = session.shell.guarded("loss_scaling", watch.note_scaled)
+    count_updates = session.shell.guarded("loss_scaling", watch.count_updates)
     note_step = session.shell.guarded("loss_scaling", watch.note_step)
     note_scale = session.shell.guarded("loss_scaling", watch.note_scale)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
@@ -69,8 +70,9 @@ def _watch_scalers(session: Session) -> list[Undo]:
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not _is_enabled(self):
             return step(self, optimizer, *args, **kwargs)
+        before = count_updates()
         result = stage_step(self, optimizer, *args, **kwargs)
-        note_step(optimizer)
+        note_step(optimizer, before)
         return result
 
     @functools.wraps(update)
@@ -95,9 +97,19 @@ class _ScalerWatch:
             self._loop.unscaled_loss = (weakref.ref(scaled), outputs.detach())
             self._loop.watch.takes_numbers = False  # the stopwatch would read the scaled one
 
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """After `scaler.step`: where the optimizer did not step, the scaler held it back."""
+    def count_updates(self) -> tuple[int, int]:
+        """The steps that are finished, and the updates of the open one: every update makes either more."""
         self._loop.leave_sprint()
+        step = self._loop.step
+        return self._loop.num_steps, 0 if step is None else len(step.stepped)
+
+    def note_step(self, optimizer: torch.optim.Optimizer, before: tuple[int, int]) -> None:
+        """After `scaler.step`: where no optimizer stepped, the scaler held it back.
+
+        Any, since the one that the scaler knows may be the program's own class around another one.
+        """
+        if self.count_updates() != before:
+            return
         step = self._loop.step
         if step is not None and self._loop.is_ours and id(optimizer) not in step.stepped:
             step.is_skipped = True  # before its gradients are looked at: it tells that nobody applies them

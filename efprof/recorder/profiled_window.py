@@ -1,0 +1,166 @@
+"""Turns torch.profiler on and off for one window, and writes what it saw."""
+
+import cProfile
+import errno
+import gc
+import gzip
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efprof.recorder.allocation_rows import WindowEvents
+from efprof.recorder.call_sites import CallSites
+from efprof.recorder.hooks import Undo
+from efprof.recorder.operators import watch_operators
+from efprof.recorder.session import Session
+
+
+class ProfiledWindow:
+    """One window, from the step `first` to the one before `end`; `why` it is opened."""
+
+    def __init__(self, session: Session, *, number: int, first: int, end: int, why: str) -> None:
+        self.name = f"trace-{number}"
+        self.first = first
+        self.end = end
+        self.why = why
+        self.is_starting = False
+        self.start_seconds = 0.0
+        self._session = session
+        self._number = number
+        self._profiler: torch.profiler.profile | None = None
+        self._opener: threading.Thread | None = None
+        """The thread that started it, and the only one that can read it: torch crashes where another one does."""
+        self._profile_function: object = None
+        self._operators: list[Undo] = []
+
+    @property
+    def is_opener(self) -> bool:
+        """Whether it was the calling thread that turned the profiler on."""
+        return threading.current_thread() is self._opener
+
+    @property
+    def may_be_ended(self) -> bool:
+        """Whether the thread that turned the profiler on is the calling one, or is no more."""
+        return self.is_opener or not (self._opener and self._opener.is_alive())
+
+    def start(self) -> None:
+        """Turn the profiler on."""
+        start, self.is_starting = time.perf_counter(), True
+        try:
+            self._profiler = torch.profiler.profile(
+                record_shapes=True,
+                with_stack=True,
+                profile_memory=True,
+                with_modules=True,
+                experimental_config=_config(),
+            )
+            self._opener = threading.current_thread()
+            self._profiler.start()
+            self._operators = watch_operators()
+        finally:
+            self.is_starting = False
+            self._profile_function = sys.getprofile()
+            self.start_seconds = time.perf_counter() - start
+
+    def write(self) -> list[str]:
+        """Turn the profiler off, and write the window's files; their names."""
+        return self._write_all(self._stop())
+
+    def discard(self) -> None:
+        """Turn the profiler off, and write nothing."""
+        if torch._C._autograd._profiler_enabled():  # not where its start failed
+            self._stop().profiler = None
+
+    def leave_on(self) -> None:
+        """Another thread goes on with the steps: the profiler has to wait for `end_left_on`."""
+        self._take_operators_out()
+
+    def end_left_on(self) -> None:
+        """Turn off what was left on."""
+        assert self._profiler is not None
+        self._profiler.stop()
+
+    def _stop(self) -> torch.profiler.profile:
+        profiler = self._profiler
+        assert profiler is not None
+        self._session.loop.disturb()
+        self._take_operators_out()
+        of_program = sys.getprofile()
+        profiler.stop()
+        if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
+            _set_profile_again(of_program)
+        return profiler
+
+    def _take_operators_out(self) -> None:
+        while self._operators:
+            self._operators.pop()()
+
+    def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
+        """Write the window's files with the garbage collector off, and give back what the profiler held."""
+        was_on = gc.isenabled()
+        gc.disable()  # a window makes millions of objects and no garbage; collecting meanwhile doubles its time
+        try:
+            return self._write(profiler)
+        finally:
+            profiler.profiler = None
+            if was_on:
+                gc.enable()
+                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+
+    def _write(self, profiler: torch.profiler.profile) -> list[str]:
+        folder, sites = self._session.rank_folder, self._session.sites
+        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        calls = CallSites(sites)
+        events = WindowEvents(calls, _current_device())
+        events.walk(results.experimental_event_tree())
+        trace = folder / f"{self.name}.json.gz"
+        _write_trace(profiler, trace, calls)
+        allocations = folder / f"allocations-{self._number}.parquet"
+        events.write_allocations(allocations)
+        return [trace.name, allocations.name]
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is on, torch's or Python's."""
+    return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
+
+
+def _config() -> torch._C._profiler._ExperimentalConfig | None:
+    """Synchronisation events on the device, which the profiler leaves out by default."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    with suppress(TypeError):  # an older torch does not know the setting
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    return None
+
+
+def _set_profile_again(function: Any) -> None:
+    if isinstance(function, cProfile.Profile):
+        function.enable()
+    elif callable(function):
+        sys.setprofile(function)
+
+
+def _current_device() -> torch.device | None:
+    """The one whose memory every step is read from; None where that is the host."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:
+    raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+    try:
+        profiler.export_chrome_trace(str(raw))
+        trace = raw.read_bytes() if raw.exists() else b""
+        if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole.write_bytes(gzip.compress(calls.add_to(trace), compresslevel=1, mtime=0))
+        whole.rename(path)
+    finally:
+        for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,134 @@
+"""Which thread it is that trains."""
+
+import threading
+from threading import get_ident
+
+from efprof.recorder.memory import Memory
+from efprof.recorder.open_step import Span
+from efprof.recorder.stages import NOBODY, Stages
+from efprof.recorder.steps import Listener
+
+
+class Turns(Stages):
+    """Hands the loop that is being recorded from one thread to another.
+
+    One thread trains: the one that imported torch, or another one that steps an optimizer where that one never did, or
+    is no more; or several train by turns.
+    """
+
+    def __init__(self, memory: Memory, write: Listener) -> None:
+        super().__init__(memory, write)
+        self._turning: set[int] = set()
+        """Threads that train by turns."""
+        self._has_taken_over = False
+        self._changing = threading.Lock()
+        self._known_optimizers: set[int] = set()
+        self.steps.walked.append(lambda step, _: self._known_optimizers.update(step.stepped))
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
+        return bool(self._turning)
+
+    def take_over(self, optimizer: int = 0) -> bool:
+        """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
+
+        It is where ours never trained or is no more, and where it updates what ours does, by turns. Any other trains
+        something else, or at the same time: it is set apart for good.
+        """
+        others = self.steps.others
+        if self.thread == NOBODY:
+            return False
+        if not others.is_apart:
+            with self._changing:
+                if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._makes_a_turn()):
+                    self._go_on_in_caller()
+                    return True
+            others.set_apart()
+        others.count_update()
+        return False
+
+    def take_turn(self) -> bool:
+        """Another thread begins a step, or goes on with one: whether it trains from here on.
+
+        It does where it did before, and where the one that took over is no more.
+        """
+        if self.thread == NOBODY or not self._has_taken_over:
+            return False
+        others = self.steps.others
+        if others.is_apart or others.is_within or not (get_ident() in self._turning or self._is_gone()):
+            return False
+        with self._changing:
+            if not self._is_gone() and (not self._is_idle() or self._is_under_way()):
+                return False
+            self._go_on_in_caller()
+        return True
+
+    def _is_free(self) -> bool:
+        """Whether our thread never trained, or is no more."""
+        has_trained = self._has_taken_over or self.num_steps or self.opener == "optimizer"
+        if not has_trained and not (self.step is not None and self.step.stepped):
+            return True
+        return self._is_gone()
+
+    def _is_gone(self) -> bool:
+        """Whether our thread is no more."""
+        return all(thread.ident != self.thread for thread in threading.enumerate())
+
+    def _knows(self, optimizer: int) -> bool:
+        """Whether our thread has stepped it, too."""
+        step = self.step
+        return optimizer in self._known_optimizers or (step is not None and optimizer in step.stepped)
+
+    def _is_idle(self) -> bool:
+        """Whether our thread is in no stage, and did nothing since the calling one began."""
+        sprint, ours = self._sprint, self.thread
+        if sprint is not None and sprint.is_on and sprint.watch.at % 2:
+            return False
+        self._set_thread(NOBODY)  # what ours does meanwhile must not come in between
+        if sprint is not None:
+            sprint.leave()
+        self._set_thread(ours)
+        own = self.steps.others.own_spans()
+        is_after = not own or own[0][1] >= self._last_ns()
+        return self.stage is None and not self._depth and not self._has_closure and is_after
+
+    def _makes_a_turn(self) -> bool:
+        """Whether the calling thread, which ends a step, made all of it, or only its end."""
+        others = self.steps.others
+        return not others.has_given and not (others.own_spans() and self._is_under_way())
+
+    def _is_under_way(self) -> bool:
+        """Whether our thread has begun a step that it has not ended."""
+        step = self.steps.open
+        return step is not None and not step.stepped and (step.has_gradients or step.has_forward)
+
+    def _last_ns(self) -> int:
+        """When the last stage of the open step ended."""
+        step = self.steps.open
+        return step.spans[-1][2] if step is not None and step.spans else 0
+
+    def _go_on_in_caller(self) -> None:
+        """The calling thread trains from here on, and its passes since the last step are the first of its own."""
+        others = self.steps.others
+        if self._sprint is not None:
+            self._sprint.leave()
+        if not self._is_free():
+            self._turning |= {self.thread, get_ident()}
+        own = [span for span in others.own_spans() if span[1] >= self._last_ns()]
+        others.becomes_recorded()
+        self._has_taken_over = True
+        self._set_thread(get_ident())
+        self._depth, self.stage, self.opener, self._has_closure = 0, None, None, False
+        if own:
+            self._begin_with(own)
+
+    def _begin_with(self, passes: list[Span]) -> None:
+        steps, start = self.steps, passes[0][1]
+        step = steps.open
+        if step is not None and step.stepped and not steps.has_marks and steps.cycle.is_complete(step.stepped):
+            steps.finish(step, start)
+        step = steps.open or steps.begin(start)
+        step.spans += passes
+        step.num_backwards += sum(stage == "backward" for stage, _, _ in passes)
+        step.has_forward |= any(stage == "forward" for stage, _, _ in passes)
