@@ -1,5 +1,6 @@
 """Settings that hold for every test, and what any test may ask for."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples on every run: a rule that errs once in a thousand must not fail one build in a hundred.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _small_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The heap that a recording or the garbage collector looks through is that of the test alone.
+
+    The million objects of pytest and torch are frozen, which is none of a program's doing: the recorder is not told.
+    """
+    gc.freeze()
+    num_frozen, count_frozen = gc.get_freeze_count(), gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: max(0, count_frozen() - num_frozen))
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

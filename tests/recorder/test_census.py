@@ -16,9 +16,11 @@ from efprof.artifacts.holders import Holder, read_censuses
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
 from efprof.recorder.held import Held
+from efprof.recorder.options import ALL_TRIGGERS, DEFAULT_MEMORY_STEPS
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
-from tests.recorder.recording import record_here, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded, record_here
 
 HOARD: list[torch.Tensor] = []
 
@@ -230,9 +232,11 @@ for _ in range(30):
 """
 
 
-def test_a_training_that_keeps_nothing_is_not_counted(tmp_path: Path) -> None:
+def test_a_training_that_keeps_nothing_is_not_counted(begin: Begin) -> None:
     # In a process of its own: the heap of this one is that of all tests.
-    recorded = record_script(tmp_path / "home", KEEPS_NOTHING, options=("--trace-steps", "5:7"))
+    child = begin(KEEPS_NOTHING, trace_steps=((5, 7),), memory_steps=DEFAULT_MEMORY_STEPS, triggers=ALL_TRIGGERS)
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     assert len(recorded.steps) == 30
     assert recorded.events(CensusEvent) == []
 

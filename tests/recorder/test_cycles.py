@@ -220,7 +220,11 @@ def keep_garbage() -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("use", [switch_off, debug, freeze, watch, keep_garbage])
-def test_a_program_that_uses_the_collector_itself_is_left_alone(use: Callable[[], Callable[[], object]]) -> None:
+def test_a_program_that_uses_the_collector_itself_is_left_alone(
+    use: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.unfreeze()
+    monkeypatch.undo()  # what is frozen counts here
     gc.callbacks.append(lambda phase, info: None)  # the recorder's
     assert may_look()
     undo = use()

@@ -12,7 +12,8 @@ from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
-from tests.recorder.recording import record_here, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded, record_here, record_script
 
 
 @pytest.fixture(autouse=True)
@@ -171,13 +172,21 @@ for _ in range(20):
 """
 
 
-@pytest.mark.parametrize(("options", "is_counted"), [([], True), (["--no-holders"], False)])
-def test_growing_memory_has_its_holders_counted_unless_it_is_forbidden(
-    options: list[str], is_counted: bool, tmp_path: Path
-) -> None:
-    # In a process of its own: what other tests free is taken again here, so that memory does not grow.
-    recorded = record_script(tmp_path / "home", GROWING, options=("--windows", "none", *options))
-    assert bool(recorded.events(CensusEvent)) == is_counted
+def record(begin: Begin, text: str, **fields: object) -> Recorded:
+    """In a process of its own: what other tests free is taken again here, so that memory does not grow."""
+    child = begin(text, **fields)
+    assert child.wait() == 0, child.errors
+    return Recorded(folder=child.folder)
+
+
+def test_growing_memory_has_its_holders_counted(begin: Begin) -> None:
+    assert record(begin, GROWING).events(CensusEvent)
+
+
+def test_growing_memory_has_its_holders_not_counted_where_it_is_forbidden(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", GROWING, options=("--windows", "none", "--no-holders"))
+    assert len(recorded.steps) == 20
+    assert recorded.events(CensusEvent) == []
 
 
 IN_JUMPS = """
@@ -198,9 +207,8 @@ for step in range({num_steps}):
 """
 
 
-def test_memory_that_grows_every_so_many_steps_has_its_holders_counted_around_a_rise(tmp_path: Path) -> None:
-    text = IN_JUMPS.format(num_steps=800, bound="")
-    recorded = record_script(tmp_path / "home", text, options=("--windows", "none"))
+def test_memory_that_grows_every_so_many_steps_has_its_holders_counted_around_a_rise(begin: Begin) -> None:
+    recorded = record(begin, IN_JUMPS.format(num_steps=800, bound=""))
     censuses = read_censuses(recorded.rank)
     assert censuses
     for census in censuses:
@@ -210,7 +218,7 @@ def test_memory_that_grows_every_so_many_steps_has_its_holders_counted_around_a_
 
 
 @pytest.mark.parametrize("bound", ["del outputs[:-1]", "if len(outputs) == 3: outputs.clear()"])
-def test_memory_that_falls_again_has_its_holders_not_counted(bound: str, tmp_path: Path) -> None:
-    text = IN_JUMPS.format(num_steps=800, bound=bound)
-    recorded = record_script(tmp_path / "home", text, options=("--windows", "none"))
+def test_memory_that_falls_again_has_its_holders_not_counted(bound: str, begin: Begin) -> None:
+    recorded = record(begin, IN_JUMPS.format(num_steps=800, bound=bound))
+    assert len(recorded.steps) == 800
     assert recorded.events(CensusEvent) == []

@@ -18,6 +18,7 @@ import efprof
 from efprof.artifacts.events import CollectorStopped, OutOfMemory, TrainingRaised
 from efprof.model import EfprofError
 from efprof.recorder import current
+from tests.recorder.conftest import Begin
 from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
 from tests.recorder.test_hooks import num_global_hooks, patched
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train_plainly
@@ -339,15 +340,14 @@ print(recording.folder)
     assert [step.step for step in recorded.steps] == list(range(18))
 
 
-def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path) -> None:
+def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 with efprof.record(windows="none"):
     train(then=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 3 else None)
 """
-    process = start(home, main)
-    process.communicate(timeout=60)
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
     recorded = Recorded(folder=only_run(home))
-    assert process.returncode == -signal.SIGTERM
+    assert code == -signal.SIGTERM
     assert (recorded.run.ended, recorded.run.exit_code) == ("killed", 128 + signal.SIGTERM)
     assert len(recorded.steps) >= 3
 
@@ -367,7 +367,7 @@ train(then=lambda step: 1 / 0)  # the error
     assert raised.sites[0] == f"train.py:{line_of(home.parent / 'train.py', 'the error')}:<module>"
 
 
-def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path) -> None:
+def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 from efprof.recorder.in_code import begin_recording
 begin_recording(windows="none")
@@ -376,15 +376,14 @@ try:
 except ZeroDivisionError:
     sys.exit(3)
 """
-    process = start(home, main)
-    process.communicate(timeout=60)
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
     recorded = Recorded(folder=only_run(home))
-    assert process.returncode == 3
+    assert code == 3
     assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
     assert [event.error for event in recorded.events(TrainingRaised)] == ["ZeroDivisionError"]
 
 
-def test_an_exit_that_the_program_trained_on_after_is_not_its_ending(home: Path) -> None:
+def test_an_exit_that_the_program_trained_on_after_is_not_its_ending(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 from contextlib import suppress
 from efprof.recorder.in_code import begin_recording
@@ -393,14 +392,13 @@ with suppress(SystemExit):
     train(then=lambda step: sys.exit(3) if step == 4 else None)
 train()
 """
-    process = start(home, main)
-    process.communicate(timeout=60)
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
     recorded = Recorded(folder=only_run(home))
-    assert process.returncode == 0
+    assert code == 0
     assert (recorded.run.ended, recorded.run.exit_code) == ("finished", 0)
 
 
-def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path) -> None:
+def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 from efprof.artifacts.run_file import read_run_file
 with efprof.record(windows="none") as recording:
@@ -411,7 +409,7 @@ with efprof.record(windows="none") as recording:
     assert read_run_file(recording.folder).ended == "running"
     train(3)
 """
-    process = start(home, main)
-    assert process.communicate(timeout=60)[1] == ""
+    child = begin_unrecorded(SCRIPT.format(main=main), home)
+    assert (child.wait(), child.errors) == (0, "")
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, len(recorded.steps)) == ("finished", 6)

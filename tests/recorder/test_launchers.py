@@ -91,6 +91,7 @@ def test_a_restart_by_torchrun_is_a_further_attempt_and_its_agent_is_no_rank(hom
 
 
 ACCELERATED = """
+import gc
 import torch
 from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
@@ -100,6 +101,8 @@ for step in range(4):
     accelerator.backward(model(torch.ones(2, 4)).sum())
     optimizer.step()
 accelerator.end_training()
+del accelerator, model, optimizer
+gc.collect()  # the model's cycles hold the group, which must not outlive Python: gloo aborts then, now and then
 """
 
 

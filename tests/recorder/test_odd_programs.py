@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, OutOfMemory, TrainingRaised
+from tests.recorder.conftest import Begin
 from tests.recorder.recording import Recorded, open_session, record_here, record_script
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
@@ -147,8 +148,10 @@ for inputs in DataLoader(torch.randn(40, 3), batch_size=4):
 """
 
 
-def test_a_parameter_that_is_replaced_in_every_step_is_updated(tmp_path: Path) -> None:
-    steps = record_script(tmp_path / "home", MAKES_NEW_LEAVES).steps
+def test_a_parameter_that_is_replaced_in_every_step_is_updated(begin: Begin) -> None:
+    child = begin(MAKES_NEW_LEAVES)
+    assert child.wait() == 0, child.errors
+    steps = Recorded(folder=child.folder).steps
     # That it was replaced shows when the second step is made from another one.
     assert [step.samples for step in steps] == [8] + [4] * 8
 
@@ -316,7 +319,7 @@ def test_gradients_of_transformed_functions_and_of_one_tensor_are_understood(tmp
     assert len(recorded.steps) >= 7
 
 
-def test_an_error_after_the_loop_is_in_no_stage_of_the_loaders_end(tmp_path: Path) -> None:
+def test_an_error_after_the_loop_is_in_no_stage_of_the_loaders_end(begin: Begin) -> None:
     text = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -329,7 +332,9 @@ for (batch,) in DataLoader(TensorDataset(torch.randn(40, 3)), batch_size=4):
     optimizer.step()
 {}["missing"]
 """
-    (raised,) = record_script(tmp_path / "home", text).events(TrainingRaised)
+    child = begin(text)
+    assert child.wait() == 1
+    (raised,) = Recorded(folder=child.folder).events(TrainingRaised)
     assert raised.error == "KeyError"
     assert raised.stage != "data"
 
@@ -370,10 +375,11 @@ print([node.kind() for node in traced.graph.nodes()])
 """
 
 
-def test_a_module_is_traced_as_without_the_recorder(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path, TRACES)
-    assert recorded.exit_code == 0, recorded.errors
-    assert "aten::linear" in recorded.output
-    assert "aten::clone" not in recorded.output, "nothing of ours is in the program's graph"
+def test_a_module_is_traced_as_without_the_recorder(begin: Begin) -> None:
+    child = begin(TRACES)
+    assert child.wait() == 0, child.errors
+    assert "aten::linear" in child.output
+    assert "aten::clone" not in child.output, "nothing of ours is in the program's graph"
+    recorded = Recorded(folder=child.folder)
     assert len(recorded.steps) == 3
     assert recorded.events(CollectorStopped) == []

@@ -4,10 +4,7 @@ import itertools
 import os
 import signal
 import struct
-import subprocess
-import sys
 import tempfile
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +19,8 @@ from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 from efprof.recorder import end_readings, memory, pattern, sprint, stopwatches
 from efprof.recorder.sprinted_steps import SprintedSteps
 from efprof.units import MIB
-from tests.recorder.recording import environment_of, only_run, open_session, record_here
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import open_session, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
 LONG = 60
@@ -319,14 +317,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kill_at", range(60, 60 + MAX_PENDING + 24, 23))
-def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(kill_at: int, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(KILLED.format(kill_at=kill_at)))
-    command = [str(Path(sys.executable).parent / "efprof"), "record", "--windows", "none", "--", sys.executable, script]
-    done = subprocess.run(command, env=environment_of(tmp_path / "home", {}), capture_output=True, check=False)
-    assert done.returncode == 128 + signal.SIGKILL
-    rank = only_run(tmp_path / "home") / "rank0"
-    steps, num_torn = read_steps(rank)
+def test_what_a_killed_process_had_not_written_is_read_from_the_pending_steps(kill_at: int, begin: Begin) -> None:
+    child = begin(KILLED.format(kill_at=kill_at))
+    assert child.wait() == -signal.SIGKILL
+    steps, num_torn = read_steps(child.folder / "rank0")
     assert [step.step for step in steps] == list(range(kill_at))
     assert num_torn == 0
     assert all(stages(step) == ["forward", "backward", "optimizer"] for step in steps)

@@ -1,7 +1,7 @@
 """Runs training scripts in processes of their own without paying for the import of torch each time.
 
 Run as a program it is the server: it has imported torch, and forks a process for every order it reads; the child
-starts recording as the start-up hook would have it, and then is the script, until its very end.
+starts recording as the start-up hook would have it, where it is to be recorded, and then is the script, until its end.
 """
 
 import gc
@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,10 +75,11 @@ class ForkServer:
             text=True,
         )
 
-    def start(self, place: Path, folder: Path, *, options: str) -> Child:
-        """Start `place/train.py`; `options` are those of the recording, as the environment hands them on."""
+    def start(self, place: Path, folder: Path, *, options: str, environment: Mapping[str, str] | None = None) -> Child:
+        """Start `place/train.py`; `options` are those of the recording, as the environment hands them on, if any."""
         assert self._process.stdin is not None
-        print(json.dumps({"place": str(place), "options": options}), file=self._process.stdin, flush=True)
+        order = {"place": str(place), "options": options, "environment": environment or {}}
+        print(json.dumps(order), file=self._process.stdin, flush=True)
         return Child(pid=int(self.read_line()), place=place, folder=folder, server=self)
 
     def read_line(self) -> str:
@@ -116,12 +118,14 @@ def _import_what_a_child_needs() -> None:
         importlib.import_module(f"{collectors.__name__}.{module.name}")
 
 
-def become(order: dict[str, str]) -> None:
-    """Start recording and run the script."""
+def become(order: dict[str, Any]) -> None:
+    """Start recording where there are options for it, and run the script."""
     from efprof.recorder.options import VARIABLE
     from efprof.recorder.start import start
 
-    os.environ[VARIABLE] = order["options"]
+    os.environ.update(order["environment"])
+    if order["options"]:
+        os.environ[VARIABLE] = order["options"]
     os.chdir(order["place"])
     _redirect(sys.stdin, os.open(os.devnull, os.O_RDONLY))
     _redirect(sys.stdout, os.open("output", os.O_CREAT | os.O_WRONLY | os.O_TRUNC))

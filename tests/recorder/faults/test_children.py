@@ -3,7 +3,7 @@
 from efprof.artifacts.attempts import list_attempts, read_process
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.steps import read_steps
-from tests.recorder.faults.conftest import Begin
+from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
 

@@ -11,7 +11,7 @@ import pytest
 from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped
 from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
-from tests.recorder.faults.conftest import Begin
+from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import EFPROF, Recorded, environment_of

@@ -6,7 +6,7 @@ from efprof.artifacts.events import OutOfMemory, StepInterrupted, TrainingRaised
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
 from efprof.recorder.launch import close_run
-from tests.recorder.faults.conftest import Begin
+from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded, line_of
 

@@ -12,7 +12,7 @@ import pytest
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
-from tests.recorder.faults.conftest import Begin
+from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import MAX_WAIT_S
 
 NUM_KILLS = 50

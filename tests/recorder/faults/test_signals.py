@@ -15,7 +15,7 @@ from efprof.recorder.options import Options
 from efprof.recorder.session import Session
 from efprof.recorder.shell import Shell
 from efprof.recorder.writing import LineWriter, RankFolder
-from tests.recorder.faults.conftest import Begin
+from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded

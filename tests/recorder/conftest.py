@@ -1,4 +1,4 @@
-"""A recorded training script in a fraction of a second, for tests that need one to die."""
+"""A training script in a process of its own in a fraction of a second, recorded or recording itself."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
 Begin = Callable[..., Child]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
@@ -38,6 +38,24 @@ def begin(server: ForkServer, tmp_path: Path) -> Iterator[Begin]:
         return children[-1]
 
     yield begin
+    _end(children)
+
+
+@pytest.fixture
+def begin_unrecorded(server: ForkServer, tmp_path: Path) -> Iterator[Begin]:
+    """Start a script of this text that records itself, with its one run under `home`."""
+    children: list[Child] = []
+
+    def begin(text: str, home: Path) -> Child:
+        (tmp_path / SCRIPT).write_text(text)
+        children.append(server.start(tmp_path, home, options="", environment={"EFPROF_HOME": str(home)}))
+        return children[-1]
+
+    yield begin
+    _end(children)
+
+
+def _end(children: list[Child]) -> None:
     for child in children:
         if child.code is None:
             child.end_by(signal.SIGKILL)
