@@ -3,8 +3,11 @@
 For each case the expected audit must fire on the line marked `# fault`, nothing else may, and the healthy twin must
 stay silent. Where the report has an edit, the program is run again with it, and must still run. The gain that was
 predicted is shown beside the one that was measured: sick run less the run with the report's own edit, or less the
-healthy twin where a person must write the fix; the median of the pairs where there are several. Where the sick run's
-memory was read up to some step only, both are told up to that step.
+healthy twin where a person must write the fix; the median of the pairs where there are several. Where the sick run
+grows, its last steps are the highest: both peaks are then those of steps outside windows, whose profiler keeps memory
+of its own, up to the last step that both runs were read to. The table tells it where the run went on for long.
+
+A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted.
 """
 
 import ast
@@ -16,13 +19,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+import torch
 
 from efprof.commands.report import analyse
-from efprof.model import CodeEdit, Finding, Report
+from efprof.model import CodeEdit, Finding, MemorySample, Report
 from efprof.report.ranking import peak_bytes
 from efprof.units import format_bytes, format_ms, parse_bytes
 from tests.casebook._edits import edited
@@ -34,12 +39,18 @@ EFPROF = Path(sys.executable).with_name("efprof")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One program; `faults` are (audit id, marked line); `budget_bytes` is the constant BUDGET, if it has one."""
+    """One program; `faults` are (audit id, marked line).
+
+    `budget_bytes`, `options` of `efprof record` and `device` are the constants BUDGET, OPTIONS and DEVICE, if it has
+    them.
+    """
 
     name: str
     path: Path
     faults: tuple[tuple[str, int], ...]
     budget_bytes: int | None = None
+    options: tuple[str, ...] = ()
+    device: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +94,10 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None
     """Run the casebook, or the cases NAMES of it."""
     shutil.rmtree(runs, ignore_errors=True)
     scores = []
-    cases = [case for case in find_cases() if not names or case.name in names]
+    wanted = [case for case in all_cases() if not names or case.name in names]
+    cases = [case for case in wanted if case.device is None or torch.cuda.is_available()]
+    if missing := ", ".join(case.name for case in wanted if case not in cases):
+        click.echo(f"Not run, for want of a CUDA device: {missing}.", err=True)
     for pair in range(repeat):
         for case in cases:
             home = runs / str(pair)
@@ -96,6 +110,13 @@ def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None
 
 
 def find_cases() -> Iterator[Case]:
+    """Those that any machine runs to their end: tests/runs/ holds recordings of them."""
+    for case in all_cases():
+        if case.device is None and "out_of_memory" not in dict(case.faults):
+            yield case
+
+
+def all_cases() -> Iterator[Case]:
     """Every file of this folder that names what is expected of it."""
     for path in sorted(FOLDER.glob("[!_]*.py")):
         expected, budget = _constant(path, "EXPECTED"), _constant(path, "BUDGET")
@@ -106,6 +127,8 @@ def find_cases() -> Iterator[Case]:
                 path=path,
                 faults=tuple(_faults(path, audits)),
                 budget_bytes=parse_bytes(budget) if budget else None,
+                options=_constant(path, "OPTIONS") or (),
+                device=_constant(path, "DEVICE"),
             )
 
 
@@ -114,7 +137,7 @@ def record(case: Case, runs: Path, twin: Literal["sick", "healthy", "fixed"], pr
     home = runs / f"{case.name}-{twin}"
     environment = os.environ | {"EFPROF_HOME": str(home.absolute())}
     program_command = [sys.executable, str(program or case.path), *(["--healthy"] if twin == "healthy" else [])]
-    command = [str(EFPROF), "record", "--name", case.name, "--", *program_command]
+    command = [str(EFPROF), "record", "--name", case.name, *case.options, "--", *program_command]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise click.ClickException(f"{case.name} could not be recorded:\n{done.stderr}")
@@ -214,7 +237,7 @@ def _row(entries: list[Score]) -> str:
         "; ".join(text for entry in entries for text in entry.extra) or "none",
         "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
         _said([_predicted(entry) for entry in entries]) + _as_far(entries),
-        f"{_said([_measured(entry) for entry in entries])}, by {_fixed_by(entries[0])}",
+        f"{_said([_measured(entry) for entry in entries])}{_measured_as_far(entries)}, by {_fixed_by(entries[0])}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -226,9 +249,11 @@ def _predicted(entry: Score) -> tuple[float, float]:
 
 
 def _measured(entry: Score) -> tuple[float, float]:
-    mended, until = entry.mended, _until_step(entry)
-    step_ms = _median(entry.sick, "step_ms") - _median(mended, "step_ms")
-    return step_ms, _peak(entry.sick, until) - _peak(mended, until)
+    step_ms = _median(entry.sick, "step_ms") - _median(entry.mended, "step_ms")
+    if _until_step(entry) is None and not any(_samples(entry.sick, "memory_growth_bytes_per_step")):
+        return step_ms, float((peak_bytes(entry.sick) or 0) - (peak_bytes(entry.mended) or 0))
+    until = _both_read_until(entry)
+    return step_ms, float(_peak_outside_windows(entry.sick, until) - _peak_outside_windows(entry.mended, until))
 
 
 def _fixed_by(entry: Score) -> str:
@@ -239,6 +264,18 @@ def _until_step(entry: Score) -> int | None:
     """The last step that the prediction of the peak holds for; None where it is of the whole run."""
     ends = [finding.gain.until_step for audit, finding in _findings(entry.sick) if audit in dict(entry.case.faults)]
     return max((end for end in ends if end is not None), default=None)
+
+
+def _both_read_until(entry: Score) -> int:
+    """The last step of the sick run that was read and that the mended run, which may go on growing, was read to."""
+    sick, mended = ([step for step, _ in _read_outside_windows(report)] for report in (entry.sick, entry.mended))
+    return max((step for step in sick if step <= max(mended, default=0)), default=0)
+
+
+def _measured_as_far(entries: list[Score]) -> str:
+    """Empty where it is as far as the prediction goes."""
+    until, reached = _until_step(entries[0]), _both_read_until(entries[0])
+    return "" if until is None or reached >= until else f" up to step {reached:,}"
 
 
 def _as_far(entries: list[Score]) -> str:
@@ -264,12 +301,29 @@ def _median(report: Report, name: str) -> float:
     return statistics.median(samples) if samples else 0.0
 
 
-def _peak(report: Report, until_step: int | None) -> float:
-    """The highest instant known, at a stage's boundary or within a recorded window; up to a step, at a boundary."""
-    if until_step is None:
-        return float(peak_bytes(report) or 0)
-    memory = report.measurements.timeline.memory
-    return float(max((sample.allocated_bytes for sample in memory if sample.step <= until_step), default=0))
+def _peak_outside_windows(report: Report, until_step: int) -> int:
+    """The highest boundary of any step but those in windows, up to a step.
+
+    One that was read at its end alone is taken to need as much within it as the last one that was read throughout.
+    """
+    read = [samples for step, samples in _read_outside_windows(report) if step <= until_step]
+    fullest = max((len({sample.boundary for sample in samples}) for samples in read), default=0)
+    peak = needed = 0
+    for samples in read:
+        highest = max(sample.allocated_bytes for sample in samples)
+        kept = max(samples[0].allocated_bytes, samples[-1].allocated_bytes)
+        if len({sample.boundary for sample in samples}) == fullest:
+            needed = highest - kept
+        peak = max(peak, highest, kept + needed)
+    return peak
+
+
+def _read_outside_windows(report: Report) -> list[tuple[int, list[MemorySample]]]:
+    """The steps whose memory was read, each with what was read of it."""
+    timeline = report.measurements.timeline
+    in_windows = {step.step for step in timeline.steps if step.is_in_window}
+    by_step = groupby(timeline.memory, lambda sample: sample.step)
+    return [(step, list(samples)) for step, samples in by_step if step not in in_windows]
 
 
 def _plain(entry: Score) -> dict[str, object]:
