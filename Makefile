@@ -16,7 +16,7 @@ help: ## Show this list
 
 install: $(INSTALLED) ## Make .venv and install both packages into it
 
-$(INSTALLED): pyproject.toml constraints.txt efprof/recorder/stopwatch.c
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard efprof/recorder/*.[ch])
 	@test -n "$(PYTHON)" || { echo "efprof needs Python 3.11 or newer: install it, or name it as in 'make PYTHON=/path/to/python3.12 demo'."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -16,6 +16,9 @@ from benchmarks.switch import HOOKS, MISSING, Switch
 
 Step = Callable[[], None]
 
+IDLE = -1
+"""The key of a hook that does nothing; torch's own count up from 0."""
+
 
 def run_at_hooks(step: Step, loop: TrainingLoop, request: AtHooksRequest) -> AtHooksTimes:
     """Rounds without a recording, which shows what the timing itself takes, and as many within one."""
@@ -28,7 +31,7 @@ def run_at_hooks(step: Step, loop: TrainingLoop, request: AtHooksRequest) -> AtH
         switch.learn()  # which functions it replaces, with this loop
     shims = Shims()
     with shims.around_originals(switch.places):
-        with shims.around_hooks(switch.places):
+        with _idle_hooks(), shims.around_hooks(switch.places):
             bare = [shims.time_round(step, request.steps) for _ in range(request.rounds)]
         with efprof.record(**request.options):
             for _ in range(STEPS_TO_SETTLE):
@@ -104,6 +107,21 @@ class Shims:
                 self._spent_ns += left - entered - (ended - began)
 
         return call
+
+
+@contextmanager
+def _idle_hooks() -> Iterator[None]:
+    """Hooks that do nothing, where the recorder's will be: what timing those takes is known only so."""
+    for hooks in HOOKS:
+        hooks[IDLE] = _do_nothing
+    try:
+        yield
+    finally:
+        for hooks in HOOKS:
+            del hooks[IDLE]
+
+
+def _do_nothing(*_: Any) -> None: ...
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What the garbage collector frees: noted where it is much, its cycle named once, and the program none the wiser."""
 
 import gc
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from efprof.artifacts.cycles import CYCLES_FILE, Cycle, read_cycles
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder import garbage
 from efprof.recorder.collectors import cycles as cycles_collector
+from efprof.recorder.collectors.cycles import Cycles
 from efprof.recorder.garbage import look_at_garbage, may_look
 from efprof.recorder.sites import Sites
+from efprof.recorder.stopwatches import HAS_STOPWATCH
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, open_session, record_here
 
@@ -312,6 +315,33 @@ def test_the_collector_of_the_program_is_given_back(tmp_path: Path) -> None:
 def test_a_program_that_empties_the_list_is_not_disturbed(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, gc.callbacks.clear)
     assert not recorded.rank.exists() or recorded.events(CollectorStopped) == []
+
+
+@pytest.mark.skipif(not HAS_STOPWATCH, reason="Python prints what a function raises that its collector calls")
+def test_ctrl_c_within_a_collection_reaches_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, struck = Cycles._stop, []
+
+    def stop(self: Cycles, generation: int) -> None:
+        if not struck:
+            struck.append(generation)
+            signal.raise_signal(signal.SIGINT)
+        original(self, generation)
+
+    monkeypatch.setattr(Cycles, "_stop", stop)
+    caught: list[int] = []
+
+    def train_and_collect() -> None:
+        for number in range(3):
+            try:
+                train(big_step, num_steps=2)()
+                gc.collect()
+                sum(range(1000))
+            except KeyboardInterrupt:
+                caught.append(number)
+
+    recorded = record_here(tmp_path, train_and_collect)
+    assert caught == [0]
+    assert recorded.events(CollectorStopped) == []
 
 
 def test_an_error_of_ours_at_a_collection_stops_the_collector_and_not_the_training(tmp_path: Path) -> None:
