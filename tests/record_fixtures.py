@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.casebook.__main__ import EFPROF, Case, find_cases
+from tests.casebook.__main__ import EFPROF
+from tests.casebook._cases import Case, find_cases
 
 RUNS = Path(__file__).parent / "runs"
 WINDOWS = "5:6,40:41"

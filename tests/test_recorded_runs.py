@@ -7,7 +7,7 @@ import pytest
 
 from efprof.commands.report import analyse, render
 from efprof.model import Report
-from tests.casebook.__main__ import find_cases
+from tests.casebook._cases import find_cases
 
 RUNS = Path(__file__).parent / "runs"
 CASES = {case.name: case for case in find_cases() if len(case.faults) == 1}

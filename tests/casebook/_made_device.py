@@ -30,7 +30,7 @@ from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.builders import GPU, START_NS, loader_built, make_step, write_run
-from tests.casebook.__main__ import Case
+from tests.casebook._cases import Case
 from tests.facts.allocator import recording
 
 Frame = dict[str, str | int]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from efprof.commands.report import analyse
-from tests.casebook.__main__ import all_cases
+from tests.casebook._cases import all_cases
 from tests.casebook._made_device import made_run
 
 CASES = {case.name: case for case in all_cases() if case.device is not None}

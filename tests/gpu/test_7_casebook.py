@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.casebook.__main__ import all_cases, record, record_fixed, score
+from tests.casebook.__main__ import record, record_fixed, score
+from tests.casebook._cases import all_cases
 from tests.gpu.cuda_runs import needs_cuda
 
 pytestmark = needs_cuda
