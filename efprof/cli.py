@@ -1,6 +1,5 @@
 """The command line: one file per subcommand, found by listing the folder, and one handler for our errors."""
 
-import difflib
 import importlib
 import pkgutil
 import sys
@@ -13,7 +12,7 @@ from efprof import commands
 from efprof.model.errors import EfprofError
 
 
-class LazyGroup(click.Group):
+class LazyGroup(commands.NamingGroup):
     """Imports a subcommand only when it is called, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -30,18 +29,6 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest subcommand when the one given does not exist."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            there_are = ", ".join(self.list_commands(ctx))
-            hint = f" Did you mean '{near[0]}'?" if near else f" There are {there_are}."
-            raise click.UsageError(f"There is no command '{args[0]}'.{hint}", ctx) from None
-
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(efprof.__version__, prog_name="efprof")
@@ -52,14 +39,14 @@ def group(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; our own errors end as one sentence and their exit code."""
+    """Run the command line; errors, our own and those of usage, end as one sentence and their exit code."""
     try:
-        status = group.main(standalone_mode=False)
+        status = group.main(prog_name="efprof", standalone_mode=False)
     except EfprofError as error:
         _say(error)
         status = error.exit_code
     except click.ClickException as error:
-        error.show()
+        click.echo(f"efprof: {_sentence(error)}", err=True)
         status = error.exit_code
     except click.Abort:
         status = 130
@@ -70,6 +57,35 @@ def _say(error: EfprofError) -> None:
     if "--debug" in sys.argv[1 : _end_of_our_arguments()]:
         traceback.print_exception(error)
     click.echo(f"efprof: {error}", err=True)
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click refuses, by the name of the option or argument, and what to write instead."""
+    match error:
+        case click.NoSuchOption(option_name=name, possibilities=[nearest, *_]):
+            return f"there is no option '{name}'; did you mean '{nearest}'?"
+        case click.NoSuchOption(option_name=name, ctx=click.Context(command_path=path)):
+            return f"there is no option '{name}'; '{path} --help' lists those that there are."
+        case click.MissingParameter(param=click.Parameter() as parameter, ctx=click.Context() as context):
+            return f"{_name_of(parameter)} is missing; write '{_usage(context)}'."
+        case click.BadParameter(param=click.Parameter() as parameter):
+            return f"{_name_of(parameter)} {error.message}"
+        case click.UsageError(ctx=click.Context() as context):
+            return f"{_as_part(error.format_message())}; write '{_usage(context)}'."
+        case _:
+            return f"{_as_part(error.format_message())}."
+
+
+def _name_of(parameter: click.Parameter) -> str:
+    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+
+
+def _usage(context: click.Context) -> str:
+    return " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
+
+
+def _as_part(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def _end_of_our_arguments() -> int:

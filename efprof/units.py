@@ -7,6 +7,9 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
+MOST_BYTES = 2**63 - 1
+"""The largest count that every reader of our JSON takes."""
+
 
 def format_bytes(num_bytes: float) -> str:
     """Bytes in the largest binary unit that keeps at least one whole one: `61.0 MiB`."""
@@ -18,13 +21,19 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """The other way round: `24GiB`, `512 MiB`, or bytes without a unit. Raises ValueError where it is no such size."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])iB|B)?\s*", text)
+    """The other way round, in upper or lower case: `24GiB` and `24G` are binary, `24GB` decimal, `24` and `24B` bytes.
+
+    Raises ValueError where it is no such size, or too large a one.
+    """
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([KMGT])(IB|B)?|B)?", text.strip().upper())
     if found is None:
-        raise ValueError(text)
-    number, letter = found.groups()
-    factor: int = 1024 ** (" KMGT".index(letter) if letter else 0)
-    return round(float(number) * factor)
+        raise ValueError(f"no size: {text!r}")
+    number, letter, ending = found.groups()
+    factor: int = (1000 if ending == "B" else 1024) ** (" KMGT".index(letter) if letter else 0)
+    num_bytes = float(number) * factor
+    if num_bytes > MOST_BYTES:
+        raise ValueError(f"no size: {text!r}")
+    return round(num_bytes)
 
 
 def format_ms(milliseconds: float) -> str:

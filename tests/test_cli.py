@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from efprof.cli import main
+
 EFPROF = str(Path(sys.executable).parent / "efprof")
 
 
@@ -14,29 +16,62 @@ def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (["record", "--"], "There is no command: write it after two dashes"),
-        (["record"], "There is no command: write it after two dashes"),
-        (["record", "--nane", "x", "--", "true"], "--name"),
-        (["record", "--window", "none", "--", "true"], "--windows"),
-        (["recrod"], "Did you mean 'record'?"),
-        (["reprot"], "Did you mean 'report'?"),
-        (["record", "--windows", "5:7", "--", "true"], "--windows '5:7' is not"),
-        (["record", "--trace-steps", "5", "--", "true"], "--trace-steps '5' is not"),
-        (["record", "--trace-steps", "7:5", "--", "true"], "--trace-steps '7:5' is not"),
-        (["record", "--memory-steps", "7:5", "--", "true"], "--memory-steps '7:5' is not"),
-        (["record", "--trace-steps", "5:9", "--memory-steps", "8:9", "--", "true"], "both name step 8"),
-        (["record", "--triggers", "slow", "--", "true"], "--triggers 'slow' is not"),
-        (["record", "--trace-steps", "1:2:3", "--", "true"], "--trace-steps '1:2:3' is not"),
-        (["record", "--", "no-such-program"], "'no-such-program' is not on PATH"),
+        ("record --", "there is no command: write it after two dashes"),
+        ("record", "there is no command: write it after two dashes"),
+        ("record --nane x -- true", "there is no option '--nane'; did you mean '--name'?"),
+        ("record --window none -- true", "there is no option '--window'; did you mean '--windows'?"),
+        ("record --name", "option '--name' requires an argument."),
+        ("recrod", "there is no command 'efprof recrod'; did you mean 'record'?"),
+        ("reprot", "there is no command 'efprof reprot'; did you mean 'report'?"),
+        ("--nope", "there is no option '--nope'; 'efprof --help' lists those that there are."),
+        ("record --windows 5:7 -- true", "--windows '5:7' is not"),
+        ("record --trace-steps 5 -- true", "--trace-steps '5' is not"),
+        ("record --trace-steps 7:5 -- true", "--trace-steps '7:5' is not"),
+        ("record --memory-steps 7:5 -- true", "--memory-steps '7:5' is not"),
+        ("record --trace-steps 5:9 --memory-steps 8:9 -- true", "--trace-steps and --memory-steps both name step 8"),
+        ("record --triggers slow -- true", "--triggers 'slow' is not"),
+        ("record --trace-steps 1:2:3 -- true", "--trace-steps '1:2:3' is not"),
+        ("record -- no-such-program", "the program 'no-such-program' is not on PATH"),
+        ("report a b", "got unexpected extra argument (b); write 'efprof report [OPTIONS] [RUN]'."),
+        ("report --format xml", "--format 'xml' is not one of 'text', 'json', 'markdown', 'html'."),
+        ("report --json=x", "option '--json' does not take a value"),
+        ("report --json --format html", "--json and --format html contradict each other"),
+        ("report --budget 0", "--budget '0' is not a size above zero; write one such as 24GiB"),
+        ("report /no/run", "there is no file or folder /no/run; give the path of one, or the name of a run."),
+        ("report no.pickle", "there is no file or folder no.pickle; give the path of one, or the name of a run."),
+        ("report none", "there is no run 'none'"),
+        ("compare a", "HEAD is missing; write 'efprof compare [OPTIONS] BASE HEAD'."),
+        ("compare a b --budgt x=1", "there is no option '--budgt'; did you mean '--budget'?"),
+        ("compare a b --budget step_ms", "--budget 'step_ms' is not METRIC=PERCENT"),
+        ("compare no.pickle b", "there is no file or folder no.pickle"),
+        ("fit -- true {batch}", "--budget is missing; write 'efprof fit --budget SIZE [OPTIONS] -- COMMAND...'."),
+        ("fit --budget 1G -- true", "the command must name the batch size as {batch}"),
+        ("fit --budget 0 -- true {batch}", "--budget '0' is not a size above zero"),
+        ("fit --budget 1G --max-batch 0 -- true {batch}", "--max-batch '0' is not a whole number of at least 1."),
+        ("fit --budget 1G --min-batch x -- true {batch}", "--min-batch 'x' is not a whole number of at least 1."),
+        ("doctor x", "got unexpected extra argument (x); write 'efprof doctor [OPTIONS]'."),
+        ("allocator rply", "there is no command 'efprof allocator rply'; did you mean 'replay'?"),
+        ("allocator xyzzy", "there is no command 'efprof allocator xyzzy'; there are replay, what-if."),
+        ("allocator replay", "FILE is missing; write 'efprof allocator replay [OPTIONS] FILE'."),
+        ("allocator replay no.pickle", "no.pickle cannot be read: No such file or directory"),
+        ("allocator what-if x --device-memory -1GiB", "--device-memory '-1GiB' is not a size above zero"),
     ],
 )
-def test_wrong_usage_is_answered_with_what_to_do_and_exit_2(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = run(*arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_is_answered_in_one_sentence_with_what_to_do_and_exit_2(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["efprof", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.err.startswith(f"efprof: {said}")
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,7 +83,9 @@ def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
 
 
 def test_a_command_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
-    assert "There are allocator, compare, doctor, fit, record, report." in run("xyzzy", folder=tmp_path).stderr
+    assert run("xyzzy", folder=tmp_path).stderr == (
+        "efprof: there is no command 'efprof xyzzy'; there are allocator, compare, doctor, fit, record, report.\n"
+    )
 
 
 def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:
@@ -64,6 +101,18 @@ def test_help_and_version_are_printed(arguments: list[str], tmp_path: Path) -> N
     assert done.returncode == 0
     assert done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["allocator"]])
+def test_a_group_without_a_subcommand_shows_its_help_as_an_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["efprof", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr()
+    assert (stop.value.code, printed.out) == (2, "")
+    assert "\nCommands:\n" in printed.err
 
 
 def test_runs_are_kept_out_of_the_repository(tmp_path: Path) -> None:

@@ -1,10 +1,24 @@
 """How amounts are written for people."""
 
 import math
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from efprof.units import MIB, format_about, format_change, format_interval, format_value
+from efprof.units import (
+    GIB,
+    KIB,
+    MIB,
+    MOST_BYTES,
+    format_about,
+    format_bytes,
+    format_change,
+    format_interval,
+    format_value,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +49,38 @@ def test_an_interval_whose_ends_read_the_same_is_left_out() -> None:
 
 def test_a_prediction_has_two_digits() -> None:
     assert (format_about(50_645), format_about(2_214), format_about(87)) == ("~51,000", "~2,200", "~87")
+
+
+@given(st.integers(min_value=0, max_value=MOST_BYTES - MOST_BYTES // 100))
+def test_a_size_that_is_printed_is_read_as_the_same_to_the_digits_printed(num_bytes: int) -> None:
+    assert abs(parse_bytes(format_bytes(num_bytes)) - num_bytes) <= num_bytes * 0.005 + 0.5
+
+
+@given(
+    st.integers(min_value=0, max_value=10**6),
+    st.sampled_from(["", "B", "K", "KiB", "KB", "M", "MiB", "MB", "G", "GiB", "GB", "T", "TiB", "TB"]),
+    st.sampled_from(["", " "]),
+    st.sampled_from([str.upper, str.lower, str]),
+)
+def test_a_letter_is_binary_alone_or_with_ib_and_decimal_with_b_in_any_case(
+    number: int, unit: str, space: str, written: Callable[[str], str]
+) -> None:
+    base = 1000 if unit in ("KB", "MB", "GB", "TB") else 1024
+    expected = number * base ** "BKMGT".index(unit[0] if unit else "B")
+    assert parse_bytes(written(f"{number}{space}{unit}")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("24GB", 24 * 10**9), ("24G", 24 * GIB), ("1.5gib", 3 * GIB // 2), ("500 MB", 5 * 10**8), (".5KiB", KIB // 2)],
+)
+def test_sizes_are_read_as_users_write_them(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "much", "-1GiB", "1e9", "24Gigs", "24iB", "1,5GiB", "nan", "9" * 400, "8388608TiB"]
+)
+def test_what_is_no_size_that_anything_has_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_bytes(text)

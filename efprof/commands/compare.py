@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, REPORTS_FOLDER, Format, format_of, write_out
+from efprof.commands.report import FORMATS, REPORTS_FOLDER, Format, analyse, find, format_of, write_out
+from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from efprof.model import Comparison, Report
@@ -66,14 +67,12 @@ def compare(
     3 unclear (with --strict), 4 not comparable.
     """
     if is_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
-    from efprof.artifacts.runs import find_run
-    from efprof.commands.report import analyse
+        raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
     from efprof.compare.comparison import compare_reports
 
-    folders = find_run(base), find_run(head)
+    folders = find(base), find(head)
     if folders[0].resolve() == folders[1].resolve():
-        raise click.UsageError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
+        raise EfprofError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
     reports = analyse(folders[0]), analyse(folders[1])
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     _show(comparison, reports, "json" if is_json else form or (format_of(out) if out else "text"), out)

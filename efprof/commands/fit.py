@@ -1,21 +1,36 @@
 """`efprof fit --budget 24GiB -- python train.py --batch-size {batch}`: the largest batch that fits."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from efprof.commands.allocator import parse_size
+from efprof.commands.allocator import SIZES, parse_size
+from efprof.model import EfprofError
 
 if TYPE_CHECKING:
     from efprof.fit.search import Fitted
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help="Memory to stay below, as 24GiB.")
-@click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger one.")
-@click.option("--min-batch", type=click.IntRange(min=1), default=2, show_default=True, help="The first to be measured.")
+class BatchSize(click.IntRange):
+    """A whole number of at least 1, refused in these words."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; raises BadParameter."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"'{value}' is not a whole number of at least 1.", param, ctx)
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="--budget SIZE [OPTIONS] --")
+@click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help=f"Memory to stay below: {SIZES}.")
+@click.option("--max-batch", type=BatchSize(), help="Try no larger one.")
+@click.option("--min-batch", type=BatchSize(), default=2, show_default=True, help="The first to be measured.")
 @click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, command: tuple[str, ...]) -> int:
     """Find the largest batch size with which a training command stays below a budget of memory.
 
@@ -31,12 +46,12 @@ def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, comma
     from efprof.fit.search import search
 
     if not any(PLACE in word for word in command):
-        raise click.UsageError(
-            f"The command must name the batch size as {PLACE}, as in 'efprof fit --budget 24GiB -- python train.py "
+        raise EfprofError(
+            f"the command must name the batch size as {PLACE}, as in 'efprof fit --budget 24GiB -- python train.py "
             f"--batch-size {PLACE}'."
         )
     if max_batch is not None and max_batch < min_batch:
-        raise click.UsageError(f"--max-batch {max_batch} is below --min-batch {min_batch}.")
+        raise EfprofError(f"--max-batch {max_batch} is below --min-batch {min_batch}; raise it, or lower the other.")
 
     def measure(batch: int) -> int | None:
         peak = measure_peak(command, batch)

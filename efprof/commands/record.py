@@ -58,9 +58,7 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
     underscores for dashes. What is given here wins.
     """
     if not command:
-        raise click.UsageError(
-            "There is no command: write it after two dashes, as in 'efprof record -- python train.py'."
-        )
+        raise EfprofError("there is no command: write it after two dashes, as in 'efprof record -- python train.py'.")
     from efprof.artifacts.runs import runs_folder
     from efprof.artifacts.settings import merge, read_settings
     from efprof.recorder.launch import launch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from efprof.commands.allocator import given_path, parse_size
+from efprof.commands.allocator import SIZES, given_path, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ REPORTS_FOLDER: Final = Path("reports")
 )
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
 @click.option(
-    "--budget", callback=parse_size, metavar="SIZE", help="Say how the peak of memory comes to stay below, as 24GiB."
+    "--budget",
+    callback=parse_size,
+    metavar="SIZE",
+    help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(run: str | None, form: Format | None, is_json: bool, budget: int | None, out: Path | None) -> None:
@@ -46,7 +49,7 @@ def report(run: str | None, form: Format | None, is_json: bool, budget: int | No
     default; or a snapshot of CUDA's allocator (.pickle), or a folder with one per rank.
     """
     if is_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} contradict each other: give one of them.")
+        raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
     chosen = "json" if is_json else form or (format_of(out) if out else "html")
     result = _report_on(run, budget)
     if chosen == "html":
@@ -66,7 +69,7 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
             result = analyse(folder, budget)
             _refuse_unreadable(result, folder, run)
         return replace(result, run=replace(result.run, path=run))
-    return analyse(_find(run), budget)
+    return analyse(find(run), budget)
 
 
 def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
@@ -76,6 +79,21 @@ def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
         # By a function: a backslash in the name is no escape.
         links = rf"{re.escape(str(folder))}\S*\.pickle"
         raise UnreadableInput(re.sub(links, lambda link: str(given_path(Path(run), Path(link[0]))), broken[0]))
+
+
+def find(run: str | None) -> Path:
+    """The run's folder; a name that can only be a path and leads nowhere is said to be missing, not to be no run."""
+    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
+    from efprof.artifacts.runs import find_run
+
+    try:
+        return find_run(run)
+    except UnreadableInput:
+        path = Path(run or "")
+        if path.exists() or not (path.suffix in SNAPSHOT_SUFFIXES or path.is_absolute()):
+            raise
+        message = f"there is no file or folder {run}; give the path of one, or the name of a run."
+        raise UnreadableInput(message) from None
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
@@ -127,18 +145,12 @@ def write_out(path: Path, text: str) -> None:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
 
 
-def _find(run: str | None) -> Path:
-    from efprof.artifacts.runs import find_run
-
-    return find_run(run)
-
-
 def format_of(out: Path) -> Format:
     """The form that the file's name ends in, HTML where it has no ending; refuses one that is none of ours."""
     suffix = out.suffix.lower()
     if suffix and suffix not in FORMAT_OF_SUFFIX:
         known = ", ".join(FORMAT_OF_SUFFIX)
-        raise click.UsageError(f"--out {out} ends in none of {known}: give one of these, or --format.")
+        raise EfprofError(f"--out {out} ends in none of {known}: give one of these, or --format.")
     return FORMAT_OF_SUFFIX.get(suffix, "html")
 
 

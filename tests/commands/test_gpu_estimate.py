@@ -52,6 +52,7 @@ def test_the_json_has_the_contracts_fields(tmp_path: Path) -> None:
     assert (device["replayable"], device["estimate"]) == (False, True)
     assert predictions[1]["peak_reserved_bytes"] == 92 * MIB
     assert predictions[1]["fits"] is None
+    assert [one["start"] for one in predictions] == ["cold", "cold"]
 
 
 def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:

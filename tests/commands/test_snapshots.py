@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
 from efprof.commands.report import report
+from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.segment_evidence import DeviceOverview
 from efprof.model import EfprofError, UnreadableInput
@@ -234,24 +235,49 @@ def test_each_setting_that_is_asked_for_is_tried(snapshot: Path) -> None:
     assert device["best"] == "expandable_segments:True"
 
 
-def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_path: Path) -> None:
-    recording, path = Recording(AllocatorSettings()), tmp_path / "warm.pickle"
+def began_warm(folder: Path) -> Path:
+    """A snapshot whose recording began when memory was cached that it needs little of."""
+    recording, path = Recording(AllocatorSettings()), folder / "warm.pickle"
     recording.free(recording.malloc(100 * MIB))
     first_entry = len(recording.entries)
     recording.malloc(5 * MIB)
     write_snapshot(path, recording.snapshot(first_entry=first_entry))
+    return path
+
+
+def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_path: Path) -> None:
+    path = began_warm(tmp_path)
     (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
     assert device["recorded"]["peak_reserved_bytes"] == 100 * MIB
     assert device["recorded_cold"]["peak_reserved_bytes"] == 20 * MIB
+    assert (device["recorded"]["start"], device["recorded_cold"]["start"]) == ("warm", "cold")
     text = run(allocator, "what-if", path).output
     assert "  as recorded, cold " in text
     assert "compare them with 'as recorded, cold'" in text
 
 
+def test_a_prediction_says_whether_it_starts_with_what_was_cached_before(tmp_path: Path) -> None:
+    words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
+    (device,) = json.loads(run(allocator, "what-if", began_warm(tmp_path), *words).output)["devices"]
+    assert [one["start"] for one in device["predictions"]] == ["warm", "cold"]
+
+
 def test_a_recording_that_began_cold_has_no_such_row(snapshot: Path) -> None:
-    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
+    words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
+    (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
     assert device["recorded_cold"] is None
+    assert {one["start"] for one in [device["recorded"], *device["predictions"]]} == {"cold"}
     assert "cold" not in run(allocator, "what-if", snapshot).output
+
+
+def test_a_long_recording_is_said_to_be_tried_in_one_layout(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
+    assert device["num_layouts"] == what_if.NUM_LAYOUTS
+    assert "one layout" not in run(allocator, "what-if", snapshot).output
+    monkeypatch.setattr(what_if, "MANY_OPERATIONS", 10)
+    (device,) = json.loads(run(allocator, "what-if", snapshot, "--json").output)["devices"]
+    assert device["num_layouts"] == 1
+    assert "tried in one layout of addresses only" in run(allocator, "what-if", snapshot).output
 
 
 def test_settings_that_hurt_or_do_nothing_are_said_to(snapshot: Path) -> None:

@@ -15,7 +15,7 @@ from tests.report.report_sample import make_report, make_run
 def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A report without a run folder: what this tests begins after the analysis."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "_find", lambda run: Path("run"))
+    monkeypatch.setattr(command, "find", lambda run: Path("run"))
     monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report())
 
 
@@ -44,8 +44,8 @@ def test_the_name_of_the_file_says_the_form() -> None:
 
 def test_a_name_that_says_no_form_is_refused_and_nothing_written() -> None:
     error = run_command("--out", "page.pdf").exception
-    assert isinstance(error, click.UsageError)
-    assert "page.pdf ends in none of .txt, .json, .md, .html, .htm" in error.message
+    assert isinstance(error, EfprofError)
+    assert "page.pdf ends in none of .txt, .json, .md, .html, .htm" in str(error)
     assert not Path("page.pdf").exists()
 
 
@@ -55,7 +55,7 @@ def test_a_format_that_is_given_goes_before_the_name() -> None:
 
 
 def test_json_and_another_format_contradict_each_other() -> None:
-    assert isinstance(run_command("--json", "--format", "html").exception, click.UsageError)
+    assert isinstance(run_command("--json", "--format", "html").exception, EfprofError)
 
 
 def test_an_unwritable_place_is_one_sentence() -> None:

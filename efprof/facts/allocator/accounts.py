@@ -1,6 +1,7 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -29,6 +30,8 @@ class DeviceReplay(msgspec.Struct, kw_only=True):
 class Prediction(msgspec.Struct, kw_only=True):
     """What the model says of one configuration; low and high are over the layouts that were tried.
 
+    `start` is "warm" where it begins with what was cached before the recording, which is known for the recorded
+    settings only, and "cold" where it begins with nothing cached: two are comparable where both start alike.
     `driver_ms` is what its calls of the driver would take, about, by the median of each kind of call in the recording;
     None where the recording has too few of a kind.
     """
@@ -43,6 +46,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     retries: int
     out_of_memory: bool
     driver_ms: float | None = None
+    start: Literal["warm", "cold"] = "cold"
     warnings: tuple[str, ...] = ()
 
 
@@ -50,7 +54,8 @@ class DevicePredictions(msgspec.Struct, kw_only=True):
     """One device; `best` names the configuration with the lowest peak, where one beats the recorded settings.
 
     `recorded_cold` is what the recorded settings make of the cold start that the predictions begin with; None where
-    the recording itself began cold.
+    the recording itself began cold. With a `num_layouts` of 1, as in a very long recording, low and high do not tell
+    how far another layout would move a peak.
     """
 
     device: int
@@ -58,6 +63,7 @@ class DevicePredictions(msgspec.Struct, kw_only=True):
     reason: str | None = None
     match_share: float | None = None
     capacity_bytes: int | None = None
+    num_layouts: int | None = None
     peak_reserved_recorded_bytes: int | None = None
     recorded: Prediction | None = None
     recorded_cold: Prediction | None = None
@@ -119,6 +125,7 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
                 replayable=True,
                 match_share=result.match_share,
                 capacity_bytes=what_if.capacity,
+                num_layouts=what_if.num_layouts,
                 peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
                 recorded=_prediction_of(what_if, what_if.recorded_configuration, what_if.recorded),
                 recorded_cold=None if cold is None else _prediction_of(what_if, what_if.recorded_configuration, cold),
@@ -165,6 +172,7 @@ def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnin
         retries=outcome.calls.num_retries,
         out_of_memory=outcome.is_out_of_memory,
         driver_ms=what_if.driver_costs.of(outcome.calls),
+        start="warm" if what_if.is_warm(outcome) else "cold",
         warnings=warnings,
     )
 

@@ -20,7 +20,7 @@ NUM_LAYOUTS: Final = 5
 7 % between layouts in one of 36 recordings, by nothing in nearly all (measured)."""
 
 MANY_OPERATIONS: Final = 200_000
-"""From here on one layout has to do: each takes some microseconds per operation."""
+"""From here on one layout has to do, so nothing tells how far the peak moves: each takes microseconds per operation."""
 
 MADE_UP: Final = 1 << 60
 """Addresses from here on are of no driver: none is there already when a recording is gone on with."""
@@ -80,9 +80,18 @@ class WhatIf:
         outcome = self.run(settings)
         return (self.recorded_cold or outcome) if outcome is self.recorded else outcome
 
+    def is_warm(self, outcome: Outcome) -> bool:
+        """Whether it starts from what was cached before the recording; no outcome does where that itself began cold."""
+        return outcome is self.recorded and self.recorded_cold is not None
+
     def saved_bytes(self, outcome: Outcome) -> int:
         """By how much that of other settings is below the recorded peak, less what only the state before adds to it."""
         return self.recorded.peak_reserved_bytes - self.missed_bytes - outcome.peak_reserved_bytes
+
+    @property
+    def num_layouts(self) -> int:
+        """How many are tried of each setting; of one alone, the ends of an outcome say nothing of layouts."""
+        return NUM_LAYOUTS if len(self.script.operations) < MANY_OPERATIONS else 1
 
     @property
     def recorded_settings(self) -> AllocatorSettings:
@@ -126,8 +135,7 @@ class WhatIf:
 
     def _layouts(self, settings: AllocatorSettings, *, is_warm: bool) -> list[_Layout]:
         """By their peaks."""
-        num_layouts = NUM_LAYOUTS if len(self.script.operations) < MANY_OPERATIONS else 1
-        layouts = [self._run(settings, _ranges(seed), is_warm=is_warm) for seed in range(num_layouts)]
+        layouts = [self._run(settings, _ranges(seed), is_warm=is_warm) for seed in range(self.num_layouts)]
         return sorted(layouts, key=lambda layout: layout.peak_reserved)
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> _Layout:
