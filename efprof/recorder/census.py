@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -46,6 +47,8 @@ class Census:
                 file = getattr(module, "__file__", None)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module))
+            # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
+            self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             if self._walk.running:
                 self._count_generators()
             for held in self._walk.held.values():
@@ -68,7 +71,7 @@ class Census:
             if self._sites.is_user_code(code) and may_read_locals(code):
                 self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
 
-    def _count_variables(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
+    def _count_variables(self, scope: str, owner: str, file: str | None, names: dict[str, Any]) -> None:
         """Each within a time of its own."""
         for name, value in list(names.items()):
             now = time.perf_counter()

@@ -1,14 +1,66 @@
 """What an object, a function or a frame keeps, read without running any code of the user's."""
 
+import functools
+import gc
+import queue
 import sys
-from collections import deque
+from collections import ChainMap, Counter, UserDict, UserList, deque
+from collections.abc import Iterable
 from contextlib import suppress
+from contextvars import ContextVar
 from inspect import CO_OPTIMIZED
-from types import CellType, CodeType, FrameType, FunctionType, MemberDescriptorType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any
 from weakref import WeakKeyDictionary
 
 COLLECTIONS: tuple[type[Any], ...] = (list, tuple, deque, set, frozenset)
+
+FEW = 64
+"""Up to so many elements of a collection are looked at one by one, of more the first and the last."""
+
+PLAIN = frozenset({str, bytes, int, float, bool, complex, NoneType})
+"""What can hold nothing, and is told at a glance."""
+
+NOT_DATA = (
+    ModuleType,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    CodeType,
+    FrameType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+)
+
+CODE = (FunctionType, MethodType, GeneratorType, type)
+"""What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
+
+HIDING = (ContextVar, functools._lru_cache_wrapper)
+"""What has attributes of no interest, and contents that are no attribute."""
+
+_INNER: dict[type[Any], str] = {
+    queue.Queue: "queue",
+    UserList: "data",
+    UserDict: "data",
+    WeakKeyDictionary: "data",
+    ChainMap: "maps",
+}
+"""Containers written in Python, and the attribute in which they have what they contain."""
 
 _READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
@@ -20,7 +72,9 @@ def slots_of(kind: type[Any]) -> dict[str, Any]:
     slots = _SLOTS.get(kind)
     if slots is None:
         found = ((name, slot) for base in kind.__mro__ for name, slot in vars(base).items())
-        slots = _SLOTS[kind] = {name: slot for name, slot in found if type(slot) is MemberDescriptorType}
+        slots = _SLOTS[kind] = {
+            name: slot for name, slot in found if type(slot) is MemberDescriptorType and name != "__dict__"
+        }
     return slots
 
 
@@ -33,6 +87,33 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
     if type(value).__dictoffset__:
         attributes |= object.__getattribute__(value, "__dict__")
     return list(attributes.items())
+
+
+def inner_name(kind: type[Any]) -> str | None:
+    """The attribute of Python's own containers that has their contents; None for what is none of them."""
+    return next((name for container, name in _INNER.items() if issubclass(kind, container)), None)
+
+
+def is_array(kind: type[Any]) -> bool:
+    """Of numpy, which is not loaded for the question."""
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return array is not None and issubclass(kind, array)
+
+
+def contents_of(value: Any) -> list[Any]:
+    """What an object of C keeps that has no names for it: an iterator, a cache, a context variable, an array."""
+    if type(value) is ContextVar:
+        return [value.get(None)]
+    if is_array(type(value)):
+        array = sys.modules["numpy"].ndarray
+        return list(array.flat.__get__(value)) if array.dtype.__get__(value).char == "O" else []
+    return gc.get_referents(value)
+
+
+def thread_attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """The attributes of a `threading.local`, of all threads; it has a dict of each in one that it names nowhere."""
+    dicts = [one for table in gc.get_referents(value) if type(table) is dict for one in table.values()]
+    return [item for names in dicts if type(names) is dict for item in names.items()]
 
 
 def is_filled(cell: CellType) -> bool:
@@ -74,4 +155,39 @@ def variables_of(function: FunctionType) -> dict[str, Any]:
     defaults = function.__defaults__ or ()
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     names: dict[str, Any] = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
-    return names | dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    names |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    return names | (function.__kwdefaults__ or {})
+
+
+def made_keys_of(value: dict[Any, Any]) -> list[Any]:
+    """Those that are made for it: arguments of a cached function; other keys are known elsewhere, as parameters are."""
+    return [key for key in list(dict.keys(value)) if type(key) is tuple]
+
+
+def may_hold_tensors(elements: list[Any]) -> bool:
+    """Whether any of a few elements, the first or the last of many, can lead to a tensor: numbers are passed over."""
+    if len(elements) <= FEW:
+        return not PLAIN.issuperset(map(type, elements))
+    return any(type(end) in CODE or not issubclass(type(end), NOT_DATA) for end in (elements[0], elements[-1]))
+
+
+def lone_kinds(elements: Iterable[Any]) -> frozenset[Any]:
+    """The kinds of which there is one object among the elements; a bound method stands for its object."""
+    things = {id(thing): thing for thing in (one.__self__ if type(one) is MethodType else one for one in elements)}
+    counted = Counter(map(kind_of, things.values()))
+    return frozenset(kind for kind, number in counted.items() if number == 1)
+
+
+def kind_of(value: Any) -> Any:
+    """By its type; a function by its code."""
+    if type(value) is MethodType:
+        return type(value.__self__)
+    return value.__code__ if type(value) is FunctionType else type(value)
+
+
+def is_chain(value: Any, attributes: Iterable[tuple[str, Any]]) -> bool:
+    """Whether an attribute leads to another of its type, and on to a third: a linked list is one container."""
+    for name, following in attributes:
+        if type(following) is type(value) and type(dict(attributes_of(following)).get(name)) is type(value):
+            return True
+    return False

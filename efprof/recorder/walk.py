@@ -1,17 +1,11 @@
 """Walks from a variable to every tensor that it keeps alive, by way of containers, attributes, closures and errors."""
 
-import queue
+import gc
 import sys
-from collections.abc import Callable
-from types import (
-    BuiltinFunctionType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-    NoneType,
-)
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,46 +13,43 @@ import torch
 from efprof.recorder.held import Clock, Held
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import (
+    CODE,
     COLLECTIONS,
+    FEW,
+    HIDING,
+    NOT_DATA,
+    PLAIN,
     attributes_of,
+    contents_of,
     elements_of,
+    inner_name,
+    is_array,
+    is_chain,
+    kind_of,
     locals_of,
+    lone_kinds,
+    made_keys_of,
+    may_hold_tensors,
     may_read_locals,
     slots_of,
+    thread_attributes_of,
     variables_of,
 )
 
 MAX_DEPTH = 6
-"""Attributes and keys below a variable; deeper structures are libraries' own."""
+"""Attributes and keys below a variable; deeper structures are libraries' own. An attribute of the user's classes counts
+once, however often the way leads through it, as in a linked list."""
 
 MANY = 1000
 """A dictionary of more entries, the first and the last of which are plain, is passed over."""
-
-_PLAIN = frozenset({str, bytes, int, float, bool, complex, NoneType})
-"""What can hold nothing, and is told at a glance."""
-
-_NOT_DATA = (
-    ModuleType,
-    type,
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-    FrameType,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-)
-
-_CODE = (FunctionType, MethodType, GeneratorType, type)
-"""What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
 _TABLES = frozenset({"_buffers", "_parameters"})
 """Where a `torch.nn.Module` keeps the tensors that the program knows as its attributes."""
 
 Key = tuple[str, str]
 """Scope and path."""
+
+_Visitor = Callable[[Any, "_Place", Held | None], None]
 
 
 class _Place(NamedTuple):
@@ -70,6 +61,13 @@ class _Place(NamedTuple):
     name: str
     file: str | None
     depth: int = 0
+
+
+class _Kind(NamedTuple):
+    """How things of one type are visited; `has_names` for their contents, or is one more layer of a container."""
+
+    visit: _Visitor | None
+    has_names: bool = True
 
 
 class Walk:
@@ -88,77 +86,111 @@ class Walk:
         """Frames, by `id`."""
         self._sites = sites
         self._clock = clock
+        self._kinds: dict[type[Any], _Kind] = {}
+        self._files: dict[type[Any], str | None] = {}
+        """Of classes, the user's file that defines it."""
+        self._todo: deque[tuple[_Visitor, Any, _Place, Held | None]] = deque()
+        """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
+        self._depths: dict[str, int] = {}
+        """At which depth an attribute of the user's classes was first met below the variable."""
         self._seen_here: set[int] = set()
         self._tables: set[int] = set()
         """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
 
-    def visit_variable(self, scope: str, owner: str, file: str, name: str, value: Any) -> None:
+    def visit_variable(self, scope: str, owner: str, file: str | None, name: str, value: Any) -> None:
         """Raises TimeIsUp where it takes too long; then none of it counts as seen."""
-        self._seen_here, self.held_here = set(), set()
+        self._seen_here, self.held_here, self._depths = set(), set(), {}
         self._visit_names(scope, owner, file, {name: value})
+        try:
+            while self._todo:
+                visit, value, place, inside = self._todo.popleft()
+                visit(value, place, inside)
+        finally:
+            self._todo.clear()
         self.seen |= self._seen_here
 
-    def _visit_names(self, scope: str, owner: str, file: str, names: dict[str, Any]) -> None:
+    def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any]) -> None:
         for name, value in list(names.items()):
             if not name.startswith("__"):
                 place = _Place(path=f"{owner}.{name}", scope=scope, owner=owner, name=name, file=file)
                 self._visit(value, place, None)
 
     def _visit(self, value: Any, place: _Place, inside: Held | None) -> None:
-        """Count `value`; `inside` is the collection that it is an element of, which then holds it.
+        """Count a tensor, go into anything else later; `inside` is what it is an element of, which then holds it.
 
         By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
         """
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return
         self._clock.check()
         if issubclass(kind, torch.Tensor):
             (inside or self._holder(place, value)).add(value, self._clock)
+            for extra in gc.get_referents(value):
+                if issubclass(type(extra), dict) and self._is_new(extra):
+                    self._todo.append((self._visit_on_tensor, extra, place, inside))
             return
-        if kind not in _CODE and issubclass(kind, _NOT_DATA):
-            return
-        if place.depth > MAX_DEPTH or id(value) in self.seen or id(value) in self._seen_here:
-            return
+        visit = self._kind(kind).visit
+        if visit is not None and place.depth <= MAX_DEPTH and self._is_new(value):
+            self._todo.append((visit, value, place, inside))
+
+    def _is_new(self, value: Any) -> bool:
+        is_new = id(value) not in self.seen and id(value) not in self._seen_here
         self._seen_here.add(id(value))
-        if kind in _CODE:
-            self._visit_code(value, place)
-            return
-        visit = self._visitor(kind)
-        if visit is not None:
-            visit(value, place, inside)
+        return is_new
 
-    def _visitor(self, kind: type[Any]) -> Callable[[Any, _Place, Held | None], None] | None:
+    def _kind(self, kind: type[Any]) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = self._new_kind(kind)
+        return known
+
+    def _new_kind(self, kind: type[Any]) -> _Kind:
+        if kind in CODE:
+            return _Kind(self._visit_code)
+        if issubclass(kind, (torch.Tensor, *NOT_DATA)):
+            return _Kind(None, has_names=False)
         if issubclass(kind, COLLECTIONS):
-            return self._visit_elements
+            return _Kind(self._visit_elements, has_names=False)
         if issubclass(kind, dict):
-            return self._visit_entries
+            return _Kind(self._visit_entries, has_names=False)
         if issubclass(kind, BaseException):
-            return self._visit_error
-        if issubclass(kind, queue.Queue):
-            return self._visit_queue
-        return self._visit_attributes if kind.__dictoffset__ or slots_of(kind) else None
+            return _Kind(self._visit_error, has_names=False)
+        if inner_name(kind):
+            return _Kind(self._visit_container, has_names=False)
+        if issubclass(kind, threading.local):
+            return _Kind(self._visit_thread_attributes)
+        if not (kind in HIDING or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
+            return _Kind(self._visit_attributes)
+        return _Kind(self._visit_contents, has_names=False)
 
-    def _visit_code(self, value: Any, place: _Place) -> None:
+    def _visit_code(self, value: Any, place: _Place, inside: Held | None) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
-            self._visit(value.__self__, _deeper(place), None)
+            self._visit(value.__self__, _deeper(place), inside)
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, GeneratorType):
             self._visit_generator(value)
         elif self._sites.is_user_code(value.__code__):
             names = variables_of(value)
+            if inside is not None:  # an object has names of its own, which other functions may know it by
+                parts = {name: part for name, part in names.items() if not self._kind(type(part)).has_names}
+                self._visit_each(parts.values(), place, inside, inside)
+                names = {name: part for name, part in names.items() if name not in parts}
             owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
             file = value.__code__.co_filename
             self._visit_names("local", owner, file, names)
             self._visit_names("attribute", value.__qualname__, file, value.__dict__)
 
     def _visit_class(self, kind: type[Any]) -> None:
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        if file and self._sites.is_user_file(file):
-            names = {name: value for name, value in vars(kind).items() if not isinstance(value, _CODE)}
+        file = self._file_of(kind)
+        if file is not None:
+            names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
             self._visit_names("attribute", kind.__qualname__, file, names)
+            for value in list(vars(kind).values()):
+                if type(value) is FunctionType:  # for its defaults
+                    self._visit(value, _Place("", "attribute", kind.__qualname__, "", file), None)
 
     def _visit_generator(self, generator: Any) -> None:
         frame, code = generator.gi_frame, generator.gi_code
@@ -167,31 +199,59 @@ class Walk:
 
     def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
         elements = elements_of(value)
-        if not _may_hold_tensors(elements):
+        if not may_hold_tensors(elements):
             return
-        holder, below = inside or self._holder(place, value), _deeper(place)
+        self._visit_each(elements, place, inside or self._holder(place, value), inside)
+
+    def _visit_each(self, elements: Collection[Any], place: _Place, holder: Held, inside: Held | None) -> None:
+        """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
+        below = _deeper(place)
+        lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
         for element in elements:
-            self._visit(element, below, holder)
+            if type(element) not in PLAIN:
+                kind = self._kind(type(element))
+                is_alone = kind.has_names and kind_of(element) in lone
+                self._visit(element, below if kind.has_names else place, None if is_alone else holder)
 
     def _visit_entries(self, value: dict[Any, Any], place: _Place, inside: Held | None) -> None:
-        if len(value) > MANY and not _may_hold_tensors([next(iter(dict.values(value))), _last(value)]):
+        if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), _last(value)]):
             return
         holder, below = inside or self._holder(place, value), _deeper(place)
+        unnamed = []
         for key, element in list(dict.items(value)):
-            if type(element) in _PLAIN or (id(value) in self._tables and _is_attribute(key)):
+            if type(element) in PLAIN or (id(value) in self._tables and _is_attribute(key)):
                 continue
-            is_leaf = issubclass(type(element), torch.Tensor) or type(key) is not str
-            named = below._replace(path=f"{place.path}[{key!r}]") if type(key) is str else below
-            self._visit(element, named, holder if is_leaf else inside)
+            if type(key) is not str:
+                unnamed.append(element)
+            else:
+                is_leaf = issubclass(type(element), torch.Tensor)
+                self._visit(element, below._replace(path=f"{place.path}[{key!r}]"), holder if is_leaf else inside)
+        if unnamed:
+            self._visit_each([*unnamed, *made_keys_of(value)], place, holder, inside)
 
-    def _visit_queue(self, value: Any, place: _Place, inside: Held | None) -> None:
-        """What waits in it is held by the variable that the program calls the queue by."""
-        waiting = dict(attributes_of(value)).get("queue")
-        if type(waiting) in COLLECTIONS:
-            self._visit_elements(waiting, place, inside)
+    def _visit_container(self, value: Any, place: _Place, inside: Held | None) -> None:
+        """What a container of Python's own has is held by the variable that the program calls the container by."""
+        inner = dict(attributes_of(value)).get(inner_name(type(value)) or "")
+        visit = self._kind(type(inner)).visit
+        if visit is not None:
+            visit(inner, place, inside)
             held = self.held.get((place.scope, place.path))
             if inside is None and held is not None:
                 held.type = type(value).__name__
+
+    def _visit_contents(self, value: Any, place: _Place, inside: Held | None) -> None:
+        contents = contents_of(value)
+        if may_hold_tensors(contents):
+            holder = inside or self._holder(place, value)
+            self._visit_each(contents, place, holder, holder if type(value) in HIDING else inside)
+
+    def _visit_on_tensor(self, value: dict[str, Any], place: _Place, inside: Held | None) -> None:
+        """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
+        if type(value) is dict:
+            self._visit_named("Tensor", None, value.items(), place.depth - 1, inside)
+        else:
+            hooks = _Place("Tensor._backward_hooks", "attribute", "Tensor", "_backward_hooks", None, place.depth)
+            self._visit_entries(value, hooks, inside)
 
     def _visit_error(self, value: BaseException, place: _Place, inside: Held | None) -> None:
         """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
@@ -207,16 +267,38 @@ class Walk:
 
     def _visit_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
         kind = type(value)
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        written = file if file and self._sites.is_user_file(file) else None
-        is_module = issubclass(kind, torch.nn.Module)
-        for name, element in attributes_of(value):
-            if is_module and name in _TABLES and issubclass(type(element), dict):
-                self._visit_table(element, kind, written, place.depth + 1, inside)
-            if type(element) not in _PLAIN:
-                path = f"{kind.__qualname__}.{name}"
-                below = _Place(path, "attribute", kind.__qualname__, name, written, place.depth + 1)
-                self._visit(element, below, inside)
+        file, attributes = self._file_of(kind), attributes_of(value)
+        if issubclass(kind, torch.nn.Module):
+            for name, element in attributes:
+                if name in _TABLES and issubclass(type(element), dict):
+                    self._visit_table(element, kind, file, place.depth + 1, inside)
+        if inside is None and file is not None and is_chain(value, attributes):
+            inside = self._holder(place, value)
+        self._visit_named(kind.__qualname__, file, attributes, place.depth, inside)
+
+    def _visit_thread_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
+        """By the variable's name, as they are of this object alone; of a class of the user's by the class's."""
+        file, attributes = self._file_of(type(value)), thread_attributes_of(value)
+        if file is None:
+            self._visit_named(place.name, place.file, attributes, place.depth, inside)
+        else:
+            self._visit_named(type(value).__qualname__, file, attributes, place.depth, inside)
+
+    def _visit_named(
+        self, owner: str, file: str | None, attributes: Iterable[tuple[str, Any]], depth: int, inside: Held | None
+    ) -> None:
+        for name, element in attributes:
+            if type(element) not in PLAIN:
+                path, below = f"{owner}.{name}", depth + 1
+                if file is not None:
+                    below = min(below, self._depths.setdefault(path, below))
+                self._visit(element, _Place(path, "attribute", owner, name, file, below), inside)
+
+    def _file_of(self, kind: type[Any]) -> str | None:
+        if kind not in self._files:
+            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+            self._files[kind] = file if file and self._sites.is_user_file(file) else None
+        return self._files[kind]
 
     def _visit_table(
         self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
@@ -256,10 +338,3 @@ def _is_attribute(key: Any) -> bool:
 
 def _last(entries: dict[Any, Any]) -> Any:
     return next(iter(reversed(dict.values(entries))))
-
-
-def _may_hold_tensors(elements: list[Any]) -> bool:
-    """Whether the first or the last element can lead to a tensor: a long list of numbers is passed over."""
-    return bool(elements) and not (
-        issubclass(type(elements[0]), _NOT_DATA) and issubclass(type(elements[-1]), _NOT_DATA)
-    )
