@@ -6,6 +6,7 @@ from efprof.facts.cycle_sawtooth import CycleSawtooth
 from efprof.facts.growth_evidence import counted_holders, growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
 from efprof.facts.host_growth import may_be_pointers
+from efprof.facts.library_feeders import how_to_end, is_log
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
@@ -19,7 +20,7 @@ def memory_growth(run: Run) -> Examination:
     Memory still allocated after the optimizer's step that rises steadily from step to step, and is held by no
     variable that was counted: `retained_graph` and `growing_tensors` tell of those. Where `backward(create_graph=True)`
     gives a tensor of the step a gradient whose graph leads back to it, that call is blamed, and so is a line that gives
-    an object of torch more in every step (`add_param_group`).
+    an object of torch more in every step (`add_param_group`), or a log handler that keeps its records a tensor.
 
     Why it matters
     --------------
@@ -66,6 +67,8 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
 def _headline(suspect: GrowthSuspect) -> str:
     if suspect.cycle is not None:
         return f"`{suspect.cycle.tensor}.grad` leads back to its own tensor"
+    if suspect.fed is not None and is_log(suspect.fed.holder):
+        return "A log handler keeps tensors with its records"
     if suspect.fed is not None:
         return f"`{suspect.fed.holder.path}` is given more by every step"
     return "Memory is left behind by every step"
@@ -77,8 +80,7 @@ def _fix(run: Run, suspect: GrowthSuspect) -> Fix:
         summary = f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
         summary += f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
     elif suspect.fed is not None:
-        summary = "Take this call out of the loop, and use again what it was given once; where each step needs its "
-        summary += f"own, make what has `{suspect.fed.holder.path}` anew as well."
+        summary = how_to_end(suspect.fed.holder)
     elif holders := counted_holders(run):
         summary = f"Find what feeds `{holders[0]}`, which was counted and grew: no line of the program that does is "
         summary += "known."

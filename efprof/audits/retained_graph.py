@@ -1,13 +1,20 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
+import ast
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from efprof.facts.growth_causes import who_keeps
 from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
-from efprof.facts.holder_entries import tensor_bytes_per_step
+from efprof.facts.holder_entries import part_of_slope, tensor_bytes_per_step
 from efprof.facts.holder_keys import shown_name
+from efprof.facts.holder_lines import HolderGrowth
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
+from efprof.fixes.source_edit import make_together
 from efprof.fixes.tensor_values import is_caught_error
 from efprof.fixes.weak_reference import without_traceback
 from efprof.model import Examination, Finding, Fix
@@ -43,12 +50,11 @@ def retained_graph(run: Run) -> Examination:
 
 
 def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
-    statement, sources = _keeping_statement(suspect, growth.fit.trend.slope), run.get(Sources)
-    fix, left_per_step = _fix(statement, sources)
+    fix, left_per_step = _fix(run, suspect, growth.fit.trend.slope)
     return Finding(
         blame=suspect.blame,
         category="memory",
-        headline=f"`{statement.name}` keeps tensors with their graphs",
+        headline=f"{who_keeps([shown_name(one.holder) for one in suspect.holders])} tensors with their graphs",
         message=growth_message(run, suspect),
         fix=fix,
         gain=growth_gain(growth.fit, suspect.share, left_per_step=left_per_step),
@@ -57,28 +63,45 @@ def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
     )
 
 
-def _fix(statement: KeepingStatement, sources: Sources) -> tuple[Fix, float]:
-    """What to write instead, and the bytes that are then still kept with every step."""
-    lines, tree = sources.files[statement.file], sources.tree(statement.file)
+def _fix(run: Run, suspect: GrowthSuspect, slope: float) -> tuple[Fix, float]:
+    """What to write instead for all holders of the line, and the bytes that are then still kept with every step."""
+    sources = run.get(Sources)
+    statements = sorted(_keeping_statements(suspect, slope), key=_place, reverse=True)
+    lines, tree = sources.files[statements[0].file], sources.tree(statements[0].file)
     assert tree is not None, "the statement was found in it"
-    if is_caught_error(statement.value, tree):
-        return without_traceback(statement.file, lines, statement.name, statement.value), 0.0
     others = [other for other in map(sources.tree, sources.files) if other is not None]
-    return keep_without_graph(statement, lines, tree, others), statement.tensor_bytes_per_step
+    makers = [partial(_fix_of, statement, tree, others) for statement in statements]
+    left = sum(0.0 if is_caught_error(one.value, tree) else one.tensor_bytes_per_step for one in statements)
+    return make_together(statements[0].file, lines, makers), left
 
 
-def _keeping_statement(suspect: GrowthSuspect, slope: float) -> KeepingStatement:
-    """The likeliest statement that feeds a suspect's holder; a suspect with a holder has one."""
-    assert suspect.holder is not None
-    holder, kept = suspect.holder.holder, suspect.holder.statements[0]
-    return KeepingStatement(
-        file=kept.file,
-        line=kept.line,
-        name=shown_name(holder),
-        kind=holder.type,
-        value=kept.value,
-        carried=kept.carried,
-        readers=suspect.holder.readers,
-        bytes_per_step=suspect.share * slope,
-        tensor_bytes_per_step=tensor_bytes_per_step(suspect.holder),
-    )
+def _fix_of(statement: KeepingStatement, tree: ast.Module, others: list[ast.Module], lines: Sequence[str]) -> Fix:
+    if is_caught_error(statement.value, tree):
+        return without_traceback(statement.file, lines, statement.names[0], statement.value)
+    return keep_without_graph(statement, lines, tree, others)
+
+
+def _place(statement: KeepingStatement) -> tuple[int, int]:
+    changed = statement.carried or statement.value
+    return changed.lineno, changed.col_offset
+
+
+def _keeping_statements(suspect: GrowthSuspect, slope: float) -> Iterator[KeepingStatement]:
+    """What the line keeps, each value once: the likeliest statement that feeds a holder; one with a holder has one."""
+    by_value: dict[tuple[int, int], list[HolderGrowth]] = {}
+    for growth in suspect.holders:
+        changed = growth.statements[0].carried or growth.statements[0].value
+        by_value.setdefault((changed.lineno, changed.col_offset), []).append(growth)
+    for fed in by_value.values():
+        kept = fed[0].statements[0]
+        yield KeepingStatement(
+            file=kept.file,
+            line=kept.line,
+            names=tuple(shown_name(growth.holder) for growth in fed),
+            kind=fed[0].holder.type,
+            value=kept.value,
+            carried=kept.carried,
+            readers=tuple(dict.fromkeys(reader for growth in fed for reader in growth.readers)),
+            bytes_per_step=sum(part_of_slope(suspect, growth, slope) for growth in fed),
+            tensor_bytes_per_step=sum(map(tensor_bytes_per_step, fed)),
+        )

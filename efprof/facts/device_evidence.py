@@ -5,7 +5,7 @@ from typing import Literal
 
 from efprof.facts.allocator.composition import Instant, Owner
 from efprof.facts.allocator.what_if import Outcome, WhatIf
-from efprof.facts.device_lines import NO_LINE, lines_over_time
+from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
 from efprof.model import (
@@ -138,7 +138,7 @@ def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded",
 
 def reserved_series(device: DeviceHistory, marks: tuple[tuple[float, str], ...]) -> Series:
     """Reserved memory, and below it what tensors asked for, by the user's line, over the recorded events."""
-    found = lines_over_time(device)
+    found = device.lines_over_time
     curves = (SeriesLine(label=label, x=found.num_events, y=sizes) for label, sizes in found.curves)
     return Series(
         title=f"Memory of device {device.history.device} over the recorded events, by your lines",

@@ -1,13 +1,14 @@
 """How many bytes each of the user's lines has over a device's recorded history, and how much is reserved for all."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from efprof.artifacts.snapshot import Frames
-from efprof.facts.device_memory import DeviceHistory
+from efprof.facts.allocator.history import History
 from efprof.facts.drawn_instants import Changes, changes_of, drawn_instants, sums_at
 from efprof.facts.sources import place_of
 
@@ -37,13 +38,15 @@ class DeviceLines:
     reserved: tuple[float, ...]
 
 
-def lines_over_time(device: DeviceHistory) -> DeviceLines:
-    """The lines that have most when tensors have most, and all others as one, at few enough instants to draw."""
-    walk = _Walk(device)
+def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
+    """The lines that have most when tensors have most, and all others as one, at few enough instants to draw.
+
+    The entries of the indices `shown` are among them.
+    """
+    walk = _Walk(history, site_of)
     changes = (walk.before(), walk.entries())
     alive = np.cumsum(np.where(changes[-1].owners == RESERVED, 0, changes[-1].amounts))
-    marked = [device.peak_index, *([] if device.failure is None else [device.failure.instant.index])]
-    places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *marked]))
+    places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
     largest = _largest_at(changes, int(np.argmax(alive)), len(walk.names))
     rows = np.full(len(walk.names), len(largest) + 2)
     rows[[NOBODY, RESERVED, *largest]] = range(len(largest) + 2)
@@ -81,9 +84,9 @@ def _short_names(lines: list[str]) -> list[str]:
 class _Walk:
     """Through a history, from the blocks that were there before it to its last entry; `names` are those of owners."""
 
-    def __init__(self, device: DeviceHistory) -> None:
+    def __init__(self, history: History, site_of: Callable[[Frames], str | None]) -> None:
         self.names = ["", ""]
-        self._history, self._site_of = device.history, device.lines.site
+        self._history, self._site_of = history, site_of
         self._by_place: dict[str, int] = {}
         self._by_site: dict[str | None, int] = {None: NOBODY}
         self._owner_at: dict[int, int] = {}

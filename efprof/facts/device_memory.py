@@ -1,7 +1,7 @@
 """The histories of the CUDA allocator that a run's snapshots hold, one per device, replayed."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
@@ -14,7 +14,9 @@ from efprof.facts.allocator.layout import SegmentLayout, layout_of
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run import Run
+from efprof.facts.run_limits import allowed_bytes, memory_fraction
 from efprof.model import NotRecorded, UnreadableInput
 
 MANY_EVENTS: Final = 50_000
@@ -26,7 +28,9 @@ FEW_CANDIDATES: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A request that failed, rounded up to a block's size; what the driver said was free; and all there was then."""
+    """A request that failed, rounded up to a block's size; what the driver said was free, as far as the program may
+    take it; and all there was then.
+    """
 
     requested_bytes: int
     device_free_bytes: int | None
@@ -51,9 +55,12 @@ class Failure:
 
 
 class DeviceHistory:
-    """One device's memory through one snapshot. `file` is the snapshot's name."""
+    """One device's memory through one snapshot. `file` is the snapshot's name.
 
-    def __init__(self, file: str, history: History, lines: UserLines) -> None:
+    `limit_bytes` is what the program lets itself take of the device, None without a limit.
+    """
+
+    def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None = None) -> None:
         self.file = file
         self.history = history
         self.lines = lines
@@ -70,13 +77,24 @@ class DeviceHistory:
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
-        self.failure = None if failed is None else _failure(entries[failed], instants[failed], lines)
+        is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
+        self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
+        self.failure = None if failed is None else _failure(entries[failed], instants[failed], lines, self.limit_bytes)
         """The last request that the device could not serve; None where it served all."""
 
     @cached_property
+    def lines_over_time(self) -> DeviceLines:
+        """Who had how much over the history, walked once for all pictures; the peak and the failure are drawn."""
+        shown = [self.peak_index, *([] if self.failure is None else [self.failure.instant.index])]
+        return lines_over_time(self.history, self.lines.site, shown)
+
+    @cached_property
     def what_if(self) -> WhatIf:
-        """The same program under other settings."""
-        return WhatIf(self.history)
+        """The same program under other settings, on a device as large as its limit where it has one."""
+        if self.limit_bytes is None:
+            return WhatIf(self.history)
+        settings = replace(self.history.settings, memory_fraction=None)
+        return WhatIf(replace(self.history, settings=settings), capacity=self.limit_bytes)
 
     @cached_property
     def trials(self) -> list[Trial]:
@@ -92,10 +110,14 @@ class DeviceHistory:
         return best_of(self.what_if, self.trials)
 
 
-def _failure(entry: Entry, instant: Instant, lines: UserLines) -> Failure:
+def _failure(entry: Entry, instant: Instant, lines: UserLines, limit_bytes: int | None) -> Failure:
+    """Torch notes what the driver has free whether the program may take it or not."""
+    free = entry.device_free
+    if free is not None and limit_bytes is not None:
+        free = min(free, limit_bytes - instant.composition.reserved_bytes)
     return Failure(
         requested_bytes=entry.size,
-        device_free_bytes=entry.device_free,
+        device_free_bytes=free,
         site=lines.site(entry.frames),
         instant=instant,
     )
@@ -131,7 +153,8 @@ class DeviceMemory:
                 if (rank, device) in found:
                     continue
                 try:
-                    found[rank, device] = DeviceHistory(name, history_of(snapshot, device), lines)
+                    history, limit = history_of(snapshot, device), _limit_bytes(run, device)
+                    found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
         if not found:
@@ -147,6 +170,11 @@ class DeviceMemory:
         if not trusted:
             raise NotRecorded(_why_distrusted(max(self.devices, key=lambda device: device.replay.match_share)))
         return trusted
+
+
+def _limit_bytes(run: Run, number: int) -> int | None:
+    device = next((device for device in run.run_file.devices if device.index == number), None)
+    return None if device is None or memory_fraction(run) == 1 else allowed_bytes(run, device)
 
 
 def _name_of(path: Path, *, num_ranks: int) -> str:

@@ -10,7 +10,6 @@ from efprof.artifacts.holders import Holder, HolderCensus, read_censuses
 from efprof.facts.bounded_holders import bound_of
 from efprof.facts.holder_lines import GRAPH_NODE_BYTES, HolderGrowth, HolderLines
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
 from efprof.model import NotRecorded
 
 LEAST_CENSUSES = 3
@@ -40,11 +39,10 @@ class GrowingGraphs:
 
 def _endless(run: Run) -> list[HolderGrowth]:
     """Those that keep graphs, with a statement that feeds them and none that bounds them."""
-    sources = run.get(Sources)
     return [
         growth
         for growth in run.get(HolderLines).holders
-        if growth.keeps_graphs and growth.statements and bound_of(growth, sources) is None
+        if growth.keeps_graphs and growth.statements and bound_of(growth, run) is None
     ]
 
 

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from efprof.facts.holder_conditions import Guard, guards_in_function
 from efprof.facts.holder_keys import Keys, keys_of
 from efprof.facts.syntax import PlacedNode, mentions, name_of, placed_nodes
 
@@ -23,7 +24,7 @@ class GrowingStatement:
     """One statement; `value` is what it keeps, `kind` the method's name or one of `+=`, `[...] =`, `= +`, `= f()`.
 
     `carried` is the argument through which the old value enters a call that makes the new one, `keys` lead to the
-    entry of the variable that grows.
+    entry of the variable that grows; `guards` are the conditions that its function runs it under.
     """
 
     file: str
@@ -34,6 +35,7 @@ class GrowingStatement:
     is_attribute: bool
     carried: ast.expr | None = None
     keys: Keys = ()
+    guards: tuple[Guard, ...] = ()
 
     @property
     def site(self) -> str:
@@ -73,6 +75,7 @@ def growing_statements(tree: ast.AST, file: str, name: str) -> Iterator[GrowingS
             is_attribute=_is_attribute(receiver),
             carried=carried,
             keys=keys_of(receiver),
+            guards=tuple(guards_in_function(placed)),
         )
 
 

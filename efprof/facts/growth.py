@@ -79,6 +79,9 @@ class Fit:
     trend: Trend
     num_steps: int
     last_step: int
+    within: tuple[int, ...] = ()
+    """What each of those steps needed at its highest instant above what it found and left; empty where not asked for.
+    """
 
     @property
     def steady(self) -> list[Point]:
@@ -112,15 +115,11 @@ class Fit:
     @property
     def rise_bytes(self) -> float:
         """What growth added up to the last step that was read, and no more than the rise that was measured."""
-        return self._rise(self.trend.slope)
+        return self.rise_until(self.steps[-1], self.trend.slope)
 
-    @property
-    def rise_interval(self) -> tuple[float, float]:
-        """The same at both ends of the slope's interval."""
-        return self._rise(self.trend.low), self._rise(self.trend.high)
-
-    def _rise(self, slope: float) -> float:
-        return min(slope * (self.steps[-1] - self.steps[0]), max(self.sizes) - min(self.sizes))
+    def rise_until(self, step: int, slope: float) -> float:
+        """The same up to a step, at a slope."""
+        return min(slope * (step - self.steps[0]), max(self.sizes) - min(self.sizes))
 
 
 def steps_read(samples: Sequence[Point | None]) -> list[int]:
@@ -133,7 +132,9 @@ def first_after_warm_up(steps: Sequence[int]) -> int:
     return max(LEAST_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
 
 
-def fit(samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int) -> Fit:
+def fit(
+    samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int, within: Sequence[int] = ()
+) -> Fit:
     """The trend of samples of these records, from place `first_steady` of those outside windows on."""
     slope = max(0.0, _slope_between_windows(samples, first_steady))
     for _ in range(NUM_ALIGNMENTS):
@@ -150,6 +151,7 @@ def fit(samples: Sequence[Point | None], records: Sequence[StepRecord], *, first
         trend=trend,
         num_steps=len(records),
         last_step=records[-1].step,
+        within=tuple(within),
     )
 
 

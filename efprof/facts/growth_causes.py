@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from efprof.facts.growth_suspects import GrowthSuspect
-from efprof.facts.holder_lines import HolderGrowth
+from efprof.facts.library_feeders import is_log
 from efprof.facts.sources import place_of
 
-MOST_NAMED: Final = 2
+MOST_NAMED: Final = 3
 """Holders in one sentence."""
 
 
@@ -17,10 +17,13 @@ def why_it_grows(suspect: GrowthSuspect) -> str:
         case "holder":
             assert suspect.holder is not None
             what = "tensors with their graphs" if suspect.holder.keeps_graphs else "tensors"
-            return f" because {_keeping(suspect.holder, *suspect.beside)} {what}"
+            return f" because {who_keeps(_paths(suspect))} {what}"
         case "feeder":
             assert suspect.fed is not None
-            return f" because this line gives `{suspect.fed.holder.path}` something new each time"
+            path = suspect.fed.holder.path
+            if is_log(suspect.fed.holder):
+                return f" because a log handler (`{path}`) keeps each record of this line, with what it was given"
+            return f" because this line gives `{path}` something new each time"
         case "cycle":
             assert suspect.cycle is not None
             return (
@@ -35,13 +38,13 @@ def meaning_of_growth(suspect: GrowthSuspect) -> str:
     """What it means for the run."""
     if suspect.holder is None:
         return "Every step leaves memory behind that nothing releases."
-    holder = suspect.holder.holder
+    is_one, names = not suspect.beside, names_of(_paths(suspect))
     if suspect.holder.keeps_graphs:
         return (
-            f"`{holder.path}` holds on to results together with the autograd graphs that made them: every tensor that "
-            "those graphs saved for backward stays alive as long as it does."
+            f"{names} {'holds' if is_one else 'hold'} on to results together with the autograd graphs that made them: "
+            "every tensor that those graphs saved for backward stays alive as long as they do."
         )
-    return f"`{holder.path}` holds more tensors after every step, and nothing takes any out."
+    return f"{names} {'holds' if is_one else 'hold'} more tensors after every step, and nothing takes any out."
 
 
 def how_the_line_is_known(suspect: GrowthSuspect, counted: tuple[str, ...] | None) -> str:
@@ -52,6 +55,11 @@ def how_the_line_is_known(suspect: GrowthSuspect, counted: tuple[str, ...] | Non
             "backward gives it a gradient with a graph, and no line takes that away. Tensor, gradient and graph keep "
             "each other alive through C++, where Python's garbage collector does not see them."
         )
+    if suspect.fed is not None and is_log(suspect.fed.holder):
+        return (
+            f"Python's objects were counted twice: `{suspect.fed.holder.path}` grew, and this is the first line of the "
+            "steps that logs more than numbers and texts. A handler that keeps records keeps their arguments."
+        )
     if suspect.fed is not None:
         return (
             f"Python's objects were counted twice: `{suspect.fed.holder.path}` grew, and this is the first line of the "
@@ -59,9 +67,9 @@ def how_the_line_is_known(suspect: GrowthSuspect, counted: tuple[str, ...] | Non
         )
     if suspect.holder is None and counted:
         return (
-            f"Python's objects were counted twice. What grew is {_named(counted)}, and that is too little, or no line "
-            "of the program is known that feeds it: the line is where memory was allocated or backward is run, not "
-            "what keeps it."
+            f"Python's objects were counted twice. What grew is {names_of(counted)}, and that is too little, or no "
+            "line of the program is known that feeds it: the line is where memory was allocated or backward is run, "
+            "not what keeps it."
         )
     if suspect.holder is None and counted is not None:
         return (
@@ -86,13 +94,19 @@ def how_the_line_is_known(suspect: GrowthSuspect, counted: tuple[str, ...] | Non
     )
 
 
-def _keeping(*holders: HolderGrowth) -> str:
+def who_keeps(names: Sequence[str]) -> str:
     """`a` keeps; `a` and `b` keep; `a`, `b` and 3 more keep."""
-    return f"{_named([growth.holder.path for growth in holders])} {'keeps' if len(holders) == 1 else 'keep'}"
+    return f"{names_of(names)} {'keeps' if len(names) == 1 else 'keep'}"
 
 
-def _named(paths: Sequence[str]) -> str:
-    quoted = [f"`{path}`" for path in paths]
+def names_of(names: Sequence[str]) -> str:
+    """In quotes, as many as a sentence holds, and how many more there are."""
+    quoted = [f"`{name}`" for name in names]
     if len(quoted) > MOST_NAMED:
-        return f"{', '.join(quoted[: MOST_NAMED - 1])} and {len(quoted) - MOST_NAMED + 1} more"
-    return " and ".join(quoted)
+        left_out = len(quoted) - MOST_NAMED + 1
+        quoted = [*quoted[: MOST_NAMED - 1], f"{left_out} more"]
+    return " and ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1])))
+
+
+def _paths(suspect: GrowthSuspect) -> list[str]:
+    return [growth.holder.path for growth in suspect.holders]

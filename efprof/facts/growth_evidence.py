@@ -71,21 +71,22 @@ def growth_severity(run: Run) -> Severity:
 
 
 def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
-    """What the recorded steps kept of it, as far as memory was read, but for what a fix leaves of it in every step.
+    """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
 
     The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
     their difference is known as well as the least slope that counts as growth, and no better.
     """
     num_steps, one_step = fit.steps[-1] - fit.steps[0], max(0.0, share * fit.trend.slope - left_per_step)
     low, value, high = (
-        share * rise - left_per_step * num_steps
-        for rise in (fit.rise_interval[0], fit.rise_bytes, fit.rise_interval[1])
+        _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
     )
     unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
+    missing = share * fit.rise_bytes - left_per_step * num_steps - value
+    less = f", less {format_bytes(missing)}, as an earlier step needs more than the last ones" * (missing > one_step)
     return Gain(
         basis="measured bound",
-        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{caution}; its "
-        "interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
+        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{less}{caution}; "
+        "its interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
         until_step=fit.read_until,
@@ -140,7 +141,7 @@ def holder_series(run: Run, suspect: GrowthSuspect) -> tuple[Series, ...]:
     """What each holder had at every count, the blamed one highlighted; nothing where no census was taken."""
     with contextlib.suppress(NotRecorded):
         holders = run.get(HolderStaircase).holders
-        blamed = suspect.holder.holder.path if suspect.holder else None
+        blamed = {growth.holder.path for growth in suspect.holders}
         if not holders:
             return ()
         return (
@@ -150,7 +151,7 @@ def holder_series(run: Run, suspect: GrowthSuspect) -> tuple[Series, ...]:
                 x_unit="count",
                 y_label="held",
                 y_unit="bytes",
-                lines=tuple(_staircase(one, is_blamed=one.path == blamed) for one in holders),
+                lines=tuple(_staircase(one, is_blamed=one.path in blamed) for one in holders),
             ),
         )
     return ()
@@ -201,6 +202,20 @@ def unread_steps(fit: Fit) -> tuple[str, ...]:
         f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
         "recording tells.",
     )
+
+
+def _off_the_peak(fit: Fit, slope: float, share: float, left_per_step: float) -> float:
+    """How much lower the highest instant is without its share of growth at that slope.
+
+    Less than what was kept by then where early steps need more than late ones, by longer batches or by what training
+    changes: the peak that a fix leaves lies there.
+    """
+    highest, mended = 0.0, 0.0
+    for step, needed in zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True):
+        rise = fit.rise_until(step, slope)
+        saved = share * rise - left_per_step * (step - fit.steps[0])
+        highest, mended = max(highest, rise + needed), max(mended, rise + needed - saved)
+    return highest - mended
 
 
 def _staircase(one: Staircase, *, is_blamed: bool) -> SeriesLine:

@@ -6,7 +6,7 @@ That is what a holder is fed by, a library's too; a gradient's cycle; survivors;
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from efprof.artifacts.steps import read_steps
@@ -47,9 +47,21 @@ class GrowthSuspect:
     cycle: GradientCycle | None = None
 
     @property
+    def holders(self) -> tuple[HolderGrowth, ...]:
+        """All that the line feeds, most bytes first; none where it is known by something else."""
+        return (self.holder, *self.beside) if self.holder else ()
+
+    @property
     def keeps_graphs(self) -> bool:
         """Whether a variable is seen to keep more autograd graphs."""
         return self.holder is not None and self.holder.keeps_graphs
+
+
+def only_of(suspect: GrowthSuspect, holders: Sequence[HolderGrowth]) -> GrowthSuspect:
+    """The same line with some of the holders that it feeds, and their part of the slope."""
+    counted = sum(one.bytes_per_step for one in suspect.holders)
+    share = suspect.share * sum(one.bytes_per_step for one in holders) / counted
+    return replace(suspect, share=share, holder=holders[0], beside=tuple(holders[1:]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

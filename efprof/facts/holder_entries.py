@@ -9,14 +9,19 @@ def tensor_bytes_per_step(growth: HolderGrowth) -> float:
     return max(0, growth.holder.tensor_bytes_after - growth.holder.tensor_bytes_before) / _num_steps(growth)
 
 
-def size_of_entry(suspect: GrowthSuspect, slope: float) -> tuple[float, str]:
-    """The bytes of one of the holder's entries, or of one tensor where its length says nothing, and which it is.
+def part_of_slope(suspect: GrowthSuspect, growth: HolderGrowth, slope: float) -> float:
+    """What one of the suspect's holders stands for, by the growth that was counted of each: their parts differ."""
+    counted = sum(one.bytes_per_step for one in suspect.holders)
+    return suspect.share * slope * growth.bytes_per_step / counted
 
-    Of a tensor that grows it is what a step adds. The larger of what was counted and of what the slope says.
+
+def size_of_entry(suspect: GrowthSuspect, growth: HolderGrowth, slope: float) -> tuple[float, str]:
+    """The bytes of one entry of one of the suspect's holders, or of one tensor where its length says nothing.
+
+    The other value is which it is; of a tensor that grows, what a step adds. The larger of what was counted and of what
+    the slope says.
     """
-    assert suspect.holder is not None
-    growth = suspect.holder
-    num_steps, per_step = _num_steps(growth), max(growth.bytes_per_step, suspect.share * slope)
+    num_steps, per_step = _num_steps(growth), max(growth.bytes_per_step, part_of_slope(suspect, growth, slope))
     num_entries = growth.holder.length_after - growth.holder.length_before
     num_tensors = growth.holder.tensors_after - growth.holder.tensors_before
     if num_entries > 0:

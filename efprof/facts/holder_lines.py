@@ -11,6 +11,7 @@ import msgspec
 from efprof.artifacts.holders import Holder, HolderCensus, read_censuses
 from efprof.facts.growing_statements import GrowingStatement, growing_statements
 from efprof.facts.holder_keys import keys_in, may_meet
+from efprof.facts.holder_values import KnownValues
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import MODULE, PlacedNode, name_of, placed_nodes
@@ -21,6 +22,8 @@ GRAPH_NODE_BYTES = 420
 HARMLESS_METHODS = frozenset({"item", "tolist", "detach", "clear", "pop", "popleft", "numel", "size", "dim", "zero_"})
 HARMLESS_FUNCTIONS = frozenset({"float", "int", "len", "print", "str", "repr", "round", "bool", "format", "id"})
 """Reading a tensor through these needs no graph."""
+OTHER_VARIABLE = 3
+"""Farther than another file."""
 QUEUES = frozenset({"Queue", "LifoQueue", "PriorityQueue"})
 STATEMENT_KINDS = {
     "list": ("append", "extend", "insert", "+=", "= +"),
@@ -68,7 +71,8 @@ class HolderLines:
         # One that ran out of time says less than an earlier one that did not.
         whole = [census for census in censuses if not census.is_partial] or censuses[-1:]
         sources = run.get(Sources)
-        grown = [_with_lines(holder, steps, sources) for holder, steps in _grown(whole)]
+        values = run.get(KnownValues)
+        grown = [_with_lines(holder, steps, sources, values) for holder, steps in _grown(whole)]
         return cls(holders=tuple(sorted(grown, key=lambda growth: -growth.bytes_per_step)))
 
 
@@ -124,9 +128,10 @@ def bytes_after(holder: Holder) -> int:
     return holder.tensor_bytes_after + holder.graph_bytes_after + GRAPH_NODE_BYTES * holder.graph_nodes_after
 
 
-def _with_lines(holder: Holder, steps: tuple[int, int], sources: Sources) -> HolderGrowth:
-    ranked = sorted(_candidates(holder, sources), key=lambda statement: _rank(statement, holder))
-    likeliest = [statement for statement in ranked if _rank(statement, holder) == _rank(ranked[0], holder)]
+def _with_lines(holder: Holder, steps: tuple[int, int], sources: Sources, values: KnownValues) -> HolderGrowth:
+    ranks = {statement: _rank(statement, holder, values) for statement in _candidates(holder, sources)}
+    ranked = sorted(ranks, key=lambda statement: ranks[statement])
+    likeliest = [statement for statement in ranked if ranks[statement] == ranks[ranked[0]]]
     return HolderGrowth(
         holder=holder,
         steps=steps,
@@ -150,8 +155,10 @@ def _candidates(holder: Holder, sources: Sources) -> list[GrowingStatement]:
     return found
 
 
-def _rank(statement: GrowingStatement, holder: Holder) -> tuple[int, int, int, int]:
+def _rank(statement: GrowingStatement, holder: Holder, values: KnownValues) -> tuple[int, ...]:
     """Smaller is likelier: where it stands, whether it fits the holder's type, whether it keeps a plain tensor.
+
+    What this command is known not to come to is less likely than all others on that variable.
 
     Where graphs are kept, one that takes numbers or detached tensors along is less likely.
     """
@@ -159,14 +166,16 @@ def _rank(statement: GrowingStatement, holder: Holder) -> tuple[int, int, int, i
     fits = kinds is None or statement.kind in kinds
     is_plain = isinstance(statement.value, ast.Name | ast.Attribute)
     is_safe = keeps_graphs(holder) and statement.keeps_safe_parts
-    return _distance(statement, holder), int(not fits), int(is_safe), int(not is_plain)
+    may_run = all(values.may_be(test, wanted) for test, wanted in statement.guards)
+    distance = _distance(statement, holder)
+    return int(distance == OTHER_VARIABLE), int(not may_run), distance, int(not fits), int(is_safe), int(not is_plain)
 
 
 def _distance(statement: GrowingStatement, holder: Holder) -> int:
     """0 inside the holder's function or class, 1 elsewhere in its file, 2 in another file; 3 is another variable."""
     is_attribute = holder.scope == "attribute"
     if holder.scope != "global" and statement.is_attribute != is_attribute:
-        return 3
+        return OTHER_VARIABLE
     if statement.file != holder.file:
         return 2
     is_global = holder.scope == "global"

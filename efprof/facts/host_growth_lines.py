@@ -27,11 +27,13 @@ MAPPING = frozenset(
 class HostGrowthLines:
     """`statements` keep more with every step, by the sources; `blame` is the only one, or the line of backward.
 
+    `names` are what each of them fills, `name` that of the only one.
     `mapping` is a line that maps files into memory; `captured` says whether memray recorded the run.
     """
 
     blame: SourceLine
     statements: tuple[SourceLine, ...]
+    names: tuple[str | None, ...]
     name: str | None
     mapping: SourceLine | None
     captured: bool
@@ -47,10 +49,12 @@ class HostGrowthLines:
         if not lines and not sites:
             raise ThinEvidence("host memory grows, and no line of the training loop was recorded to point at.")
         is_sure = len(lines) == 1
+        names = tuple(_name(statement, code.trees) for statement in lines.values())
         return cls(
             blame=next(iter(lines)) if is_sure else sources.line(sites.most_common(1)[0][0]),
             statements=tuple(lines),
-            name=_name(next(iter(lines.values())), code.trees) if is_sure else None,
+            names=names,
+            name=names[0] if is_sure else None,
             mapping=_mapping(sources, code.trees),
             captured=(run.rank_folder / HOST_FILE).exists(),
         )

@@ -20,6 +20,7 @@ from efprof.facts.growth import (
     steps_read,
 )
 from efprof.facts.run import Run
+from efprof.facts.stage_memory import read_throughout
 from efprof.model import ThinEvidence
 
 LEAST_STEPS = 20
@@ -52,7 +53,8 @@ class MemoryGrowth:
         if len(steps) < LEAST_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
         least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
-        found = fit(samples, records, first_steady=min(first_after_warm_up(steps), len(steps) - least_left))
+        first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
+        found = fit(samples, records, first_steady=first_steady, within=_within(records))
         is_growing = _is_above(LEAST_SLOPE, found)
         is_slower = not is_growing and (_is_above(LEAST_SLOPE_OF_GRAPHS, found) or _is_as_counted(run, found))
         return cls(fit=found, is_growing=is_growing, is_growing_slowly=is_slower)
@@ -80,12 +82,36 @@ def _samples(records: Sequence[StepRecord]) -> list[Point | None]:
     """What each step whose memory was read leaves allocated after the optimizer."""
     samples: list[Point | None] = []
     for record in records:
-        sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
+        left = _left(record)
         if record.window is not None:
             samples.append(IN_WINDOW)
-        elif sizes:
-            samples.append((record.step, sizes[-1]))
+        elif left is not None:
+            samples.append((record.step, left))
     return samples
+
+
+def _within(records: Sequence[StepRecord]) -> list[int]:
+    """What each of those samples' steps outside windows needed at its highest boundary above what it found and left.
+
+    One that was read at its end alone is taken to need as much as the last one that was read throughout. The first one
+    finds nothing that a step left, so what it needs compares with no other.
+    """
+    outside = [(record, left) for record in records if record.window is None and (left := _left(record)) is not None]
+    throughout = {record.step for record in read_throughout([record for record, _ in outside])}
+    needed = [0]
+    for record, left in outside[1:]:
+        if record.step in throughout:
+            highest = max(here.allocated_bytes for here in record.memory)
+            needed.append(highest - max(left, record.memory[0].allocated_bytes))
+        else:
+            needed.append(needed[-1])
+    return needed
+
+
+def _left(record: StepRecord) -> int | None:
+    """What a step leaves allocated; None where that was not read."""
+    sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
+    return sizes[-1] if sizes else None
 
 
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:

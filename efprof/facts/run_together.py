@@ -20,6 +20,8 @@ PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "NamedTuple", "
 """Classes of libraries that call no method by its name; of any other nobody knows which methods it calls."""
 CALLED_BY_MODULE = frozenset({"forward", "train"})
 """The methods that `torch.nn.Module` calls by itself, next to those that begin with an underscore."""
+HOOK = re.compile(r"on_|before_|after_|.*epoch")
+"""What libraries call the methods that they run as training goes on; of others they may run none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,9 @@ class RunTogether:
         nodes = {file: list(placed_nodes(tree)) for file, tree in trees.items()}
         everywhere = [placed for found in nodes.values() for placed in found]
         self._calls = _calls(everywhere)
-        self._at_any_time = self._reached_from(_free_names(everywhere))
+        handed, by_libraries = _handed_over(everywhere), _library_names(everywhere)
+        self._at_any_time = self._reached_from(handed | by_libraries)
+        self._surely = self._reached_from(handed | {name for name in by_libraries if HOOK.match(name)})
         self._lambdas = [
             (file, placed.node) for file, found in nodes.items() for placed in found if _is_lambda(placed.node)
         ]
@@ -66,10 +70,32 @@ class RunTogether:
         around = [loop for loop in self._loops if self.is_free(*other) or loop.holds(*other)]
         return not around or any(loop.holds(*some) for loop in around)
 
+    def is_seen_to_alternate(self, some: tuple[str, int, str], other: tuple[str, int, str]) -> bool:
+        """The same, where the text says who runs the one: a loop around both, who was given it, a library's hook."""
+        if self._is_in_lambda(*some[:2]) or _key(some[2]) in self._surely:
+            return True
+        return any(loop.holds(*some) for loop in self._loops if self.is_free(*other) or loop.holds(*other))
+
     def is_free(self, file: str, line: int, function: str) -> bool:
         """Whether somebody may call it whom the text does not show."""
-        is_in_lambda = any(name == file and _spans(node, line) for name, node in self._lambdas)
-        return is_in_lambda or _key(function) in self._at_any_time
+        return self._is_in_lambda(file, line) or _key(function) in self._at_any_time
+
+    def is_run_by(self, loop: ast.AST, place: tuple[str, int, str]) -> bool:
+        """Whether a line of a function is run in the turns of this loop."""
+        return any(one.node is loop and one.holds(*place) for one in self._loops)
+
+    def is_rarer(
+        self, some: tuple[str, int, str], other: tuple[str, int, str], steps: Sequence[tuple[str, int, str]]
+    ) -> bool:
+        """Whether a loop that runs the steps runs the other in each of its turns, and the one only around it.
+
+        `steps` are where backward is called; where no loop is seen to run it, any may be that of the steps.
+        """
+        of_steps = [loop for loop in self._loops if any(loop.holds(*step) for step in steps)]
+        return any(loop.holds(*other) and not loop.holds(*some) for loop in of_steps or self._loops)
+
+    def _is_in_lambda(self, file: str, line: int) -> bool:
+        return any(name == file and _spans(node, line) for name, node in self._lambdas)
 
     def _reached_from(self, names: set[str]) -> frozenset[str]:
         reached, new = set(names), set(names)
@@ -105,24 +131,32 @@ def _calls(nodes: Sequence[PlacedNode]) -> dict[str, set[str]]:
     return found
 
 
-def _free_names(nodes: Sequence[PlacedNode]) -> set[str]:
-    """The functions that somebody may call whom the text does not show."""
-    functions = [placed for placed in nodes if isinstance(placed.node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    bases = {
-        placed.node.name: [name_of(base) or "" for base in placed.node.bases]
-        for placed in nodes
-        if isinstance(placed.node, ast.ClassDef)
-    }
-    names = {placed.node.name for placed in functions}  # type: ignore[attr-defined]
-    made = _made_names(nodes)
+def _handed_over(nodes: Sequence[PlacedNode]) -> set[str]:
+    """The functions that the text gives to somebody, or lets wait, who then runs them."""
+    functions = _functions(nodes)
+    names, made = {node.name for _, node in functions}, _made_names(nodes)
     waiting = {placed.function for placed in nodes if isinstance(placed.node, ast.Yield | ast.YieldFrom | ast.Await)}
     return (
         (names & _handed_names(nodes))
         | {called_name(placed.node) for placed in nodes if any(map(_is_lambda, placed.ancestors))}
         | {name for name in names if any(pattern.fullmatch(name) for pattern in made)}
         | {_key(function) for function in waiting if function != MODULE}
-        | {placed.node.name for placed in functions if _is_called_by_library(placed, bases)}  # type: ignore[attr-defined]
+        | {node.name for _, node in functions if _is_decorated(node)}
     )
+
+
+def _library_names(nodes: Sequence[PlacedNode]) -> set[str]:
+    """The methods that Python or a class of a library may call."""
+    bases = {
+        placed.node.name: [name_of(base) or "" for base in placed.node.bases]
+        for placed in nodes
+        if isinstance(placed.node, ast.ClassDef)
+    }
+    return {node.name for placed, node in _functions(nodes) if _is_called_by_library(placed, node, bases)}
+
+
+def _functions(nodes: Sequence[PlacedNode]) -> list[tuple[PlacedNode, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return [(one, one.node) for one in nodes if isinstance(one.node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def _handed_names(nodes: Sequence[PlacedNode]) -> set[str]:
@@ -154,13 +188,17 @@ def _made_names(nodes: Sequence[PlacedNode]) -> list[re.Pattern[str]]:
     ]
 
 
-def _is_called_by_library(placed: PlacedNode, bases: Mapping[str, Sequence[str]]) -> bool:
-    """Whether it is a method that Python or a class of a library calls, or is handed to a decorator."""
-    node, above = placed.node, placed.ancestors[-1]
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+def _is_decorated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a decorator may hand it to somebody else."""
     decorators = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
-    if any(name_of(one) not in PLAIN_DECORATORS for one in decorators):
-        return True
+    return any(name_of(one) not in PLAIN_DECORATORS for one in decorators)
+
+
+def _is_called_by_library(
+    placed: PlacedNode, node: ast.FunctionDef | ast.AsyncFunctionDef, bases: Mapping[str, Sequence[str]]
+) -> bool:
+    """Whether it is a method that Python or a class of a library calls."""
+    above = placed.ancestors[-1]
     if not isinstance(above, ast.ClassDef) or node.name in MAKERS:
         return False
     foreign = _foreign_bases(above.name, bases)

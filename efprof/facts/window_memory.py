@@ -26,6 +26,9 @@ STAGE_OF: Final[dict[Category, str]] = {
     "inputs": "data",
 }
 """The stage that makes it; work space is made in all of them."""
+LEAST_SEEN: Final = 1 / 500
+"""Of the most that is alive: half a pixel of the picture. Most instants of a small model change
+no more, each of them with a note for every curve (measured: half of the JSON form of a run of 200 steps)."""
 
 Owner = tuple[Category, str | None]
 """What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
@@ -55,6 +58,15 @@ class _Instants:
     running: tuple[str, ...]
     """Which stage ran at each, in words; empty for none."""
 
+    def only(self, chosen: Sequence[int]) -> Self:
+        """Some of them, in order."""
+        return replace(
+            self,
+            places=self.places[list(chosen)],
+            times_ms=tuple(self.times_ms[index] for index in chosen),
+            running=tuple(self.running[index] for index in chosen),
+        )
+
 
 def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:
     steps = sorted({stretch.step for stretch in window.stretches})
@@ -62,8 +74,11 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     start_ns = inside[0].started_ns if inside else window.events[0].time_ns
     bands = tuple(_bands(inside, start_ns))
     instants = _instants(window, bands, start_ns)
+    owners, alive = _alive_by_owner(window, instants.places, sources)
+    seen = _seen(owners, alive, instants.running)
+    instants = instants.only(seen)
     held = [] if before is None else [_held_before(before, instants)]
-    lines = [*held, *_category_lines(window, instants, sources)]
+    lines = [*held, *_category_lines(owners, alive[:, seen], instants)]
     return Series(
         title=f"Memory by what it is for, in {_when(window, steps)}",
         x_label="time in the step" if len(steps) == 1 else "time in the steps" if steps else "time in the window",
@@ -121,9 +136,22 @@ def _running_at(bands: Sequence[StageBand], time_ms: float) -> str:
     return f"{band.stage} runs" if is_one_step else f"{band.stage} of step {band.step:,} runs"
 
 
-def _category_lines(window: LiveWindow, instants: _Instants, sources: Sources) -> Iterator[SeriesLine]:
+def _seen(owners: Sequence[Owner], alive: NDArray[np.float64], running: Sequence[str]) -> list[int]:
+    """The instants at which the picture changes: another stage, or a category by so much; both ends, and the peak."""
+    is_of = np.array([[owner[0] == category for owner in owners] for category in CATEGORIES], dtype=np.float64)
+    sizes = (is_of @ alive).T if owners else np.zeros((len(running), len(CATEGORIES)))
+    totals = sizes.sum(axis=1)
+    peak, least = int(np.argmax(totals)), LEAST_SEEN * totals.max()
+    chosen = [0]
+    for index in range(1, len(running)):
+        is_other_stage = running[index] != running[chosen[-1]]
+        if is_other_stage or index == peak or np.abs(sizes[index] - sizes[chosen[-1]]).max() > least:
+            chosen.append(index)
+    return chosen if chosen[-1] == len(running) - 1 else [*chosen, len(running) - 1]
+
+
+def _category_lines(owners: Sequence[Owner], alive: NDArray[np.float64], instants: _Instants) -> Iterator[SeriesLine]:
     """Bytes alive of each category, as far as there are any."""
-    owners, alive = _alive_by_owner(window, instants.places, sources)
     for category in CATEGORIES:
         rows = [row for row, owner in enumerate(owners) if owner[0] == category]
         sizes = alive[rows].sum(axis=0)

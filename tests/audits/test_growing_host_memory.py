@@ -86,6 +86,8 @@ def test_where_several_lines_could_be_it_the_loop_is_named_and_they_are_listed(t
     assert str(finding.blame) == "train.py:6"
     (table,) = [each for each in finding.evidence if isinstance(each, Table)]
     assert [row[0] for row in table.rows] == ["train.py:8", "train.py:9"]
+    assert "at train.py:8 and `" in finding.fix.summary
+    assert "at train.py:9; each (a list: `collections.deque(maxlen=...)`" in finding.fix.summary
 
 
 def test_where_no_line_is_known_the_fix_is_the_command_that_tells_it(tmp_path: Path) -> None:

@@ -86,7 +86,6 @@ def within(source: str, bound: str) -> str:
         "    if len(history) == 500:\n        history = []\n",
         "    if 500 < len(history):\n        break\n",
         "    history = history[-500:]\n",
-        "    history = history[::2]\n",
         "    history[:] = history[-500:]\n",
     ],
 )
@@ -140,7 +139,7 @@ def test_a_container_that_is_kept_short_only_fills_up(tmp_path: Path, old: str, 
 
 @pytest.mark.parametrize(("argument", "num_findings"), [("history", 0), ("other", 1)])
 def test_a_function_that_is_given_it_under_its_name_bounds_it(tmp_path: Path, argument: str, num_findings: int) -> None:
-    source = within(SOURCE, f"    trim({argument})\n") + "def trim(history):\n    del history[:-9]\n"
+    source = within(SOURCE, f"    trim({argument})\n") + "def trim(history):\n    del history[:-500]\n"
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[plain()])
     assert len(growing_tensors(run).findings) == num_findings
 
@@ -180,10 +179,10 @@ def test_a_deque_without_a_limit_is_no_bound(tmp_path: Path, made: str) -> None:
 @pytest.mark.parametrize(
     ("trim", "call", "is_bound"),
     [
-        ("history.pop()", "trim(history)", True),
+        ("history.pop()", "if step % 500 == 0: trim(history)", True),
         ("history = list(history)\n    history.pop()", "trim(history)", False),
-        ("history = history[-9:]\n    return history", "trim(history)", False),
-        ("history = history[-9:]\n    return history", "history = trim(history)", True),
+        ("history = history[-500:]\n    return history", "trim(history)", False),
+        ("history = history[-500:]\n    return history", "history = trim(history)", True),
     ],
 )
 def test_a_function_that_binds_its_argument_anew_bounds_only_what_it_gives_back(
@@ -228,10 +227,10 @@ def test_another_variable_of_that_name_and_what_comes_after_the_loop_bound_nothi
     ("other", "is_bound"),
     [
         ("def unrelated(words):\n    history = list(words)\n    history.pop()\n", False),
-        ("    trim()\ndef trim():\n    global history\n    history.pop()\n", True),
-        ("    trim()\ndef trim():\n    history.pop()\n", True),
+        ("    trim()\ndef trim():\n    global history\n    del history[:-500]\n", True),
+        ("    trim()\ndef trim():\n    del history[:-500]\n", True),
         ("history.pop()\n", False),
-        ("history = deque(maxlen=9)\n", True),
+        ("history = deque(maxlen=500)\n", True),
     ],
 )
 def test_of_a_global_only_its_own_lines_count(tmp_path: Path, other: str, is_bound: bool) -> None:
@@ -274,6 +273,7 @@ def test_of_an_attribute_the_lines_of_its_own_classes_count(tmp_path: Path, old:
     holder = census(
         graph_nodes_before=0, graph_nodes_after=0, graph_bytes_before=0, graph_bytes_after=0,
         tensor_bytes_before=10 * MIB, tensor_bytes_after=14 * MIB, scope="attribute", owner="Trainer",
+        length_before=14,
     )  # fmt: skip
     sources = {"train.py": TRAINER.replace(old, new)}
     run = write_run(tmp_path, steps=leaking_steps(), sources=sources, censuses=[holder])
@@ -297,8 +297,82 @@ RESET = "        trainer.end()\n"
 def test_a_method_that_empties_it_bounds_it_only_where_the_loop_that_feeds_it_comes_to_it(
     tmp_path: Path, called: str, is_bound: bool
 ) -> None:
-    holder = plain(scope="attribute", owner="Trainer", path="Trainer.history")
+    holder = plain(scope="attribute", owner="Trainer", path="Trainer.history", length_before=14)
     assert is_found(tmp_path, TRAINER.replace(RESET, called), holder) is not is_bound
+
+
+EPOCHS = """\
+def train(model, loader, optimizer):
+    history = {before}
+    for epoch in range(100):
+        {at_epoch}
+        for x, y in loader:
+            loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            {within}
+            history.append(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_bound"),
+    [
+        ({"at_epoch": "history = []"}, True),
+        ({"at_epoch": "history = list()"}, True),
+        ({"within": "if step % 500 == 0: history = []"}, True),
+        ({}, False),
+        ({"at_epoch": "history = list(history)"}, False),
+        ({"at_epoch": "history = read()"}, False),
+        ({"at_epoch": "if epoch == 0: history = []"}, False),
+        ({"at_epoch": "if healthy: history = []"}, False),
+        ({"within": "if history is None: history = []"}, False),
+        ({"at_epoch": "other = []"}, False),
+        ({"at_epoch": "history[y] = []"}, False),
+    ],
+)
+def test_a_list_that_every_epoch_makes_anew_is_bounded_one_that_is_made_once_is_not(
+    tmp_path: Path, lines: dict[str, str], is_bound: bool
+) -> None:
+    source = EPOCHS.format(**{"before": "[]", "at_epoch": "pass", "within": "pass", **lines})
+    assert is_found(tmp_path, source, plain()) is not is_bound
+
+
+RENEWED = """\
+class Trainer{base}:
+    def __init__(self):
+        self.history = []
+
+    def {name}(self):
+        self.history = []
+
+    def step(self, x):
+        self.history.append(x)
+
+def train(trainer, loader):
+    for epoch in range(100):
+        {called}
+        for x in loader:
+            trainer.step(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "called", "is_bound"),
+    [
+        ("", "reset", "trainer.reset()", True),
+        ("", "reset", "pass", False),
+        ("", "reset", "other = Trainer()", False),
+        ("(Callback)", "on_epoch_end", "pass", True),
+        ("(Callback)", "reset", "pass", False),
+    ],
+)
+def test_a_method_that_makes_it_anew_bounds_it_only_where_something_is_seen_to_call_it(
+    tmp_path: Path, base: str, name: str, called: str, is_bound: bool
+) -> None:
+    holder = plain(scope="attribute", owner="Trainer", path="Trainer.history")
+    source = RENEWED.format(base=base, name=name, called=called)
+    assert is_found(tmp_path, source, holder) is not is_bound
 
 
 def test_lists_in_a_dictionary_are_bounded_each_by_itself(tmp_path: Path) -> None:

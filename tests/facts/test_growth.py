@@ -4,11 +4,14 @@ import math
 import random
 from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth import (
     IN_WINDOW,
     block_minima,
@@ -17,8 +20,9 @@ from efprof.facts.growth import (
     theil_sen,
     without_window_residue,
 )
+from efprof.facts.growth_evidence import growth_gain
 from efprof.facts.memory_growth import LONG_RUN, MemoryGrowth
-from efprof.model import ThinEvidence
+from efprof.model import Gain, ThinEvidence
 from efprof.recorder.memory import ReadingPlan
 from efprof.units import KIB, MIB
 from tests.builders import make_step, write_run
@@ -233,3 +237,46 @@ def test_growth_that_stopped_after_the_early_readings_is_over(tmp_path: Path) ->
         for step in range(1000)
     ]
     assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
+
+
+def leaking_step(step: int, needed: int, **fields: Any) -> StepRecord:
+    """A step of a leak of a mebibyte each, which needs so many bytes between forward and backward."""
+    level = LEVEL + MIB * step
+    return make_step(step, allocated_bytes=[level, level + needed, level + needed, level, level], **fields)
+
+
+def gain_of(folder: Path, steps: list[StepRecord]) -> Gain:
+    """What mending all of the growth is said to save."""
+    return growth_gain(write_run(folder, steps=steps).get(MemoryGrowth).fit, 1.0)
+
+
+def test_where_early_steps_need_more_the_peak_loses_less_than_what_was_kept(tmp_path: Path) -> None:
+    gain = gain_of(tmp_path, [leaking_step(step, (50 if step < 30 else 20) * MIB) for step in range(100)])
+    assert gain.peak_bytes == pytest.approx(69 * MIB, rel=0.001)  # the last step is at 99 + 20, the mended ones at 50
+    assert gain.peak_bytes_interval == pytest.approx((68 * MIB, 70 * MIB), rel=0.001)
+    assert "less 30.0 MiB, as an earlier step needs more" in gain.explanation
+
+
+def test_where_the_highest_instant_is_an_early_one_only_what_was_kept_by_then_counts(tmp_path: Path) -> None:
+    gain = gain_of(tmp_path, [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
+    assert gain.peak_bytes == pytest.approx(30 * MIB, rel=0.001)
+
+
+def test_where_late_steps_need_more_the_peak_loses_all_that_was_kept(tmp_path: Path) -> None:
+    gain = gain_of(tmp_path, [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
+    assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
+    assert "an earlier step needs more" not in gain.explanation
+
+
+def test_a_step_read_at_its_end_alone_needs_as_much_as_the_last_one_read_throughout(tmp_path: Path) -> None:
+    steps = [leaking_step(step, 50 * MIB) for step in range(100)]
+    at_end = [msgspec.structs.replace(step, memory=step.memory[-1:]) for step in steps[40:]]
+    gain = gain_of(tmp_path, steps[:40] + at_end)
+    assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
+
+
+def test_what_an_early_step_lets_go_is_not_what_it_needs(tmp_path: Path) -> None:
+    """The garbage collector may free some of the leak in the midst of it."""
+    released = make_step(2, allocated_bytes=[LEVEL + 40 * MIB] * 4 + [LEVEL + 2 * MIB])
+    steps = [released if step == 2 else leaking_step(step, MIB) for step in range(100)]
+    assert gain_of(tmp_path, steps).peak_bytes == pytest.approx(99 * MIB, rel=0.001)

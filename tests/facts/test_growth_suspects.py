@@ -1,16 +1,20 @@
 """Which line is blamed for memory that grows, and for how much of it."""
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
+from efprof.audits.retained_graph import retained_graph
 from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
-from efprof.model import Table
+from efprof.facts.run import Run
+from efprof.model import CodeEdit, Table
 from efprof.units import MIB
-from tests.audits.growing_runs import census, leaking_steps
+from tests.audits.growing_runs import TRAIN, census, leaking_steps
 from tests.builders import write_run
 
 PLAIN = {"graph_nodes_before": 0, "graph_nodes_after": 0, "graph_bytes_before": 0, "graph_bytes_after": 0}
@@ -80,6 +84,69 @@ def test_the_message_names_every_holder_that_the_line_feeds(tmp_path: Path) -> N
     assert "because `train.seen['a']` and `train.seen['b']` keep tensors" in finding.message
 
 
+def audited(folder: Path, source: str, *holders: Holder) -> Run:
+    """The run that those holders were counted in."""
+    counted = HolderCensus(step_before=10, step_after=14, holders=list(holders))
+    return write_run(folder, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
+
+
+def test_headline_and_fix_name_each_holder_with_a_bound_of_its_own(tmp_path: Path) -> None:
+    holders = [grown("train.seen['a']", 0.8), grown("train.seen['b']", 0.2, type="Queue")]
+    (finding,) = growing_tensors(audited(tmp_path, WATCHED, *holders)).findings
+    assert finding.headline == "`seen['a']` and `seen['b']` keep tensors"
+    first, second = (int(text.replace(",", "")) for text in re.findall(r"; ([\d,]+) entries", finding.fix.summary))
+    assert second == pytest.approx(4 * first, rel=0.02)
+    assert "`collections.deque(maxlen=" in finding.fix.summary
+    assert "`maxsize=" in finding.fix.summary
+
+
+def test_of_many_holders_so_many_are_named_as_a_sentence_holds(tmp_path: Path) -> None:
+    holders = [grown(f"train.seen['{name}']", 0.25) for name in "abcd"]
+    (finding,) = growing_tensors(audited(tmp_path, WATCHED, *holders)).findings
+    assert finding.headline == "`seen['a']`, `seen['b']` and 2 more keep tensors"
+
+
+def test_of_holders_that_one_line_feeds_those_that_the_program_bounds_are_left_out(tmp_path: Path) -> None:
+    source = WATCHED + "        if len(seen['a']) > 500:\n            seen['a'].pop(0)\n"
+    run = audited(tmp_path, source, grown("train.seen['a']", 0.75), grown("train.seen['b']", 0.25))
+    examination = growing_tensors(run)
+    (finding,) = examination.findings
+    assert finding.headline == "`seen['b']` keeps tensors"
+    assert finding.gain.peak_bytes == pytest.approx(59 * MIB / 4, rel=0.01)
+    assert "`seen['a']` keeps tensors, and is bounded at train.py:12" in examination.looked_at
+
+
+def graphs(name: str, share: float) -> Holder:
+    """A list of losses whose graphs grew by this share of a MiB per step, a tenth of it tensors."""
+    after = {"graph_bytes_after": round((10 + 3.6 * share) * MIB), "tensor_bytes_after": 40 + round(0.4 * share * MIB)}
+    nodes = {"graph_nodes_before": 100, "graph_nodes_after": 101}
+    (holder,) = census(path=f"train.{name}", name=name, tensor_bytes_before=40, **after, **nodes).holders
+    return holder
+
+
+BOTH = TRAIN.replace("history.append(loss)", "history.append(loss); kept.append(-loss)")
+
+
+def test_values_that_one_line_puts_into_two_holders_are_both_detached(tmp_path: Path) -> None:
+    run = audited(tmp_path, BOTH, graphs("history", 0.75), graphs("kept", 0.25))
+    (finding,) = retained_graph(run).findings
+    assert finding.headline == "`history` and `kept` keep tensors with their graphs"
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new.strip() == "history.append(loss.detach()); kept.append((-loss).detach())"
+    assert finding.gain.peak_bytes == pytest.approx(0.9 * 59 * MIB, rel=0.01)
+
+
+def test_states_that_one_call_carries_are_cut_off_where_each_enters_it(tmp_path: Path) -> None:
+    source = TRAIN.replace("history.append(loss)", "out, h, c = lstm(x, h, c)")
+    states = [msgspec.structs.replace(graphs(name, 0.5), type="Tensor") for name in ("h", "c")]
+    (finding,) = retained_graph(audited(tmp_path, source, *states)).findings
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new.strip() == "out, h, c = lstm(x, h.detach(), c.detach())"
+    assert finding.fix.applicability == "review"
+
+
 PROMPTS = """\
 def train(model, loader, optimizer):
     {before}
@@ -108,6 +175,63 @@ def test_a_line_of_the_steps_that_gives_a_librarys_object_more_is_blamed(tmp_pat
     assert growing_tensors(run).findings == ()
 
 
+FED = """\
+def train(model, loader, optimizer):
+    for x in loader:
+        h = encoded(x)
+        y = model(h)
+        loss = y.mean()
+        loss.backward()
+        optimizer.step()
+        recent.get().clear()
+        recent.set((*recent.get(), h))
+        weakref.finalize(x, print, h)
+        h.next = None
+        h.previous = x
+        model.register_forward_hook(lambda *_: h)
+        h.register_hook(lambda gradient: x)
+
+@lru_cache(maxsize=None)
+def encoded(x):
+    return encode(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "line"),
+    [
+        ("train.recent", {"type": "ContextVar", "scope": "global"}, "recent.set((*recent.get(), h))"),
+        ("train.encoded", {"type": "_lru_cache_wrapper", "scope": "global"}, "return encode(x)"),
+        ("weakref.finalize", {"scope": "global", "owner": "weakref", "file": None}, "weakref.finalize(x, print, h)"),
+        ("Tensor.previous", {"scope": "attribute", "owner": "Tensor", "file": None}, "h.previous = x"),
+        ("Tensor._backward_hooks", {"scope": "attribute", "owner": "Tensor", "file": None}, "h.register_hook("),
+        ("Linear._forward_hooks", {"scope": "attribute", "owner": "Linear", "file": None}, "model.register_forward_"),
+        ("Tensor.next", {"scope": "attribute", "owner": "Tensor", "file": None}, None),
+    ],
+)
+def test_what_python_and_torch_keep_is_blamed_on_the_line_of_the_steps_that_feeds_it(
+    tmp_path: Path, path: str, fields: dict[str, object], line: str | None
+) -> None:
+    (suspect,) = suspects_of(tmp_path, FED, grown(path, 1.0, **fields))
+    assert suspect.known_by == ("feeder" if line else "loop")
+    assert line is None or suspect.blame.text.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        ("train.recent", {"type": "ContextVar", "scope": "global"}, "Reset `train.recent`"),
+        ("train.encoded", {"type": "_lru_cache_wrapper", "scope": "global"}, "maxsize=N"),
+        ("Tensor.previous", {"scope": "attribute", "owner": "Tensor", "file": None}, "Delete `.previous`"),
+    ],
+)
+def test_what_to_do_depends_on_what_keeps_it(tmp_path: Path, path: str, fields: dict[str, object], words: str) -> None:
+    counted = HolderCensus(step_before=10, step_after=14, holders=[grown(path, 1.0, **fields)])
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": FED}, censuses=[counted])
+    (finding,) = memory_growth(run).findings
+    assert words in finding.fix.summary
+
+
 def test_a_line_before_the_steps_that_gives_it_something_is_not_blamed_and_the_holder_is_named(tmp_path: Path) -> None:
     counted = HolderCensus(step_before=10, step_after=14, holders=[library_holder()])
     source = PROMPTS.format(before=ADD, within="pass")
@@ -117,6 +241,43 @@ def test_a_line_before_the_steps_that_gives_it_something_is_not_blamed_and_the_h
     assert "`Adam.param_groups`, which was counted and grew" in finding.fix.summary
     assert "What grew is `Adam.param_groups`" in str(finding.evidence)
     assert "no variable of the program" not in str(finding.evidence)
+
+
+LOGGED = """\
+def train(model, loader, optimizer):
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x)
+        scale = torch.log(x)
+        loss.backward()
+        optimizer.step()
+        logger.info("step %d", step)
+        logger.info(f"{{loss}}")
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_blamed"),
+    [
+        ("logger.info('%s', loss)", True),
+        ("logger.log(INFO, '%s', loss)", True),
+        ("logger.info('loss', extra={'loss': loss})", True),
+        ("logger.info('%.3f', loss.item())", False),
+    ],
+)
+@pytest.mark.parametrize("holder", ["Logger.handlers", "MemoryHandler.buffer"])
+def test_of_records_that_a_handler_keeps_the_line_that_logs_an_object_is_blamed(
+    tmp_path: Path, holder: str, line: str, is_blamed: bool
+) -> None:
+    log = grown(holder, 1.0, scope="attribute", owner=holder.partition(".")[0], file=None)
+    counted = HolderCensus(step_before=10, step_after=14, holders=[log])
+    source = LOGGED.format(line=line)
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
+    (finding,) = memory_growth(run).findings
+    assert finding.blame.text == (line if is_blamed else "loss.backward()")
+    assert ("Log a number" in finding.fix.summary) is is_blamed
+    assert holder in str(finding)
 
 
 EVALUATED = WATCHED.replace("        for name in seen:\n            seen[name]", "        if y:\n            other")
@@ -185,9 +346,10 @@ def train(model, loader, optimizer):
         ("", "Thread(target=writer, args=(outbox,)).start()", "", True),
         ("", "Thread(target=lambda: outbox.get()).start()", "", True),
         ("0", "", "", True),
-        ("maxsize=9", "Thread(target=writer, args=(outbox,)).start()", "", False),
-        ("9", "", "", False),
-        ("", "", "if full:\n            while not outbox.empty():\n                outbox.get()", False),
+        ("maxsize=500", "Thread(target=writer, args=(outbox,)).start()", "", False),
+        ("500", "", "", False),
+        ("9", "", "", True),
+        ("", "", "if x.step % 500 == 0:\n            while not outbox.empty():\n                outbox.get()", False),
     ],
 )
 def test_a_queue_that_gets_longer_is_blamed_on_what_puts_into_it_unless_it_is_bounded(

@@ -65,6 +65,25 @@ def test_a_real_slope_alarms(seed: int, slope: float, tmp_path_factory: pytest.T
     assert run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
+def test_a_run_of_twenty_steps_is_told_of_a_plain_line_only(
+    seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    leaking, sound = growing(20, python_bytes=8 * MIB), growing(20, python_bytes=0)
+    jumping = [draw.randrange(20) for _ in range(jumps)]
+    for step in sound:
+        step.rss_bytes += round(abs(draw.gauss(0, noise))) + sum(step.step >= at for at in jumping) * 12 * MIB
+    for step in leaking + sound:
+        step.window = "trace-1" if step.step in (5, 6) else None
+    growth = run_of(folder / "leaking", leaking).get(HostGrowth)
+    assert growth.is_growing
+    assert growth.fit.trend.slope == pytest.approx(8 * MIB, rel=0.01)
+    with pytest.raises(ThinEvidence, match="record a longer run"):
+        run_of(folder / "sound", sound).get(HostGrowth)
+
+
 def test_the_least_rise_is_what_counts_not_the_slope_alone(tmp_path: Path) -> None:
     """16 KiB per step are 64 MiB after 4,096 steps, and no fault after a hundred."""
     short = run_of(tmp_path / "short", growing(120, python_bytes=16 * KIB)).get(HostGrowth)

@@ -100,3 +100,18 @@ def test_making_an_object_runs_what_its_classes_do_on_it() -> None:
     meter = METER.replace("self.kept = []", "self.empty()")
     assert not is_emptied(LOOP + "main(Meter())\n", meter)
     assert is_emptied(LOOP + "        meter = Own()\nclass Own(Meter): ...\n", meter)
+
+
+SEEN = [
+    (LOOP + "        meter.empty()\n", True),
+    (LOOP + "trainer.on_epoch_end(Meter.empty)\n", True),
+    (LOOP + "class End(library.Callback):\n    def on_epoch_end(self):\n        self.meter.empty()\n", True),
+    (LOOP + "class End(library.Callback):\n    def finish(self):\n        self.meter.empty()\n", False),
+    (LOOP + "    meter.empty()\n", False),
+    ("library.fit(Meter())\n", False),
+]
+
+
+@pytest.mark.parametrize(("program", "is_seen"), SEEN)
+def test_what_is_only_not_ruled_out_is_not_seen_to_come_between(program: str, is_seen: bool) -> None:
+    assert RunTogether({"train.py": ast.parse(METER + program)}).is_seen_to_alternate(EMPTY, NOTE) is is_seen

@@ -151,6 +151,21 @@ def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) ->
     assert note_at(work, work.x[work.y.index(700.0 * MIB)]) == "model.py:10 has 700 MiB of it"
 
 
+def test_what_no_eye_can_see_change_is_drawn_once(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.make(2, 900, CALL, WIDE)
+    for at_ms in range(20, 40):
+        recording.free(at_ms / 10, recording.make(at_ms / 10, 1, CALL, WIDE))
+    recording.free(4, recording.make(4, 1, CALL, WIDE))
+    recording.make(4.5, 2, CALL, WIDE)
+    recording.make(4.6, 1, CALL, WIDE)
+    series = picture_of(run_of(tmp_path, recording))
+    (line,) = [one for one in series.lines if one.label != "held before"]
+    assert {0.0, 900.0 * MIB, 903.0 * MIB} <= set(line.y)
+    assert max(line.y) == 903 * MIB
+    assert len(line.x) < 10
+
+
 def test_a_run_without_a_window_has_no_such_picture(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="allocations"):
         picture_of(write_run(tmp_path, steps=[make_step(0)]))

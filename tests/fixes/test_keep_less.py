@@ -30,7 +30,7 @@ def fix_of(
     statement = KeepingStatement(
         file="train.py",
         line=1,
-        name="history",
+        names=("history",),
         kind=kind,
         value=found[value],
         carried=found[carried] if carried else None,
@@ -149,8 +149,37 @@ def test_says_what_detaching_leaves_where_the_tensors_are_much_of_it() -> None:
     assert "leaves" not in fix_of(code, "loss", tensors=0.05).summary
 
 
+def bound(name: str, kind: str, most: int, unit: str = "entries", *, is_on_device: bool = True) -> Bound:
+    """So many of its entries take 1 %."""
+    return Bound(name=name, kind=kind, most=most, unit=unit, is_on_device=is_on_device)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("deque", "give it `maxlen=500`, keep"),
+        ("Queue", "give it `maxsize=500`, so that `put` waits, keep"),
+        ("PriorityQueue", "`maxsize=500`"),
+        ("OrderedDict", "drop the oldest entries beyond 500,"),
+        ("Keeper", "Bound `history`: keep numbers"),
+    ],
+)
+def test_each_kind_of_container_is_bounded_in_its_own_way(kind: str, expected: str) -> None:
+    assert expected in keep_fewer([bound("history", kind, 500)]).summary
+
+
+def test_each_of_several_holders_has_a_bound_of_its_own() -> None:
+    bounds = [bound("a", "list", 400), bound("b", "Queue", 80), bound("c", "Tensor", 9, "steps")]
+    summary = keep_fewer(bounds).summary
+    assert "`a` (make it `collections.deque(maxlen=400)`; 400 entries take 1 %)" in summary
+    assert "`b` (give it `maxsize=80`, so that `put` waits; 80 entries take 1 %)" in summary
+    assert "and `c` (What" not in summary
+    assert "and `c` (what 9 steps add takes 1 %)" in summary
+    assert "and 2 more; or keep numbers" in keep_fewer([*bounds, bounds[0]]).summary
+
+
 def test_tensors_without_graphs_are_bounded_by_a_person() -> None:
-    fix = keep_fewer("history", "list", Bound(most=500, unit="entries", is_on_device=True))
+    fix = keep_fewer([bound("history", "list", 500)])
     assert fix.applicability == "manual"
     assert "deque(maxlen=500)" in fix.summary
     assert fix.summary.endswith("off the device (`.cpu()`). 500 entries take 1 % of the memory there is.")
@@ -158,7 +187,7 @@ def test_tensors_without_graphs_are_bounded_by_a_person() -> None:
 
 def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
     summaries = [
-        keep_fewer("bank", kind, Bound(most=1500, unit=unit, is_on_device=True)).summary
+        keep_fewer([bound("bank", kind, 1500, unit)]).summary
         for kind, unit in (("list", "tensors"), ("Tensor", "steps"))
     ]
     assert not any("maxlen" in summary for summary in summaries)
@@ -167,7 +196,7 @@ def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
 
 
 def test_on_the_host_nothing_is_moved_off_a_device() -> None:
-    summary = keep_fewer("history", "list", Bound(most=500, unit="entries", is_on_device=False)).summary
+    summary = keep_fewer([bound("history", "list", 500, is_on_device=False)]).summary
     assert ".cpu()" not in summary
     assert "write it to disk" in summary
 
@@ -192,7 +221,7 @@ def test_of_a_slice_of_a_tensor_a_copy_is_kept(kept: str, copied: str | None) ->
     tree = ast.parse(code)
     value = next(node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 1
                  and ast.unparse(node).startswith("firsts."))  # fmt: skip
-    fix = keep_copy_of_part("firsts", "train.py", code.splitlines(), tree, value)
+    fix = keep_copy_of_part(["firsts"], "train.py", code.splitlines(), tree, value)
     assert (fix and fix.changes) == (
         (CodeEdit(file="train.py", line=2, old=f"firsts.append({kept})", new=f"firsts.append({copied})"),)
         if copied
