@@ -3,7 +3,7 @@
 from collections import Counter
 
 from efprof.facts.allocation_retries import AllocationRetries, retried_sites
-from efprof.facts.headroom import smaller_micro_batch
+from efprof.facts.headroom import own_limit, smaller_micro_batch
 from efprof.facts.retry_advice import RetryAdvice
 from efprof.facts.retry_evidence import how_much_slower, retry_evidence
 from efprof.facts.run import Run
@@ -35,7 +35,7 @@ def allocation_retries(run: Run) -> Examination:
     Fix
     ---
     The setting of the allocator that spares the retries when the recorded requests are replayed; else a micro-batch
-    that leaves a tenth of the device free.
+    that leaves a tenth of what the program may take free.
 
     Predicted gain
     --------------
@@ -98,12 +98,15 @@ def _gain(retries: AllocationRetries) -> Gain:
 
 
 def _fix(run: Run, advice: RetryAdvice) -> Fix:
-    if advice.tried is not None:
-        recorded, best = advice.tried.what_if, advice.tried.best
-        spared = f"Replayed under it, the recorded requests need {best.outcome.calls.num_retries} retries instead of "
-        spared += f"{advice.tried.num_recorded}."
+    tried, best = advice.tried, None if advice.tried is None else advice.tried.best
+    if tried is not None and best is not None:
+        recorded, count = tried.what_if, best.outcome.calls.num_retries
+        retries = f"{count} {'retry' if count == 1 else 'retries'} instead of {tried.num_recorded}"
+        spared = f"Replayed under it, the recorded requests need {retries}."
         caution = " ".join([spared, *best.warnings])
         return set_allocator(recorded.recorded_configuration, best.configuration, caution=caution)
-    return Fix(
-        summary=f"{smaller_micro_batch(run)} No setting of the allocator is known to spare it.", applicability="manual"
-    )
+    settings = "No setting of the allocator is known to spare it."
+    if tried is not None:
+        settings = f"None of {len(tried.trials)} settings of the allocator halves the retries of the replay."
+    words = smaller_micro_batch(run), settings, own_limit(run)
+    return Fix(summary=" ".join(filter(None, words)), applicability="manual")

@@ -1,18 +1,14 @@
 """A peak of memory above what there is for it."""
 
-from efprof.facts.peak_composition import PeakComposition, Way
+from efprof.facts.peak_composition import WITH_BUDGET, PeakComposition, Way, budget_after_failure
 from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, peak_bars, table_of_ways
 from efprof.facts.peak_lines import most_by_line
 from efprof.facts.run import Run
-from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.facts.window_memory import WindowMemory
 from efprof.fixes.checkpoint_call import checkpoint_call
 from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
 from efprof.units import format_bytes, format_share
-
-SPARE_SHARE = 0.2
-"""Of the peak: what a run that ran out of memory is to have left, since it had not come to its end."""
 
 
 def oversized_peak(run: Run) -> Examination:
@@ -21,7 +17,7 @@ def oversized_peak(run: Run) -> Examination:
     What it finds
     -------------
     The categories and lines whose memory makes the peak, where that is more than `efprof report --budget` allows, or
-    where the run ended out of memory.
+    where the run ended out of memory in a step that took about as much as a recorded one.
 
     Why it matters
     --------------
@@ -46,22 +42,23 @@ def _budget(run: Run, peak: PeakComposition) -> int:
     """What was asked for; of a run that ran out of memory, less than it had."""
     if run.budget_bytes is not None:
         return run.budget_bytes
-    if run.get(RunLimits).ran_out:
-        return round((1 - SPARE_SHARE) * peak.peak_bytes)
-    raise NotRecorded("no budget was given; 'efprof report --budget 24GiB' tells how the peak comes to stay below it.")
+    if run.run_file.ended == "out_of_memory":
+        return budget_after_failure(run, peak)
+    raise NotRecorded(f"no budget was given; {WITH_BUDGET}.")
 
 
 def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     sources, (way, edit) = run.get(Sources), _best(run, peak, budget)
     site = way.site if way and way.site else _largest_line(run, peak)
     blame = sources.line(site)
-    left = peak.peak_bytes - budget
+    left, is_wished = peak.peak_bytes - budget, run.budget_bytes is not None
+    which = "" if is_wished else ", below which the step that failed would have been served"
     return Finding(
         blame=blame,
         category="memory",
         headline="The peak of memory is above the budget",
-        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}; "
-        f"{_made_of(peak)}.",
+        message=f"The peak is {format_bytes(peak.peak_bytes)}, {format_bytes(left)} above {format_bytes(budget)}"
+        f"{which}; {_made_of(peak)}.",
         fix=lower_peak(peak, budget, way, edit, is_device="CUDA" in run.run_file.memory_source),
         gain=Gain(
             basis="replay",

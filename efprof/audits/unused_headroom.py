@@ -4,14 +4,15 @@ import contextlib
 from collections import Counter
 
 from efprof.facts.headroom import Headroom
-from efprof.facts.headroom_evidence import headroom_evidence
+from efprof.facts.headroom_evidence import headroom_evidence, whose_memory
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTimes
-from efprof.fixes.batch_size import fit_command, set_batch_size
-from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
+from efprof.facts.user_settings import UserSettings
+from efprof.fixes.batch_size import prove_by_fit, set_batch_size
+from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
 LEAST_UNUSED = 0.5
@@ -68,9 +69,9 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         blame=blame,
         category="memory",
         headline="Most of the device's memory is never used",
-        message=f"At most {format_bytes(headroom.peak_reserved_bytes)} of the {format_bytes(headroom.total_bytes)} of "
-        f"{headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the same "
-        f"line {new:,} would fit, {new / old:.1f} times as many.",
+        message=f"At most {format_bytes(headroom.peak_reserved_bytes)} of the {format_bytes(headroom.total_bytes)} "
+        f"{whose_memory(headroom)} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
+        f"same line {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
         gain=Gain(
             basis="model",
@@ -93,15 +94,24 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
-    command, is_complete = fit_command(run.run_file.command, old, headroom.budget_bytes)
-    note = "" if is_complete else " (the batch size in the way your command takes it)"
-    loader, sources = headroom.loader, run.get(Sources)
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    is_loaders = loader is not None and loader.site is not None and loader.batch_size == old
-    change = set_batch_size(blame.file, lines, tree, blame.line, old=old, new=new)
+    change, sources = _change(run, headroom, blame), run.get(Sources)
+    trees = [tree for file in sources.files if (tree := sources.tree(file)) is not None]
+    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, trees, change)
     return Fix(
-        summary=f"Try {new:,} samples per micro-batch instead of {old:,}; '{command}'{note} measures the largest that "
-        "fits. What the model learns depends on the batch: its learning rate may have to follow.",
-        applicability="review" if is_loaders else "manual",
-        changes=(change,) if is_loaders else (),
+        summary=f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on "
+        "the batch: its learning rate may have to follow.",
+        applicability="review" if change else "manual",
+        changes=(change,) if change else (),
     )
+
+
+def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:
+    """Of the user's own key where there is one, else of what the loader is given."""
+    old, new = headroom.micro_batch, headroom.largest_micro_batch
+    key, loader, sources = run.get(UserSettings).micro_batch, headroom.loader, run.get(Sources)
+    if key is not None and key.value == str(old):
+        return key.becomes(new)
+    if loader is None or loader.site is None or loader.batch_size != old:
+        return None
+    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    return set_batch_size(blame.file, lines, tree, blame.line, old=old, new=new)

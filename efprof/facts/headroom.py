@@ -9,11 +9,14 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run import Run
+from efprof.facts.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, ThinEvidence
+from efprof.units import format_bytes
 
 MARGIN = 0.1
-"""Of the device, left free: fragments, a longer batch than any so far, and what libraries allocate besides."""
+"""Of what the program may take, left free: fragments, a longer batch than any so far, and what libraries allocate
+besides."""
 EVEN_SHARE = 0.9
 """Of the steps that must have the commonest size; the others may be smaller, as the last batch of an epoch is."""
 MOST_UNEVENNESS = 1.1
@@ -26,11 +29,13 @@ ROUND_FROM, ROUND_TO = 16, 8
 class Headroom:
     """Memory of the first device, in bytes.
 
-    `outside_bytes` is used by other processes, the CUDA context and libraries; `fixed_bytes` is allocated when the
+    `total_bytes` is all of it, or as much of it as the program lets itself take; `outside_bytes` of that is used by
+    other processes, the CUDA context and libraries; `fixed_bytes` is allocated when the
     forward pass begins, whatever the batch; the rest of `peak_reserved_bytes` belongs to `micro_batch` samples.
     """
 
     device: str
+    is_limited: bool
     total_bytes: int
     outside_bytes: int
     peak_reserved_bytes: int
@@ -44,8 +49,8 @@ class Headroom:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded without CUDA or readings, ThinEvidence where no step tells how many samples it took."""
-        times = run.get(StepTimes)
-        if device_capacity(run) is None:
+        times, capacity = run.get(StepTimes), device_capacity(run)
+        if capacity is None:
             raise NotRecorded("this is about a device's own memory, and a host's is shared; record on a CUDA device.")
         steady = [time.record for time in times.steady if time.record.memory]
         fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
@@ -56,10 +61,12 @@ class Headroom:
             raise ThinEvidence("the number of samples in a step is not known: the loop's batches come from no loader.")
         readings = [here for time in times.every for here in time.record.memory]
         device = run.run_file.devices[0]
+        total = allowed_bytes(run, device)
         return cls(
             device=device.name,
-            total_bytes=device.total_bytes,
-            outside_bytes=max(0, device.total_bytes - (device_capacity(run) or device.total_bytes)),
+            is_limited=total < device.total_bytes,
+            total_bytes=total,
+            outside_bytes=total - capacity,
             peak_reserved_bytes=max(here.reserved_bytes for here in readings),
             peak_allocated_bytes=max(here.allocated_bytes for here in readings),
             fixed_bytes=round(statistics.median(fixed)),
@@ -71,7 +78,7 @@ class Headroom:
 
     @property
     def unused_share(self) -> float:
-        """Of the device: what neither this program nor anything else had at any time."""
+        """Of what it may take: what neither this program nor anything else had at any time."""
         return max(0.0, 1 - (self.outside_bytes + self.peak_reserved_bytes) / self.total_bytes)
 
     @property
@@ -81,7 +88,7 @@ class Headroom:
 
     @property
     def budget_bytes(self) -> int:
-        """What the program may take of the device."""
+        """What the program should take at most."""
         return round((1 - MARGIN) * self.total_bytes) - self.outside_bytes
 
     @property
@@ -92,14 +99,18 @@ class Headroom:
 
 
 def device_capacity(run: Run) -> int | None:
-    """What the first device had for this program: free at the first step, or reserved already. None without CUDA."""
+    """What the first device had for this program: free at the first step, or reserved already. None without CUDA.
+
+    It is never more than the program lets itself take.
+    """
     if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
         return None
     device = run.run_file.devices[0]
+    allowed = allowed_bytes(run, device)
     if device.free_bytes is None:
-        return device.total_bytes
+        return allowed
     reserved = (here.reserved_bytes for time in run.get(StepTimes).every for here in time.record.memory)
-    return min(device.total_bytes, device.free_bytes + next(reserved, 0))
+    return min(allowed, device.free_bytes + next(reserved, 0))
 
 
 def smaller_micro_batch(run: Run) -> str:
@@ -111,6 +122,15 @@ def smaller_micro_batch(run: Run) -> str:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     instead = f"{new:,} samples per micro-batch instead of {old:,}" if 0 < new < old else f"fewer samples than {old:,}"
     return f"Take {instead}, and accumulate gradients over more micro-batches."
+
+
+def own_limit(run: Run) -> str:
+    """Where it is the program itself that leaves part of the device alone; empty where it does not."""
+    device = next(iter(run.run_file.devices), None)
+    if device is None or memory_fraction(run) == 1:
+        return ""
+    allowed, total = format_bytes(allowed_bytes(run, device)), format_bytes(device.total_bytes)
+    return f"Or raise the program's own limit: it lets itself take {allowed} of the device's {total}."
 
 
 def _micro_batch(record: StepRecord) -> int:

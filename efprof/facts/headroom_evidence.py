@@ -13,9 +13,16 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     )
 
 
+def whose_memory(headroom: Headroom) -> str:
+    """Where its bytes lie, after their number."""
+    if headroom.is_limited:
+        return f"that the program lets itself take of {headroom.device}"
+    return f"of {headroom.device}"
+
+
 def _numbers(headroom: Headroom) -> tuple[Number, ...]:
     sizes = [
-        ("memory of the device", headroom.total_bytes),
+        (f"memory {whose_memory(headroom)}", headroom.total_bytes),
         ("used by others, or outside of the allocator", headroom.outside_bytes),
         ("reserved at most", headroom.peak_reserved_bytes),
         ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
@@ -31,8 +38,8 @@ def _paragraphs(headroom: Headroom) -> tuple[str, ...]:
     return (
         "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
         f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
-        f"grow with it, and {format_share(MARGIN)} of the device stays free. Reserved memory holds every instant's "
-        "peak, those within the backward pass too.",
+        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
+        "every instant's peak, those within the backward pass too.",
         "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
         "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
     )

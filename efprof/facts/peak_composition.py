@@ -10,11 +10,13 @@ from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.backward_jump import BackwardJump
 from efprof.facts.block_categories import CATEGORIES, Category, categories_of
 from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.peak_regions import chains_of, peak_checkpointed, regions_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.window_peaks import bytes_before
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, ThinEvidence
+from efprof.units import format_bytes
 
 SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
 """What grows with the batch."""
@@ -24,6 +26,12 @@ MOST_PARTS: Final = 16
 
 LEAST_SAVED: Final = 0.02
 """Of the peak: a way that saves less is none."""
+
+SPARE_SHARE: Final = 0.2
+"""Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
+to it, another kind of step failed, or memory had grown since; what a window shows was served, so that much would be."""
+
+WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +94,28 @@ class PeakComposition:
     def within(self, budget_bytes: int) -> list[Way]:
         """Those that stay below a budget, the cheapest first."""
         return sorted((way for way in self.ways if way.peak_bytes <= budget_bytes), key=lambda way: way.extra_ms)
+
+
+def budget_after_failure(run: Run, peak: PeakComposition) -> int:
+    """What the recorded peak would have to stay below for the step that ran out of memory to be served.
+
+    Raises ThinEvidence where the recorded peak is not that of such a step, NotRecorded where nothing tells of it.
+    """
+    failure = run.get(MemoryFailure)
+    if failure.rank_folder != run.rank_folder:
+        raise ThinEvidence(
+            f"memory ran out on {failure.rank_folder.name}, and the windows looked at are those of "
+            f"{run.rank_folder.name}; {WITH_BUDGET}."
+        )
+    if failure.in_use_bytes is None or failure.requested_bytes is None:
+        raise ThinEvidence(f"how much memory the failed step needed is not known from its error; {WITH_BUDGET}.")
+    needed = failure.in_use_bytes + failure.requested_bytes
+    if peak.peak_bytes < (1 - SPARE_SHARE) * needed:
+        raise ThinEvidence(
+            f"step {failure.step:,}, in which memory ran out, needed {format_bytes(needed)} or more, and no window "
+            f"shows more than {format_bytes(peak.peak_bytes)}: what filled memory then was not recorded; {WITH_BUDGET}."
+        )
+    return round(peak.peak_bytes - SPARE_SHARE * max(needed, peak.peak_bytes))
 
 
 def _held(records: Iterable[StepRecord], before: int) -> dict[str, int]:

@@ -1,14 +1,16 @@
 """Which setting of the allocator would spare a recorded program its retries, by replaying it."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from efprof.facts.allocator.advice import Trial, try_configurations, worth_a_try
+from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
+from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.headroom import device_capacity
 from efprof.facts.run import Run
+from efprof.facts.run_limits import allowed_bytes, memory_fraction
 from efprof.model import NotRecorded, UnreadableInput
 
 
@@ -16,18 +18,22 @@ from efprof.model import NotRecorded, UnreadableInput
 class RetryTrials:
     """A device's history under the recorded settings and under others, on a device as large as the real one.
 
-    `num_recorded` are the retries under the recorded settings from the start that the others have.
+    `num_recorded` are the retries under the recorded settings from the start that the others have; `best` is None where
+    no other has fewer than half of them.
     """
 
     what_if: WhatIf
     num_recorded: int
     trials: tuple[Trial, ...]
-    best: Trial
+    best: Trial | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryAdvice:
-    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does."""
+    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does.
+
+    `tried` is None where no replay under the recorded settings has a retry: of what would spare it nothing is known.
+    """
 
     devices: tuple[DeviceHistory, ...]
     tried: RetryTrials | None
@@ -38,30 +44,58 @@ class RetryAdvice:
         devices: tuple[DeviceHistory, ...] = ()
         with contextlib.suppress(NotRecorded, UnreadableInput):
             devices = run.get(DeviceMemory).devices
-        capacity = device_capacity(run)
-        tried = (_try(device, capacity) for device in devices if device.replay.is_trusted)
-        return cls(devices=devices, tried=next(filter(None, tried), None))
+        tried: RetryTrials | None = None
+        for device in devices:
+            if device.replay.is_trusted and (tried is None or tried.best is None):
+                tried = _try(device, _what_if(run, device)) or tried
+        return cls(devices=devices, tried=tried)
 
 
-def _try(device: DeviceHistory, capacity: int | None) -> RetryTrials | None:
-    """None where no setting has fewer than half of the retries that the replay has under the recorded ones.
+def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
+    """With as much memory as there was. A limit that the program set itself stays, whatever the configuration.
+
+    Torch holds it against whole segments before it asks the driver: that is not the same as a smaller device.
+    """
+    capacity = device_capacity(run)
+    if capacity is None:
+        return device.what_if
+    real = run.run_file.devices[0]
+    if not capacity == allowed_bytes(run, real) < real.total_bytes:
+        return WhatIf(device.history, capacity=capacity)
+    settings = replace(device.history.settings, memory_fraction=memory_fraction(run))
+    return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
+
+
+def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
+    """None where the replay has no retry under the recorded settings.
 
     The history alone knows of a retry only that the device had no more than was needed then: too little for others.
     """
-    what_if = device.what_if if capacity is None else WhatIf(device.history, capacity=capacity)
     recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
     if not recorded:
         return None
-    candidates = worth_a_try(what_if)
-    if len(device.history.entries) > MANY_EVENTS:
-        candidates = candidates[:FEW_CANDIDATES]
-    trials = try_configurations(what_if, candidates)
+    trials = _trials(device, what_if)
     served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
     fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
     best = min(fewer, key=_cost, default=None)
-    if best is None:
-        return None
     return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
+
+
+def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
+    """Of the candidates that are not on already, each under the recorded limit.
+
+    It is named with them only where the configuration set it: there it would be lost with the old one.
+    """
+    recorded = in_effect(what_if.recorded_settings)
+    limit = "" if recorded.memory_fraction is None else f"per_process_memory_fraction:{recorded.memory_fraction}"
+    limited = {text: ",".join(filter(None, (text, limit))) for text in CANDIDATES}
+    names = [text for text in CANDIDATES if parse_configuration(limited[text]) != recorded]
+    if len(device.history.entries) > MANY_EVENTS:
+        names = names[:FEW_CANDIDATES]
+    trials = try_configurations(what_if, (limited[name] for name in names))
+    if device.history.settings.memory_fraction is not None:
+        return trials
+    return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
 
 
 def _cost(trial: Trial) -> tuple[int, int]:

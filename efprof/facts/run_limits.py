@@ -1,10 +1,14 @@
 """How much memory there is, and at which step a given growth would use it up."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
+
+FRACTION_SETTING: Final = "memory fraction"
+"""Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +32,8 @@ class RunLimits:
         """The device's memory where the allocator counted that, else the host's."""
         records = read_steps(run.rank_folder)[0]
         host = run.run_file.host
-        is_device = bool(run.run_file.devices) and "CUDA" in run.run_file.memory_source
+        device = run.run_file.devices[0] if run.run_file.devices and "CUDA" in run.run_file.memory_source else None
+        is_device = device is not None
         # Not every short step is read, and none of those that a killed run left in steps.pending.
         used = [
             (record.memory[-1].allocated_bytes if is_device else record.rss_bytes, record.step)
@@ -37,9 +42,9 @@ class RunLimits:
         ]
         used_bytes, used_step = used[-1] if used else (0, 0)
         return cls(
-            name=run.run_file.devices[0].name if is_device else "the host",
+            name="the host" if device is None else _name(run, device),
             is_device=is_device,
-            total_bytes=run.run_file.devices[0].total_bytes if is_device else host.total_bytes if host else 0,
+            total_bytes=allowed_bytes(run, device) if device else host.total_bytes if host else 0,
             used_bytes=used_bytes,
             used_step=used_step,
             last_step=records[-1].step if records else 0,
@@ -55,3 +60,21 @@ class RunLimits:
     def most_kept(self, bytes_each: float) -> int:
         """How many entries, or steps, that keep so much each take a hundredth of the memory."""
         return max(1, int(self.total_bytes / 100 / bytes_each))
+
+
+def memory_fraction(run: Run) -> float:
+    """The share of a device that the program lets itself take; 1 without a limit, and where no setting tells."""
+    try:
+        fraction = float(run.run_file.settings.get(FRACTION_SETTING, "1"))
+    except ValueError:
+        return 1.0
+    return fraction if 0 < fraction < 1 else 1.0
+
+
+def allowed_bytes(run: Run, device: Device) -> int:
+    """The same in bytes, rounded as torch rounds it."""
+    return int(memory_fraction(run) * device.total_bytes)
+
+
+def _name(run: Run, device: Device) -> str:
+    return device.name if memory_fraction(run) == 1 else f"the program's own share of {device.name}"

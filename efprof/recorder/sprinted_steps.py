@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from efprof.recorder.stopwatch import Stopwatch
     from efprof.recorder.stopwatches import NoStopwatch
 
-MARK_NS: Final = 3_500
+MARK_NS: Final = 2_500
 """What a call costs that a sprint takes note of, with the function around it and the caches that it finds cold: at its
-hooks 1.6 us in a step of 2 ms, 3.5 in one of 8 (measured by `make bench-overhead`; 1 us in a loop of its own). Far too
+hooks 1.4 us in a step of 2 ms, 2.5 in one of 9 (measured by `make bench-overhead`; 1 us in a loop of its own). Far too
 short to be measured at each."""
 
 

@@ -12,7 +12,7 @@ from efprof.audits.allocation_retries import allocation_retries
 from efprof.facts.allocation_retries import AllocationRetries
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run import Run
-from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers
+from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers, Table
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
 from tests.builders import make_step, write_run
@@ -29,6 +29,8 @@ BACKWARD = "train.py:5:train"
 GPU_BYTES, RESERVED = 512 * MIB, 480 * MIB
 GPU = Device(index=0, name="NVIDIA T4", total_bytes=GPU_BYTES, free_bytes=GPU_BYTES - RESERVED)
 SLOW_MS = 30.0
+FRACTION = str(1 / 256)
+LIMIT = f"per_process_memory_fraction:{FRACTION}"
 
 
 def every_third(step: int) -> bool:
@@ -62,13 +64,22 @@ def run_with(folder: Path, steps: list[StepRecord], *snapshots: Snapshot) -> Run
     )  # fmt: skip
 
 
-def outgrowing(settings: AllocatorSettings) -> Program:
+def outgrowing(settings: AllocatorSettings, *, by_mib: int = 4) -> Program:
     """Each output is larger than the one before, and the device too small for both: the old one must go first."""
     program = Program(settings, capacity=GPU_BYTES)
     program.at(CACHE).malloc(20 * MIB)
     for number in range(10):
-        program.free(program.at(OUTPUT).malloc((300 + 4 * number) * MIB))
+        program.free(program.at(OUTPUT).malloc((300 + by_mib * number) * MIB))
     return program
+
+
+def limited_run(folder: Path, snapshot: Snapshot) -> Run:
+    """On a device 256 times as large, of which the program lets itself take as much as the other has."""
+    large = Device(index=0, name="NVIDIA H200", total_bytes=256 * GPU_BYTES, free_bytes=256 * GPU_BYTES - RESERVED)
+    return write_run(
+        folder, steps=steps_with(every_third), sources={"train.py": TRAIN}, snapshots=[snapshot],
+        devices=[large], memory_source="CUDA allocator", settings={"memory fraction": FRACTION},
+    )  # fmt: skip
 
 
 def only_finding(run: Run) -> Finding:
@@ -89,6 +100,39 @@ def test_the_fix_is_a_setting_under_which_the_replay_needs_no_retry(tmp_path: Pa
     assert change.new == "expandable_segments:True"
     assert "need 0 retries instead of 9." in finding.fix.summary
     assert finding.fix.applicability == "safe"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "new"),
+    [
+        ("", "roundup_power2_divisions:8"),
+        (LIMIT, f"roundup_power2_divisions:8,{LIMIT}"),
+    ],
+)
+def test_a_limit_that_the_program_set_itself_holds_in_the_replay(configuration: str, new: str, tmp_path: Path) -> None:
+    """Torch holds it against the whole of a request, so a segment that could grow by the rest is no help.
+
+    Where the configuration sets it, it stays there.
+    """
+    snapshot = outgrowing(AllocatorSettings()).snapshot()
+    assert snapshot.settings is not None
+    snapshot.settings.configuration = configuration
+    finding = only_finding(limited_run(tmp_path / "run", snapshot))
+    (change,) = finding.fix.changes
+    assert isinstance(change, EnvironmentVariable)
+    assert change.new == new
+    assert "need 1 retry instead of 9." in finding.fix.summary
+
+
+def test_where_no_setting_helps_that_is_said_and_the_limit_named_and_counted(tmp_path: Path) -> None:
+    program = outgrowing(AllocatorSettings(), by_mib=18)
+    finding = only_finding(limited_run(tmp_path / "run", program.snapshot()))
+    summary = finding.fix.summary
+    assert "None of 7 settings of the allocator halves the retries of the replay." in summary
+    (table,) = [one for one in finding.evidence if isinstance(one, Table) and "settings" in one.columns]
+    assert {row[1] for row in table.rows} == {9.0, 5.0}, "5.0 by rounding, which is more than half"
+    assert "Take 14 samples per micro-batch instead of 16" in summary, "as on a device of that size"
+    assert "raise the program's own limit: it lets itself take 512 MiB of the device's 128 GiB." in summary
 
 
 def test_without_a_history_the_stage_is_named_and_its_line(tmp_path: Path) -> None:

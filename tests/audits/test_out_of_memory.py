@@ -15,7 +15,7 @@ from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, Memor
 from efprof.units import MIB
 from tests.audits.growing_runs import census
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
-from tests.builders import loader_built, make_step, make_steps, write_run
+from tests.builders import GPU, loader_built, make_step, make_steps, write_run
 from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
 
 
@@ -59,6 +59,17 @@ def test_true_shortage_blames_the_request_and_names_the_line_that_filled_the_dev
     assert finding.gain.basis == "model"
     (filled,) = [one for one in finding.evidence if isinstance(one, MemoryMap)]
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
+
+
+def test_what_the_program_does_not_let_itself_take_is_not_free(tmp_path: Path) -> None:
+    """Torch notes all that the driver has, under a limit too."""
+    program = truly_short()
+    program.entries[-1].device_free = GPU.total_bytes - 480 * MIB
+    run = run_of(tmp_path / "run", program, settings={"memory fraction": str(512 * MIB / GPU.total_bytes)})
+    finding = only_finding(run)
+    assert finding.headline == "Out of memory"
+    assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
+    assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
 
 
 def test_free_memory_in_pieces_is_told_from_shortage_with_the_setting_that_survives(tmp_path: Path) -> None:

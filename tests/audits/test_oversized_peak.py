@@ -5,13 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
 from efprof.artifacts.sources import SOURCES_FILE, SourceText
 from efprof.audits.oversized_peak import oversized_peak
 from efprof.facts.run import Run, open_run
 from efprof.facts.window_memory import WindowMemory
-from efprof.model import CodeEdit, NotRecorded
+from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import write_run
+from tests.builders import START_NS, write_run
 from tests.facts.test_peak_composition import BEFORE, SOURCES, run_of, stacked_blocks
 
 
@@ -65,12 +66,65 @@ def test_on_a_device_what_was_there_before_the_step_is_not_python_s(tmp_path: Pa
     assert "Python" not in finding.fix.summary
 
 
-def test_a_run_that_ran_out_of_memory_needs_no_budget(tmp_path: Path) -> None:
-    blocks_run(tmp_path, None)
-    path = tmp_path / "run.json"
+def out_of_memory_run(folder: Path, in_use_mib: int | None, requested_mib: int | None, *, rank: str = "rank0") -> Run:
+    """The same run, ended by a request in a later step."""
+    blocks_run(folder, None)
+    path = folder / "run.json"
     path.write_text(path.read_text().replace('"finished"', '"out_of_memory"'))
-    (finding,) = oversized_peak(open_run(tmp_path)).findings
+    requested = None if requested_mib is None else requested_mib * MIB
+    events: list[OutOfMemory | StepInterrupted] = [
+        OutOfMemory(at_ns=START_NS, step=9, message="no memory", site=None, requested_bytes=requested)
+    ]
+    if in_use_mib is not None:
+        size = in_use_mib * MIB
+        events.append(
+            StepInterrupted(at_ns=START_NS, step=9, stage="forward", allocated_bytes=size, reserved_bytes=size)
+        )
+    (folder / rank).mkdir(exist_ok=True)
+    (folder / rank / EVENTS_FILE).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+    return open_run(folder)
+
+
+def test_a_run_that_ran_out_of_memory_in_a_step_like_the_recorded_one_needs_no_budget(tmp_path: Path) -> None:
+    """The peak of 147 MiB has to fall by a fifth of the 160 that were needed."""
+    (finding,) = oversized_peak(out_of_memory_run(tmp_path, 140, 20)).findings
     assert str(finding.blame) == "model.py:4"
+    assert "147 MiB, 32.0 MiB above 115 MiB, below which the step that failed would have been served" in finding.message
+    assert finding.fix.changes != ()
+
+
+def test_a_step_that_failed_early_is_taken_to_need_what_the_recorded_one_did(tmp_path: Path) -> None:
+    (finding,) = oversized_peak(out_of_memory_run(tmp_path, 101, 1)).findings
+    assert "29.4 MiB above 118 MiB" in finding.message
+
+
+@pytest.mark.parametrize(("in_use_mib", "requested_mib"), [(120, 2304), (400, 2), (164, 20)])
+def test_of_a_failed_step_that_no_window_shows_it_says_that_and_nothing_else(
+    in_use_mib: int, requested_mib: int, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ThinEvidence, match=r"step 9, in which memory ran out, needed .* no window shows more than 147 MiB"
+    ):
+        oversized_peak(out_of_memory_run(tmp_path, in_use_mib, requested_mib))
+
+
+@pytest.mark.parametrize(("in_use_mib", "requested_mib"), [(None, 20), (140, None)])
+def test_a_need_that_nothing_tells_is_not_guessed(
+    in_use_mib: int | None, requested_mib: int | None, tmp_path: Path
+) -> None:
+    with pytest.raises(ThinEvidence, match="is not known from its error"):
+        oversized_peak(out_of_memory_run(tmp_path, in_use_mib, requested_mib))
+
+
+def test_the_windows_of_another_rank_than_the_failed_one_are_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="memory ran out on rank1"):
+        oversized_peak(out_of_memory_run(tmp_path, 140, 20, rank="rank1"))
+
+
+def test_a_budget_is_kept_to_whatever_the_failed_step_needed(tmp_path: Path) -> None:
+    out_of_memory_run(tmp_path, 120, 2304)
+    (finding,) = oversized_peak(open_run(tmp_path, BEFORE + 20 * MIB)).findings
+    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
 
 
 def test_a_peak_within_the_budget_is_silent(tmp_path: Path) -> None:

@@ -87,6 +87,30 @@ def test_the_fix_names_the_command_that_proves_it(tmp_path: Path) -> None:
     assert finding.fix.applicability == "review"
 
 
+def test_a_program_without_an_option_for_its_batch_is_given_none(tmp_path: Path) -> None:
+    summary = only_finding(run_of(tmp_path / "run", sixty(), command=["python", "train.py"])).fix.summary
+    assert "-- python train.py' measures the largest that fits, with {batch} put where" in summary
+    assert "now `batch_size` in train.py; if nothing in it does" in summary
+    assert "--batch-size" not in summary
+
+
+def test_the_batch_is_changed_under_the_user_s_own_key(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", sixty(), configuration={"train.batch_size": "16"}, command=["python", "train.py"])
+    fix = only_finding(run).fix
+    assert fix.changes == (ConfigurationValue(name="train.batch_size", old="16", new="128"),)
+    assert "sets the size of a micro-batch, now `train.batch_size`; if nothing" in fix.summary
+
+
+def test_a_limit_that_the_program_set_itself_is_all_there_is(tmp_path: Path) -> None:
+    """A fifth of 40 GiB, of which 6 are reserved: no headroom; of 14, (12.6 - 2) / 0.25 samples fit."""
+    used = run_of(tmp_path / "used", sixty(), settings={"memory fraction": "0.2"})
+    assert unused_headroom(used).findings == ()
+    half = run_of(tmp_path / "half", sixty(), settings={"memory fraction": "0.35"})
+    finding = only_finding(half)
+    assert "40 would fit" in finding.message
+    assert "of the 14.0 GiB that the program lets itself take of NVIDIA A100 were reserved" in finding.message
+
+
 def test_no_gain_is_claimed(tmp_path: Path) -> None:
     gain = only_finding(run_of(tmp_path / "run", sixty())).gain
     assert gain.step_ms is gain.peak_bytes is None

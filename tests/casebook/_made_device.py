@@ -28,6 +28,7 @@ from efprof.artifacts.steps import BoundaryMemory, StallCalls, StepRecord
 from efprof.facts.allocator import caching_allocator
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.run_limits import FRACTION_SETTING
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.builders import GPU, START_NS, loader_built, make_step, write_run
 from tests.casebook._cases import Case
@@ -59,6 +60,7 @@ def made_run(case: Case, folder: Path, *, is_healthy: bool, num_steps: int) -> N
         devices=[GPU],
         memory_source="CUDA caching allocator",
         working_folder=str(Path.cwd()),
+        settings=device.settings,
     )
 
 
@@ -96,6 +98,7 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
         self.recording = _Recording(self._frames)
         self.steps: list[StepRecord] = []
         self.loaders: list[LoaderBuilt] = []
+        self.settings: dict[str, str] = {}
         self.snapshot: Snapshot
         self._num_steps = num_steps
         self._num_recorded = min(num_steps, _end_of_window(case))
@@ -152,6 +155,7 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
     def _limit(self, share: float) -> None:
         assert not self.recording.entries, "a limit comes before the first request"
         self.recording = _Recording(self._frames, capacity=int(share * GPU.total_bytes))
+        self.settings[FRACTION_SETTING] = str(share)
 
     def _empty_cache(self) -> None:
         self._is_emptying = True

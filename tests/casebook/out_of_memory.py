@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 EXPECTED = "out_of_memory"
-BUDGET = "2 GiB"
 
 BATCH, WIDTH, NUM_CLASSES = 4, 64, 4
 USUAL_LENGTH, LONGEST = 128, 12_288

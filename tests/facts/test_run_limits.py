@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from efprof.facts.run_limits import RunLimits
+import pytest
+
+from efprof.facts.run_limits import RunLimits, memory_fraction
 from tests.builders import GPU, make_step, make_steps, write_run
 
 
@@ -23,6 +25,18 @@ def test_the_end_is_counted_from_the_step_that_was_read_and_lies_in_no_past(tmp_
     limits = write_run(tmp_path, steps=steps, devices=[GPU], memory_source="CUDA allocator").get(RunLimits)
     assert limits.end_step((GPU.total_bytes - 100) / 50) == 50
     assert limits.end_step((GPU.total_bytes - 100) / 10) == 40, "the run's last step, which did not end it"
+
+
+def test_a_limit_that_the_program_set_itself_is_all_it_has(tmp_path: Path) -> None:
+    fields = {"devices": [GPU], "memory_source": "CUDA allocator", "settings": {"memory fraction": "0.25"}}
+    limits = write_run(tmp_path, steps=make_steps(3), **fields).get(RunLimits)
+    assert limits.total_bytes == GPU.total_bytes // 4
+    assert limits.name == f"the program's own share of {GPU.name}"
+
+
+@pytest.mark.parametrize("text", ["1.0", "0.0", "unknown"])
+def test_a_fraction_that_limits_nothing_is_none(text: str, tmp_path: Path) -> None:
+    assert memory_fraction(write_run(tmp_path, settings={"memory fraction": text})) == 1
 
 
 def test_a_run_without_a_step_used_nothing(tmp_path: Path) -> None:
