@@ -16,11 +16,12 @@ enum { TAKEN = 2 };                                      /* of a clipping, which
 
 static PyObject *s_call;
 
-static PyObject *named_or_first(const char *name, PyObject *const *args, size_t num_args, PyObject *names)
+/* The one at this place or of this name, not owned; None where neither was given. */
+static PyObject *argument(Py_ssize_t at, const char *name, PyObject *const *args, size_t num_args, PyObject *names)
 {
     Py_ssize_t num_positional = PyVectorcall_NARGS(num_args);
-    if (num_positional)
-        return args[0];
+    if (at < num_positional)
+        return args[at];
     for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
         if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), name) == 0)
             return args[num_positional + i];
@@ -76,15 +77,25 @@ static int left(Hook *self, PyObject *Py_UNUSED(error))
     return status ? status : hook_tell(self->told[LEFT], NULL);
 }
 
+static int tell_of_pass(PyObject *function, PyObject *tensors, PyObject *gradients)
+{
+    PyObject *result = PyObject_CallFunctionObjArgs(function, tensors, gradients, NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
 static PyObject *go_backward(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
 {
     Hook *self = (Hook *)callable;
-    PyObject *result = NULL, *tensors = named_or_first("tensors", args, num_args, names);
+    PyObject *result = NULL, *tensors = argument(0, "tensors", args, num_args, names);
+    PyObject *gradients = argument(1, "grad_tensors", args, num_args, names);
+    if (gradients == Py_None)
+        gradients = argument(4, "grad_variables", args, num_args, names); /* its old name */
     int status = stopwatch_mark(self->watch, BACKWARD);
     if (status == 0)
-        status = hook_tell(self->told[BEGAN], tensors);
-    else if (status > 0 && !stopwatch_takes_loss(self->watch, tensors))
-        status = hook_tell(self->told[NOTED], tensors);
+        status = tell_of_pass(self->told[BEGAN], tensors, gradients);
+    else if (status > 0 && !stopwatch_takes_loss(self->watch, tensors, gradients))
+        status = tell_of_pass(self->told[NOTED], tensors, gradients);
     if (status >= 0)
         result = PyObject_Vectorcall(self->original, args, num_args, names);
     if (result == NULL)
@@ -104,7 +115,7 @@ static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t nu
     /* First what an optimizer on the CPU asks for every parameter of every step; and printing makes hundreds of reads. */
     if (stopwatch_reads_by_design(self->watch) || self->watch->is_reading)
         return PyObject_Vectorcall(self->original, args, num_args, names);
-    PyObject *counts = PyObject_CallOneArg(self->told[BEGAN], named_or_first("input", args, num_args, names));
+    PyObject *counts = PyObject_CallOneArg(self->told[BEGAN], argument(0, "input", args, num_args, names));
     Py_XDECREF(counts);
     if (counts == NULL)
         return NULL;

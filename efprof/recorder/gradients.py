@@ -1,11 +1,10 @@
-"""Norms of gradients, and the one gradient that tells of all the others."""
+"""Norms of gradients, the one gradient that tells of all the others, and those that backward is given."""
 
 import ctypes
 import math
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from types import FrameType
+from typing import TypeGuard
 
 import torch
 
@@ -16,23 +15,20 @@ MAX_CANDIDATES = 8
 """Parameters that are looked at to choose one."""
 
 
-MAX_FRAMES = 12
-"""Between `Tensor.backward` and what is told of it lie only the recorder's own calls."""
+def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Of what `torch.autograd.backward` is called with: the losses of one number, each with what multiplies it."""
+    losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+    given = gradients if isinstance(gradients, list | tuple) else (gradients,)
+    if gradients is None:
+        given = (None,) * len(losses)
+    pairs = zip(losses, given, strict=False)  # torch complains where there are more of one
+    return [
+        (loss, gradient) for loss, gradient in pairs if _is_number(loss) and (gradient is None or _is_number(gradient))
+    ]
 
-_BACKWARD_CODE = torch.Tensor.backward.__code__
 
-
-def gradient_given() -> torch.Tensor | None:
-    """What `Tensor.backward`, which has told us of itself, was given for its loss; None where that is no one number."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return None
-        if frame.f_code is _BACKWARD_CODE:
-            gradient = frame.f_locals["gradient"]
-            return gradient if isinstance(gradient, torch.Tensor) and gradient.numel() == 1 else None
-        frame = frame.f_back
-    return None
+def _is_number(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
 
 
 def is_plain(gradient: torch.Tensor | None) -> bool:

@@ -77,15 +77,16 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
 def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> list[Undo]:
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
 
-    def enter(tensors: Any) -> None:
-        loop.backward_entered(tensors, sites.of_caller(sys._getframe()) if loop.is_ours or loop.has_turns else None)
+    def enter(tensors: Any, gradients: Any) -> None:
+        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.has_turns else None
+        loop.backward_entered(tensors, gradients, site)
 
-    def enter_again(tensors: Any) -> None:
+    def enter_again(tensors: Any, gradients: Any) -> None:
         step = loop.step
         if step is not None:
             step.backward_site = sites.of_caller(sys._getframe())
             for listener in loop.backward_began:
-                listener(step, tensors)
+                listener(step, tensors, gradients)
 
     mark, noted = sprint.watch.mark, shell.guarded("loop", enter_again)
     entered = shell.guarded("loop", enter)

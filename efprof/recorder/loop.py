@@ -133,8 +133,8 @@ class Loop(Turns):
 
     # Backward.
 
-    def backward_entered(self, tensors: Any, site: str | None) -> None:
-        """`torch.autograd.backward` was called with these tensors at this line."""
+    def backward_entered(self, tensors: Any, gradients: Any, site: str | None) -> None:
+        """`torch.autograd.backward` was called with these tensors, and gradients for them or None, at this line."""
         steps = self.steps
         if get_ident() != self.thread and not self.take_turn():
             steps.others.backward_began()
@@ -151,7 +151,7 @@ class Loop(Turns):
             steps.probe.watch_loss(tensors)
         steps.note_memory(step, "pre_backward", entered)
         for listener in self.backward_began:
-            listener(step, tensors)
+            listener(step, tensors, gradients)
         if self.stage is None:
             self.open_stage(step, "backward", "backward", entered)
 
@@ -261,10 +261,10 @@ class Loop(Turns):
         if get_ident() != self.thread or step is None or id(optimizer) in step.stepped:
             return
         self.steps.probe = None
+        step.held_back += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
         for listener in self.optimizer_began:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
-        step.is_skipped = True
 
     def replayed(self, graph: int, graphs: set[int], entered: int) -> None:
         """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart.

@@ -47,7 +47,8 @@ class OpenStep:
     """What the process held when the memory of a step of a sprint was read."""
     backward_site: str | None = None
     window: str | None = None
-    is_skipped: bool = False
+    held_back: tuple[int, ...] = ()
+    """The optimizers that a gradient scaler did not let step, by `id`."""
     scale: torch.Tensor | None = None
     """The gradient scaler's, after its update."""
     loss: float | None = None
@@ -63,6 +64,11 @@ class OpenStep:
     def has_gradients(self) -> bool:
         """Whether gradients were computed in it."""
         return self.num_backwards > 0 or self.num_gradient_calls > 0
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether an optimizer was held back."""
+        return bool(self.held_back)
 
     @property
     def loader(self) -> int | None:

@@ -27,7 +27,7 @@ class Stages:
     """The state of the loop that is being recorded.
 
     Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
-    `backward_began(step, tensors)`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and
+    `backward_began(step, tensors, gradients)`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and
     `step_ended(step, record)`; `write(step, record)` comes last. Forked children are ignored.
     """
 

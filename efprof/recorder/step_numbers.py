@@ -33,6 +33,14 @@ class StepNumbers:
         self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
 
 
+def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """The first group's; a tensor on a device is left alone."""
+    rate = optimizer.param_groups[0].get("lr")
+    if isinstance(rate, torch.Tensor) and rate.is_cpu and rate.numel() == 1:
+        return float(read_value(rate))
+    return float(rate) if isinstance(rate, int | float) else None
+
+
 def late_numbers(
     record: StepRecord,
     owed: StepNumbers,

@@ -163,11 +163,12 @@ int stopwatch_counts(Stopwatch *self, PyObject *batch)
     return has_dimension;
 }
 
-int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors)
+int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients)
 {
     double value;
     PyObject *loss = tensors;
-    if (!self->is_on || !self->takes_numbers || !is_same_place(self))
+    /* The place first: it has to be that of the last call, whoever takes its loss. */
+    if (!self->is_on || !is_same_place(self) || !self->takes_numbers || gradients != Py_None)
         return 0;
     if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors) == 1)
         loss = PyTuple_GET_ITEM(tensors, 0);

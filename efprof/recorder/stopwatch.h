@@ -57,7 +57,7 @@ int stopwatch_is_exporting(Stopwatch *self);
 
 /* Takes note of what a call was given or gave: 1, or 0 where Python has to see to it. */
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
-int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors);
+int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients);
 int stopwatch_takes_norm(Stopwatch *self, PyObject *norm);
 
 /* A watched module is called, which is a forward pass where it trains: as `stopwatch_mark`. */

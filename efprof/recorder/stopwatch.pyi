@@ -75,8 +75,9 @@ class Stopwatch:
     def going_backward(self, original: Told, entered: Told, noted: Told, left: Told, /) -> Told:
         """`torch.autograd.backward`.
 
-        `entered` is called with the tensors and `left` with nothing where Python has to see to them, `noted` with the
-        tensors where it has to see to their numbers, or to the place that called.
+        `entered` is called with the tensors and the gradients that they are given, or None, and `left` with nothing
+        where Python has to see to them; `noted` as `entered` where it has to see to their numbers, as wherever such
+        gradients are given, or to the place that called.
         """
     def reading(self, original: Told, began: Told, has_read: Told, /) -> Told:
         """What copies a tensor's value to Python.

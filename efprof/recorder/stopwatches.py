@@ -86,7 +86,7 @@ class NoStopwatch:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             try:
-                entered(tensors)
+                entered(tensors, _gradients_given(args, kwargs))
                 original(tensors, *args, **kwargs)
             finally:
                 left()
@@ -143,6 +143,14 @@ class NoStopwatch:
     def collecting(self, original: Told) -> Told:
         """What the garbage collector calls."""
         return original
+
+
+def _gradients_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """To `torch.autograd.backward`, of the arguments after its first one."""
+    gradients = args[0] if args else kwargs.get("grad_tensors")
+    if gradients is None:  # they have an old name, too
+        gradients = args[3] if len(args) > 3 else kwargs.get("grad_variables")
+    return gradients
 
 
 def make_stopwatch(

@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,18 +103,23 @@ def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Pat
 
 
 def train_from_a_large_scale(
-    factors: Iterable[float], *, growth_interval: int = 1000, **settings: bool
+    factors: Iterable[float],
+    *,
+    growth_interval: int = 1000,
+    wrap: Callable[..., Any] = lambda optimizer: optimizer,
+    **settings: bool,
 ) -> Callable[[], None]:
     """One step per factor, which is the gradient; the first two overflow as long as the scale is above 2**125."""
 
     def train() -> None:
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0, **settings)
+        stepped = wrap(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=growth_interval)
         for factor in factors:
             optimizer.zero_grad()
             scaler.scale((weight * factor).sum()).backward()
-            scaler.step(optimizer)
+            scaler.step(stepped)
             scaler.update()
 
     return train
@@ -133,8 +139,9 @@ def test_a_bad_loss_is_told_of_after_the_scaler_has_found_its_scale(tmp_path: Pa
     assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(30, "loss")]
 
 
-def test_overflows_of_a_scale_that_grows_again_are_not_told_of_either(tmp_path: Path) -> None:
-    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 80, growth_interval=2))
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Around], ids=["torch's own", "a class around it"])
+def test_overflows_of_a_scale_that_grows_again_are_not_told_of_either(wrap: Callable[..., Any], tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 80, growth_interval=2, wrap=wrap))
     held_back = [step.step for step in recorded.steps if step.is_skipped]
     assert len(held_back) > 20
     assert [step.gradient_norm for step in recorded.steps if step.is_skipped] == ["inf"] * len(held_back)
@@ -165,6 +172,44 @@ def test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it(tm
     assert (seen.step, seen.what) == (first_bad + MAX_HELD_BACK - 1, "gradient")
     assert [suspect.node for suspect in seen.suspects] == ["SqrtBackward0"]
     assert len([step for step in recorded.steps if step.num_nan]) < 25
+
+
+@pytest.mark.parametrize("order", [("sound", "bad"), ("bad", "sound")])
+def test_one_of_two_optimizers_that_is_always_held_back_is_told_of(order: tuple[str, str], tmp_path: Path) -> None:
+    def train() -> None:
+        weights = {"sound": torch.ones(1, requires_grad=True), "bad": torch.zeros(1, requires_grad=True)}
+        optimizers = {name: torch.optim.SGD([weight], lr=0.0) for name, weight in weights.items()}
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(MAX_HELD_BACK + 4):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            scaled = scaler.scale((weights["sound"] + weights["bad"].sqrt()).sum())
+            scaled.backward()  # type: ignore[no-untyped-call]
+            for name in order:
+                scaler.step(optimizers[name])
+            scaler.update()
+
+    recorded = record_here(tmp_path, train)
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what) == (MAX_HELD_BACK - 1, "gradient")
+    assert [suspect.node for suspect in seen.suspects] == ["SqrtBackward0"]
+    assert all(step.is_skipped for step in recorded.steps)
+
+
+def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        scaled, plain = (torch.ones(1, requires_grad=True) for _ in range(2))
+        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in (scaled, plain)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        scaler.scale((scaled * 4).sum()).backward()
+        plain.grad = torch.tensor([math.nan])
+        scaler.step(optimizers[0])
+        optimizers[1].step()
+        scaler.update()
+
+    recorded = record_here(tmp_path, train)
+    assert [(event.what, event.value) for event in recorded.events(NonFiniteSeen)] == [("gradient", "nan")]
+    assert [step.is_skipped for step in recorded.steps] == [True]
 
 
 def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:

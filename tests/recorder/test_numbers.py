@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from efprof.recorder import memory
+from efprof.recorder import memory, sprint, stopwatches
 from efprof.recorder.collectors import numbers as numbers_collector
 from efprof.recorder.collectors.numbers import Numbers
-from efprof.recorder.gradients import can_be_canary
+from efprof.recorder.gradients import can_be_canary, weighted_losses
 from efprof.recorder.open_step import OpenStep
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model
@@ -86,6 +86,54 @@ def test_a_loss_counts_as_often_as_the_gradient_says_that_backward_is_given(num_
             optimizer.step()
 
     assert [step.loss for step in record_here(tmp_path, train).steps] == [-0.5 * (3.0 + n) for n in range(num_steps)]
+
+
+def call_backward_in_every_way(weight: torch.Tensor, number: int) -> None:
+    """Of losses of 2 and 3, one a step or both."""
+    two, three, half, minus_one = (weight * 2).sum(), (weight * 3).sum(), torch.tensor(0.5), torch.tensor(-1.0)
+    if number == 0:
+        torch.autograd.backward(two)
+    elif number == 1:
+        torch.autograd.backward(two, half)
+    elif number == 2:
+        torch.autograd.backward([two, three], [half, minus_one])
+    elif number == 3:
+        torch.autograd.backward((two, three), grad_tensors=(None, half))
+    elif number == 4:
+        torch.autograd.backward(tensors=two, grad_tensors=[minus_one])
+    elif number == 5:
+        torch.autograd.backward(two, grad_variables=half)
+    else:
+        torch.autograd.backward([two], None, None, False, [minus_one])
+
+
+@pytest.mark.filterwarnings("ignore:`grad_variables` is deprecated")
+@pytest.mark.parametrize("has_stopwatch", [True, False])
+def test_a_gradient_counts_however_backward_is_given_it(
+    has_stopwatch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopwatches, "HAS_STOPWATCH", has_stopwatch)
+    monkeypatch.setattr(sprint, "HAS_STOPWATCH", has_stopwatch)
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for number in range(7):
+            optimizer.zero_grad()
+            call_backward_in_every_way(weight, number)
+            optimizer.step()
+
+    losses_and_norms = [(2.0, 2.0), (1.0, 1.0), (-2.0, 2.0), (3.5, 3.5), (-2.0, 2.0), (1.0, 1.0), (-2.0, 2.0)]
+    assert numbers_of(record_here(tmp_path, train)) == losses_and_norms
+
+
+def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
+    loss, gradients = torch.tensor(2.0), iter([torch.tensor(0.5)])
+    assert weighted_losses([loss], gradients) == []
+    assert len(list(gradients)) == 1, "it is for torch to take"
+    assert weighted_losses(loss, torch.tensor(1j)) == []
+    assert weighted_losses(loss, [loss, loss]) == [(loss, loss)], "torch complains"
+    assert weighted_losses([torch.ones(2), loss], [torch.ones(2), None]) == [(loss, None)]
 
 
 def test_a_complex_loss_has_no_number_and_stops_nothing(tmp_path: Path) -> None:

@@ -230,6 +230,50 @@ def test_a_loss_that_turns_bad_within_a_sprint_is_seen_where_it_happens(tmp_path
     assert [step.step for step in recorded.steps if step.loss == "nan"] == list(range(45, LONG))
 
 
+def train_with_scores() -> None:
+    """From step 40 on, every third loss is given a gradient, at the line of the others, by either kind of call."""
+    torch.manual_seed(1)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(make_loader(LONG)):
+        gradient = torch.tensor(-0.5) if number >= 40 and number % 3 == 0 else None
+        loss = error_of(model, inputs, targets)
+        if number < 50:
+            loss.backward(gradient)
+        else:
+            torch.autograd.backward(loss, grad_tensors=gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_gradient_that_is_first_given_within_a_sprint_counts_there() -> None:
+    sprinted, walked, num_sprinted = record_both_ways(train_with_scores)
+    assert described(sprinted) == described(walked)
+    negative = [step.step for step in sprinted if float(step.loss or 0.0) < 0]
+    assert negative == [42, 45, 48, 51, 54, 57]
+    assert num_sprinted > LONG / 3
+
+
+def test_a_loss_is_told_from_one_with_a_gradient_by_its_line_within_a_sprint() -> None:
+    def train_by_turns() -> None:
+        torch.manual_seed(1)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            loss = error_of(model, inputs, targets)
+            if number == 45:
+                loss.backward(torch.tensor(2.0))
+            else:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_by_turns)
+    assert described(sprinted) == described(walked)
+    assert [step.step for step in sprinted if step.backward_site != sprinted[0].backward_site] == [45]
+    assert num_sprinted > LONG / 3
+
+
 def test_what_the_process_holds_is_read_together_with_the_memory_of_a_sprinted_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ class ClearingWatch:
         loop.optimizer_began.append(self._optimizer_began)
         loop.clipped.append(self._clipped)
 
-    def _note_backward(self, step: OpenStep, tensors: Any) -> None:
+    def _note_backward(self, step: OpenStep, tensors: Any, _: object) -> None:
         if step.number >= FIRST_STEP:
             self._stop()
             return

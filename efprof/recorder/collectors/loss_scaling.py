@@ -108,12 +108,8 @@ class _ScalerWatch:
 
         Any, since the one that the scaler knows may be the program's own class around another one.
         """
-        if self.count_updates() != before:
-            return
-        step = self._loop.step
-        if step is not None and self._loop.is_ours and id(optimizer) not in step.stepped:
-            step.is_skipped = True  # before its gradients are looked at: it tells that nobody applies them
-        self._loop.optimizer_skipped(optimizer)
+        if self.count_updates() == before:
+            self._loop.optimizer_skipped(optimizer)
 
     def note_scale(self, scaler: Any) -> None:
         """Keep the scale as the tensor it is: reading it would wait for the device."""

@@ -19,15 +19,15 @@ from efprof.recorder.gradients import (
     device_norm,
     first_number,
     global_norm,
-    gradient_given,
     is_plain,
     read_value,
+    weighted_losses,
 )
 from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, spelled
+from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of, spelled
 from efprof.recorder.swaps import watch_swaps
 
 MAX_BAD_READS = 8
@@ -54,8 +54,6 @@ class Numbers:
         self._watch = session.loop.watch
         self._watch.takes_numbers = True
         self._has_walked = False
-        self._has_factors = False
-        """Whether backward was ever given another gradient than 1 for its loss, which the stopwatch does not see."""
         self._loss: weakref.ref[torch.Tensor] | None = None
         self._clip: tuple[int, torch.Tensor, float] | None = None
         """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
@@ -63,27 +61,27 @@ class Numbers:
         self._step_ns = 0
         self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
         """The gradient that is looked at in a step in which not all are read, for each optimizer."""
-        self._num_held_back = self._num_zero_reads = 0
+        self._held_back: Counter[int] = Counter()
+        """How often in a row, by the optimizer's first parameter: a class around one has the same."""
+        self._num_held_back = 0
+        """That of the optimizer whose gradients are being noted."""
+        self._num_zero_reads = 0
         self._num_bad_reads: Counter[bool] = Counter()
         """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
         self._clipped_to: float | None = None
         self._clips_are_partial = False
 
-    def note_loss(self, step: OpenStep, tensors: Any) -> None:
+    def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        gradient = gradient_given()
-        for loss in losses:
-            if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
-                self._note_loss(step, loss, gradient)
+        for loss, gradient in weighted_losses(tensors, gradients):
+            self._note_loss(step, loss, gradient)
 
     def _note_loss(self, step: OpenStep, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """`gradient` multiplies the loss: -1 makes a score of it."""
         opened = _numbers_of(step)
         shown = _unscaled(self._session.loop.unscaled_loss, loss)
         factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
-        self._has_factors |= factor != 1.0
-        self._watch.takes_numbers = shown is loss and not self._has_factors and _is_plain_scalar(loss)
+        self._watch.takes_numbers = shown is loss and _is_plain_scalar(loss)
         if not shown.is_cpu:
             if answers_late(shown):
                 # A copy: the program may average the loss over its ranks, in place, before it is read.
@@ -108,9 +106,9 @@ class Numbers:
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
-        self._num_held_back = self._num_held_back + 1 if step.is_skipped or _is_set(found_inf) else 0
+        self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or _is_set(found_inf))
         if opened.learning_rate is None:
-            opened.learning_rate = _learning_rate(optimizer)
+            opened.learning_rate = learning_rate_of(optimizer)
         clip_norm = self._take_clip(step)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
@@ -121,6 +119,16 @@ class Numbers:
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
         self._watch.read_due, self._watch.canary = self._plan.next_step, self._canaries.get(optimizer)
+
+    def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
+        if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
+            return 0
+        key = next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), 0)
+        if not is_held_back:
+            self._held_back.pop(key, None)
+            return 0
+        self._held_back[key] += 1
+        return self._held_back[key]
 
     def _take_clip(self, step: OpenStep) -> torch.Tensor | None:
         """The norm that this step's gradients were clipped by, where it stands for all of them."""
@@ -291,11 +299,3 @@ def _is_plain_scalar(loss: torch.Tensor) -> bool:
 def _is_set(found_inf: object) -> bool:
     """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
     return isinstance(found_inf, torch.Tensor) and found_inf.is_cpu and bool(read_value(found_inf))
-
-
-def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """The first group's; a tensor on a device is left alone."""
-    rate = optimizer.param_groups[0].get("lr")
-    if isinstance(rate, torch.Tensor) and rate.is_cpu and rate.numel() == 1:
-        return float(read_value(rate))
-    return float(rate) if isinstance(rate, int | float) else None
