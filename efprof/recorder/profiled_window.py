@@ -127,8 +127,13 @@ class ProfiledWindow:
 
 
 def is_profiling() -> bool:
-    """Whether a profiler is on, torch's or Python's."""
+    """Whether a profiler is on in this thread, torch's or Python's."""
     return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
+
+
+def is_running(profiler: Any) -> bool:
+    """Whether what `torch.autograd.profiler.profile` constructed was started, in whatever thread, and goes on."""
+    return getattr(profiler, "entered", False) and profiler.kineto_results is None
 
 
 def _config() -> torch._C._profiler._ExperimentalConfig | None:

@@ -4,6 +4,7 @@ import cProfile
 import gzip
 import json
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -119,6 +120,32 @@ def test_a_program_that_is_profiling_itself_is_left_alone(tmp_path: Path) -> Non
     (stopped,) = recorded.events(CollectorStopped)
     assert "profiling itself" in stopped.reason
     assert len(recorded.steps) == 6
+
+
+def test_a_program_that_profiles_another_of_its_threads_is_left_alone(tmp_path: Path) -> None:
+    """Torch crashes where two threads profile at once, as the last of them stops."""
+    begun, may_end, others = threading.Event(), threading.Event(), []
+
+    def evaluate() -> None:
+        with torch.profiler.profile() as profiler:
+            torch.ones(3).cumsum(0)
+            begun.set()
+            may_end.wait(60)
+        others.extend(event.key for event in profiler.key_averages())
+
+    def train_beside() -> None:
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        assert begun.wait(60)
+        train_plainly(4)
+        may_end.set()
+        thread.join()
+        train_plainly(4)
+
+    recorded = record_here(tmp_path, train_beside, windows=((2, 3), (5, 6)))
+    assert "aten::cumsum" in others
+    assert [event.step for event in recorded.events(WindowOpened)] == [5]
+    assert ["profiling itself" in event.reason for event in recorded.events(CollectorStopped)] == [True]
 
 
 def test_a_profiler_that_the_program_starts_within_a_window_takes_over(tmp_path: Path) -> None:

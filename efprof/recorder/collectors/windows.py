@@ -2,6 +2,7 @@
 
 import functools
 import time
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.profiled_window import ProfiledWindow, is_profiling
+from efprof.recorder.profiled_window import ProfiledWindow, is_profiling, is_running
 from efprof.recorder.session import Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, Triggers
 
@@ -32,6 +33,9 @@ class Windows:
         self._window: ProfiledWindow | None = None
         self._left_on: ProfiledWindow | None = None
         """One whose steps went on in another thread than the one that opened it."""
+        self._programs = weakref.WeakValueDictionary[int, Any]()
+        """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
+        crashes where one stops after another that was on beside it in another thread."""
         self._may_open = True
         self._count = 0
         self._last: StepRecord | None = None
@@ -89,6 +93,12 @@ class Windows:
                 self._session.step_number, "the program began to profile itself, so a window ended early"
             )
 
+    def note_profiler(self, profiler: object) -> None:
+        """A torch profiler was constructed, in whatever thread."""
+        is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
+        if not is_ours:
+            self._programs[id(profiler)] = profiler
+
     def end(self) -> None:
         """The program ends inside a window: keep what it has."""
         if self._window is not None:
@@ -106,7 +116,7 @@ class Windows:
         """At this step, where it may be; otherwise the request waits."""
         memory_steps = self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         scheduled = [(start, end) for start, (end, _) in self._planned.items()]
-        why = None if is_profiling() else self._triggers.take(number, [*scheduled, *memory_steps])
+        why = None if self._is_program_profiling() else self._triggers.take(number, [*scheduled, *memory_steps])
         if why is not None:
             self._planned[number] = number + TRIGGERED_STEPS, why
 
@@ -115,7 +125,7 @@ class Windows:
         if self._session.loop.has_turns:
             self._give_up(step.number)
             return
-        if is_profiling():
+        if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
             self._note_stopped(step.number, reason)
             return
@@ -127,6 +137,9 @@ class Windows:
             self._window = window
             window.start()
             interrupted.pop_all()
+
+    def _is_program_profiling(self) -> bool:
+        return is_profiling() or any(is_running(reference()) for reference in self._programs.valuerefs())
 
     def _note_stopped(self, number: int, reason: str) -> None:
         self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
@@ -189,12 +202,14 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
     """Every torch profiler, old and new, starts by constructing this class."""
     original = torch.autograd.profiler.profile.__init__
     begins = session.shell.guarded("windows", windows.yield_to_program)
+    note = session.shell.guarded("windows", windows.note_profiler)
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         if session.loop.is_ours or windows.is_opener:
             begins()
         original(self, *args, **kwargs)
+        note(self)
 
     return replace(torch.autograd.profiler.profile, "__init__", construct)
 
