@@ -5,9 +5,12 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import torch
+
+from efprof.recorder.kept_file import KeptFile
 
 MemoryReader = Callable[[], tuple[int, ...]]
 """Returns (allocated bytes, reserved bytes); from the CUDA allocator also what `BoundaryMemory` says of it alone."""
@@ -116,15 +119,15 @@ class ResidentSet:
     """The process's resident set, from a file kept open, at most once per MIN_INTERVAL_NS."""
 
     def __init__(self) -> None:
-        self._descriptor = _open_statm()
+        self._file = _open_statm()
         self._read_ns = 0
         self._bytes = 0
 
     def bytes_at(self, now_ns: int) -> int:
         """Its size now, or a moment ago; 0 where the system does not tell."""
-        if self._descriptor >= 0 and now_ns - self._read_ns >= MIN_INTERVAL_NS:
+        if self._file is not None and now_ns - self._read_ns >= MIN_INTERVAL_NS:
             self._read_ns = now_ns
-            self._bytes = int(os.pread(self._descriptor, 64, 0).split()[1]) * PAGE_BYTES
+            self._bytes = int(os.pread(self._file.descriptor(), 64, 0).split()[1]) * PAGE_BYTES
         return self._bytes
 
 
@@ -165,8 +168,8 @@ def _resident_reader() -> MemoryReader:
     return read
 
 
-def _open_statm() -> int:
+def _open_statm() -> KeptFile | None:
     try:
-        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        return KeptFile(Path("/proc/self/statm"), os.O_RDONLY)
     except OSError:
-        return -1
+        return None

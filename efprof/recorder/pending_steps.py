@@ -3,10 +3,12 @@
 import contextlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from efprof.artifacts.pending import FILE_BYTES, HEADER, PENDING_FILE, PendingStep, parse_step, rows_of
+from efprof.recorder.kept_file import identity_of, is_still
 
 
 class PendingSteps:
@@ -17,6 +19,9 @@ class PendingSteps:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
+            self._identity = identity_of(descriptor)
+            self._number = _next_number()
+            """Of the descriptor that `mmap` keeps for itself, and closes by its number."""
             self.memory = mmap.mmap(descriptor, FILE_BYTES)
         except OSError:
             self._path.unlink()
@@ -43,7 +48,33 @@ class PendingSteps:
 
     def close(self, *, keeps: bool) -> None:
         """Everything is written, and the file goes; or it could not be, and the file is all there is of it."""
-        self.memory.close()
+        with _kept_open(self._number, unless=self._identity):
+            self.memory.close()
         if not keeps:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+
+
+def _next_number() -> int:
+    """That the next descriptor will have."""
+    number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(number)
+    return number
+
+
+@contextlib.contextmanager
+def _kept_open(number: int, unless: tuple[int, int]) -> Iterator[None]:
+    """Where this number is not that file's any more but one of the program's, it is so afterwards, too."""
+    try:
+        theirs = None if is_still(number, unless) else os.dup(number)
+    except OSError:  # it is nobody's
+        theirs = None
+    if theirs is None:
+        yield
+        return
+    is_inherited = os.get_inheritable(number)
+    try:
+        yield
+    finally:
+        os.dup2(theirs, number, inheritable=is_inherited)
+        os.close(theirs)

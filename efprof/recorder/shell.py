@@ -15,6 +15,10 @@ from efprof.recorder.writing import LineWriter, RankFolder
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
 """The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""
 
+DEEP = 1 / 3
+"""Of the frames that Python allows: a program that has as many leaves too few for us. Its calls from C count for the
+limit and are no frames; a torch module has one to four frames."""
+
 
 class Shell:
     """Guards every function through which training enters the recorder.
@@ -34,6 +38,8 @@ class Shell:
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first.
 
+        A RecursionError in a deep program comes of that and stops nothing: next time it may be less deep.
+
         What the handler of a signal raises within it goes on to the program, which waits for it.
         """
         stopped, put_off = self._stopped, self._put_off
@@ -43,6 +49,13 @@ class Shell:
             if collector not in stopped:
                 try:
                     answer = function(*args)
+                except RecursionError as error:
+                    try:
+                        sys._getframe(int(DEEP * sys.getrecursionlimit()))
+                    except ValueError:  # the program is not that deep
+                        self._stop(collector, error)
+                    except RecursionError:
+                        pass
                 except Exception as error:  # the recorder's shell: training must go on
                     if is_of_a_signal(error):
                         raise

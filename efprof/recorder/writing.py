@@ -13,6 +13,7 @@ import msgspec
 from efprof.artifacts.events import TrainingRaised
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.claim import claim_folder
+from efprof.recorder.kept_file import KeptFile
 from efprof.recorder.signal_errors import is_of_a_signal
 
 ERRORS_OF_ANOTHER = (
@@ -97,7 +98,7 @@ class LineWriter:
         self._folder = folder
         self._name = name
         self._encoder = msgspec.json.Encoder()
-        self._descriptor: int | None = None
+        self._file: KeptFile | None = None
         self._is_torn = False
         self._together: list[bytes] | None = None
 
@@ -122,7 +123,7 @@ class LineWriter:
             line = self._encoder.encode(record) + b"\n"
             if self._together is not None:
                 self._together.append(line)
-            elif self._descriptor is None and self._folder.keeps_waiting(record):
+            elif self._file is None and self._folder.keeps_waiting(record):
                 self._folder.keep(self._append, line)
             else:
                 self._append(line)
@@ -136,10 +137,9 @@ class LineWriter:
 
     def _append(self, line: bytes) -> None:
         folder = self._folder.path  # making it writes what waited for it, perhaps by this very writer
-        if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._descriptor = os.open(folder / self._name, flags, 0o644)
-        written = os.write(self._descriptor, line)
+        if self._file is None:
+            self._file = KeptFile(folder / self._name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        written = os.write(self._file.descriptor(), line)
         self._is_torn = written != len(line)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
