@@ -72,5 +72,5 @@ def _note(session: Session, status: object) -> None:
 
 
 def _unless_survived(error: BaseException | None) -> BaseException | None:
-    """A program may end in the handler of a shortage of memory, long after it found a batch that fits."""
+    """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
     return None if error is None or is_survived(error) else error

@@ -1,4 +1,4 @@
-"""Tells whether an error came of memory that ran out, and whether the program had trained on since."""
+"""Tells whether an error came of memory that ran out, and whether the program had trained on since it or Ctrl-C."""
 
 import sys
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ def shortage_behind(error: BaseException) -> BaseException | None:
 def note_survival(*_: object) -> None:
     """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
     for link in _links_of(sys.exception()):
-        if _is_shortage(link):
+        if _is_shortage(link) or isinstance(link, KeyboardInterrupt):
             vars(link)[MARK] = True
 
 
 def is_survived(error: BaseException) -> bool:
-    """Whether it is a shortage in whose handler the program went on training."""
+    """Whether it is a shortage or Ctrl-C in whose handler the program went on training."""
     return MARK in vars(error)
 
 

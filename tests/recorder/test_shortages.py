@@ -1,4 +1,4 @@
-"""A shortage of memory: whether it ended the training, or the training went on and ended by something else."""
+"""A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -93,3 +93,20 @@ def test_an_exit_in_the_handler_of_a_shortage_that_was_survived_is_told_with_no_
 
 def test_an_exit_because_of_a_shortage_is_told_with_it(home: Path) -> None:
     assert recorded_end(home, running_out(0, lambda: sys.exit(3))) == ("out_of_memory", [SHORTAGE], ["MemoryError"])
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "end"), [(0, ("interrupted", [], ["KeyboardInterrupt"])), (3, ("raised", [], []))]
+)
+def test_an_exit_in_the_handler_of_ctrl_c_came_of_it_unless_the_program_trained_on(
+    num_steps: int, end: tuple[str, list[str], list[str]], home: Path
+) -> None:
+    def train() -> None:
+        train_plainly(3)
+        try:
+            press_ctrl_c()
+        except KeyboardInterrupt:
+            train_plainly(num_steps)
+            sys.exit(7)
+
+    assert recorded_end(home, train) == end
