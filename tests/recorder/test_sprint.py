@@ -212,6 +212,25 @@ def test_a_loop_without_a_loader_sprints_too() -> None:
     assert num_sprinted > LONG / 3
 
 
+def test_a_step_whose_second_optimizer_breaks_a_sprint_keeps_the_rate_of_its_first() -> None:
+    def train_the_second_rarely() -> None:
+        models = [make_model(), make_model()]
+        first, second = (
+            torch.optim.SGD(model.parameters(), lr) for model, lr in zip(models, (0.01, 0.07), strict=True)
+        )
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            trained = [first, second] if number % 20 == 19 else [first]
+            for model, optimizer in zip(models, trained, strict=False):
+                optimizer.zero_grad()
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_the_second_rarely)
+    assert [step.learning_rate for step in sprinted] == [0.01] * LONG
+    assert described(sprinted) == described(walked)
+    assert num_sprinted > LONG / 4
+
+
 def test_a_loss_that_turns_bad_within_a_sprint_is_seen_where_it_happens(tmp_path: Path) -> None:
     from efprof.artifacts.events import NonFiniteSeen
 

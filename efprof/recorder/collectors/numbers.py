@@ -108,7 +108,8 @@ class Numbers:
         opened.is_guarded |= found_inf is not None
         self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or _is_set(found_inf))
         if opened.learning_rate is None:
-            opened.learning_rate = learning_rate_of(optimizer)
+            # Of the first optimizer, which may have stepped in a sprint that another one broke off.
+            opened.learning_rate = learning_rate_of(optimizer) if step.learning_rate is None else step.learning_rate
         clip_norm = self._take_clip(step)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
