@@ -20,6 +20,15 @@ from efprof.recorder.watched_classes import WatchedClasses
 STEPS_TO_LEARN = 2
 """A loop shows all its outermost modules within a step; the second one confirms it."""
 
+UNKNOWN_STEPS = 2
+"""Steps of another kind than those learned from, before it is learned again: a single one may be an odd one out."""
+
+FIRST_DISTANCE = 16
+"""Steps from one learning to the next one at least; each time twice as many, for loops that are never alike."""
+
+Kind = tuple[frozenset[int], int]
+"""The optimizers that stepped, by their `id`, and the number of backward passes."""
+
 
 class ForwardWatch:
     """Enters the stage `forward` at the outermost module call, at no cost to the modules inside.
@@ -27,7 +36,7 @@ class ForwardWatch:
     A hook on every module call costs 1.6 us each (measured), so the hooks for all modules stay only until they
     have shown which classes are outermost; from then on those classes' own `__call__` is replaced. Not a hook
     on the instance: that would be pickled with the user's model. A step without a forward pass (another model
-    took over) starts the learning again.
+    took over) starts the learning again, and so do steps of another kind (another model is trained beside it).
 
     Hooks that come and go would make `torch.compile` compile again: they are never in while compiled code runs.
     """
@@ -47,6 +56,9 @@ class ForwardWatch:
         self._is_learning = False
         self._depth = 0
         self._left_to_learn = 0
+        self._known: set[Kind] = set()
+        self._unknown: list[Kind] = []
+        self._distance, self._learn_from = FIRST_DISTANCE, 0
         self._outermost: dict[type[torch.nn.Module], None] = {}
         self._classes = WatchedClasses(self._watched)
         self.module_began = shell.guarded("loop", self._module_began)
@@ -111,6 +123,18 @@ class ForwardWatch:
             self._learn()
         elif self._is_learning:
             self._left_to_learn -= 1
+            self._known.add(_kind_of(step))
+        elif step.number >= self._learn_from and (kind := _kind_of(step)) not in self._known:
+            self._unknown.append(kind)
+            if len(self._unknown) >= UNKNOWN_STEPS:
+                self._learn_again(step.number)
+
+    def _learn_again(self, number: int) -> None:
+        self._known.update(self._unknown)
+        self._unknown.clear()
+        self._learn_from = number + self._distance
+        self._distance *= 2
+        self._learn()
 
     # Compiled code.
 
@@ -182,3 +206,7 @@ class ForwardWatch:
             return run(args, kwargs)
 
         return call
+
+
+def _kind_of(step: OpenStep) -> Kind:
+    return frozenset(step.stepped), step.num_backwards

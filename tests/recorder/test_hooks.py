@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.forward_watch import UNKNOWN_STEPS, ForwardWatch
 from efprof.recorder.loop import Loop
 from tests.recorder.recording import open_session, record_here
 from tests.recorder.test_loop import make_loader, make_model, stages, train, train_plainly
@@ -106,6 +107,76 @@ def test_the_hooks_for_all_modules_are_out_once_the_outermost_are_known(tmp_path
         assert "__call__" not in vars(torch.nn.Linear)
     finally:
         session.end()
+
+
+class Encoder(torch.nn.Sequential):
+    """A model of a class of its own."""
+
+
+class Critic(torch.nn.Sequential):
+    """Another one, which comes later."""
+
+
+def test_a_model_that_joins_another_one_late_is_seen(tmp_path: Path) -> None:
+    joins, num_steps = 30, 60
+
+    def train_both() -> None:
+        models = [Encoder(torch.nn.Linear(3, 1)), Critic(torch.nn.Linear(3, 1))]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        for number, (inputs, targets) in enumerate(make_loader(num_steps)):
+            for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number >= joins else 1]:
+                optimizer.zero_grad()
+                (model(inputs) - targets).square().mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_both).steps
+    one = ["forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[1:joins]] == [["data", *one]] * 29
+    assert [stages(step) for step in steps[joins + UNKNOWN_STEPS :]] == [["data", *one, *one]] * 28
+
+
+def test_a_head_that_is_called_beside_a_known_model_is_seen_once_its_optimizer_has_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[type] = []
+    began = Loop.forward_began
+
+    def forward_began(self: Loop, module: torch.nn.Module | None = None) -> None:
+        seen.append(type(module))
+        began(self, module)
+
+    def train_in_phases() -> None:
+        encoder, head = Encoder(torch.nn.Linear(3, 1)), Critic(torch.nn.Linear(1, 1))
+        train(encoder, make_loader(30), torch.optim.SGD(encoder.parameters(), lr=0.01))
+        both = torch.nn.ModuleList([encoder, head]).parameters()
+        optimizer = torch.optim.SGD(both, lr=0.01)
+        for inputs, targets in make_loader(10):
+            (head(encoder(inputs)) - targets).square().mean().backward()
+            optimizer.step()
+
+    monkeypatch.setattr(Loop, "forward_began", forward_began)
+    record_here(tmp_path, train_in_phases)
+    assert Critic in seen
+    assert "__call__" not in vars(Critic)
+
+
+def test_a_loop_that_is_never_alike_is_learned_from_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = []
+    learn = ForwardWatch._learn
+    monkeypatch.setattr(ForwardWatch, "_learn", lambda self: (learned.append(1), learn(self)))
+
+    def train_ever_more() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for number, (inputs, _) in enumerate(make_loader(60)):
+            for _ in range(number + 1):
+                model(inputs).sum().backward()
+            optimizer.step()
+
+    record_here(tmp_path, train_ever_more)
+    assert 1 < len(learned) <= 4
 
 
 def test_modules_of_the_outermost_ones_class_within_it_are_not_seen(
