@@ -21,7 +21,8 @@ STEPS_TO_LEARN = 2
 """A loop shows all its outermost modules within a step; the second one confirms it."""
 
 UNKNOWN_STEPS = 2
-"""Steps of another kind than those learned from, before it is learned again: a single one may be an odd one out."""
+"""Steps of another kind than those learned from, but with no new optimizer, before it is learned again: a single one
+may be an odd one out."""
 
 FIRST_DISTANCE = 16
 """Steps from one learning to the next one at least; each time twice as many, for loops that are never alike."""
@@ -126,8 +127,12 @@ class ForwardWatch:
             self._known.add(_kind_of(step))
         elif step.number >= self._learn_from and (kind := _kind_of(step)) not in self._known:
             self._unknown.append(kind)
-            if len(self._unknown) >= UNKNOWN_STEPS:
+            if len(self._unknown) >= UNKNOWN_STEPS or self._has_new_optimizer(kind):
                 self._learn_again(step.number)
+
+    def _has_new_optimizer(self, kind: Kind) -> bool:
+        """Then the first step tells enough, and may be the only one that is walked: the calls are often the same."""
+        return not kind[0].issubset(optimizer for known, _ in self._known for optimizer in known)
 
     def _learn_again(self, number: int) -> None:
         self._known.update(self._unknown)
