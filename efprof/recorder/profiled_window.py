@@ -30,6 +30,8 @@ class ProfiledWindow:
         self.end = end
         self.why = why
         self.is_starting = False
+        self.is_shared = False
+        """Another thread of the program constructed a profiler meanwhile."""
         self.start_seconds = 0.0
         self._session = session
         self._number = number
@@ -84,7 +86,7 @@ class ProfiledWindow:
     def end_left_on(self) -> None:
         """Turn off what was left on."""
         assert self._profiler is not None
-        self._profiler.stop()
+        self._turn_off(self._profiler)
 
     def _stop(self) -> torch.profiler.profile:
         profiler = self._profiler
@@ -92,10 +94,18 @@ class ProfiledWindow:
         self._session.loop.disturb()
         self._take_operators_out()
         of_program = sys.getprofile()
-        profiler.stop()
+        self._turn_off(profiler)
         if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
             _set_profile_again(of_program)
         return profiler
+
+    def _turn_off(self, profiler: torch.profiler.profile) -> None:
+        own: Any = profiler.profiler
+        if self.is_shared and own is not None:
+            # A process has one session of profiling: the other profiler took it over and ended it, and torch crashes
+            # where there is none to end.
+            torch._C._autograd._prepare_profiler(own.config(), own.kineto_activities)
+        profiler.stop()
 
     def _take_operators_out(self) -> None:
         while self._operators:

@@ -148,6 +148,36 @@ def test_a_program_that_profiles_another_of_its_threads_is_left_alone(tmp_path: 
     assert ["profiling itself" in event.reason for event in recorded.events(CollectorStopped)] == [True]
 
 
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone(last: int, tmp_path: Path) -> None:
+    """Whether it ends before the window does or after, where torch would crash."""
+    begun, may_end, was_on = threading.Event(), threading.Event(), []
+
+    def profile() -> None:
+        with torch.profiler.profile():
+            begun.set()
+            may_end.wait(60)
+
+    def train_beside() -> None:
+        model, thread = make_model(), threading.Thread(target=profile)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, batch in enumerate(make_loader(9)):
+            if number == 2:
+                thread.start()
+                assert begun.wait(60)
+            error_of(model, *batch).backward()
+            optimizer.step()
+            was_on.append(torch.autograd._profiler_enabled())
+            if number == last:
+                may_end.set()
+                thread.join()
+
+    recorded = record_here(tmp_path, train_beside, windows=((2, 5), (7, 8)))
+    assert [(event.step, event.files == []) for event in recorded.events(WindowClosed)] == [(4, True), (7, False)]
+    assert ["another thread" in event.reason for event in recorded.events(CollectorStopped)] == [True]
+    assert [number for number, is_on in enumerate(was_on) if is_on] == [*range(2, max(last, 4) + 1), 7]
+
+
 def test_a_profiler_that_the_program_starts_within_a_window_takes_over(tmp_path: Path) -> None:
     def train_and_profile() -> None:
         model = make_model()

@@ -32,7 +32,8 @@ class Windows:
         self._triggers = Triggers(session.options.triggers, session.window_requests)
         self._window: ProfiledWindow | None = None
         self._left_on: ProfiledWindow | None = None
-        """One whose steps went on in another thread than the one that opened it."""
+        """One that ended while it could not be turned off: its steps went on in another thread than the one that
+        opened it, or another thread was profiling."""
         self._programs = weakref.WeakValueDictionary[int, Any]()
         """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
         crashes where one stops after another that was on beside it in another thread."""
@@ -75,8 +76,8 @@ class Windows:
         window = self._window
         if window is None:
             return
-        if step.number > window.first:
-            self._close(window, step.number - 1)
+        if step.number > window.first or window.is_shared:
+            self._close(window, max(step.number - 1, window.first))
             return
         if not window.is_opener:
             self._lose(window, step.number)
@@ -96,8 +97,12 @@ class Windows:
     def note_profiler(self, profiler: object) -> None:
         """A torch profiler was constructed, in whatever thread."""
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
-        if not is_ours:
-            self._programs[id(profiler)] = profiler
+        if is_ours:
+            return
+        self._programs[id(profiler)] = profiler
+        last = self._window or self._left_on
+        if last is not None and getattr(profiler, "enabled", True):
+            last.is_shared = True
 
     def end(self) -> None:
         """The program ends inside a window: keep what it has."""
@@ -139,7 +144,11 @@ class Windows:
             interrupted.pop_all()
 
     def _is_program_profiling(self) -> bool:
-        return is_profiling() or any(is_running(reference()) for reference in self._programs.valuerefs())
+        return is_profiling() or self._is_any_running()
+
+    def _is_any_running(self) -> bool:
+        """Whether a profiler of the program is on, in whatever thread."""
+        return any(is_running(reference()) for reference in self._programs.valuerefs())
 
     def _note_stopped(self, number: int, reason: str) -> None:
         self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
@@ -157,21 +166,29 @@ class Windows:
 
     def _lose(self, window: ProfiledWindow, last: int) -> None:
         """The steps of the window went on in another thread: leave it to the one that opened it."""
+        self._leave_on(window, last)
+        self._give_up(last)
+
+    def _leave_on(self, window: ProfiledWindow, last: int) -> None:
         self._left_on, self._window = window, None
         self._session.loop.disturb()
         window.leave_on()
         self._note_closed(window, last, window.start_seconds, [])
-        self._give_up(last)
 
     def _stop_left_on(self) -> None:
-        """Where the thread that opened it goes on, or is no more."""
-        if self._left_on is not None and self._left_on.may_be_ended:
+        """Where the thread that opened it goes on, or is no more, and nothing profiles beside it."""
+        if self._left_on is not None and self._left_on.may_be_ended and not self._is_any_running():
             self._left_on.end_left_on()
             self._left_on = None
 
     def _close(self, window: ProfiledWindow, last: int) -> None:
         if not window.is_opener:
             self._lose(window, last)
+            return
+        if window.is_shared:
+            self._note_stopped(last, "another thread began to profile itself in a window, so that window was left out")
+            end = self._leave_on if self._is_any_running() else self._discard
+            end(window, last)
             return
         self._window = None
         start = time.perf_counter()
