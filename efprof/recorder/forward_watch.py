@@ -111,11 +111,13 @@ class ForwardWatch:
             self._depth += 1
 
     def _after_any(self, *_: Any) -> None:
-        if self._loop.is_ours:
+        is_ours = self._loop.is_ours
+        if is_ours:
             self._depth = max(0, self._depth - 1)
         self._ended()
         is_within = self._depth > 0 or self._loop.steps.others.is_within
-        if not is_within and self._left_to_learn <= 0:  # not at the step's end, which may come within a call
+        # Not at the step's end, which may come within a call; nor in another thread, while ours is perhaps within one.
+        if is_ours and not is_within and self._left_to_learn <= 0:
             self._stop_learning()
             self._watch_outermost()
 
