@@ -1,12 +1,14 @@
 """Norms of gradients, the one gradient that tells of all the others, and those that backward is given."""
 
+import contextlib
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
 
@@ -28,7 +30,24 @@ def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tens
 
 
 def _is_number(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, FakeTensor)  # it has no value
+        and value.numel() == 1
+        and not value.is_complex()
+    )
+
+
+def is_a_mode_on() -> bool:
+    """Whether the program has what torch does in this thread pass through functions of its own."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+
+
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Our reading of values is not the program's: its modes, which may count or forbid such, do not see it."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 def is_plain(gradient: torch.Tensor | None) -> bool:

@@ -27,18 +27,39 @@ NUMBER = "_efprof_number"
 
 
 def replace(owner: Any, name: str, new: Any) -> Undo:
-    """Set an attribute of a class or module; the result puts the old one back."""
+    """Set an attribute of a class or module; the result puts the old one back, unless the program has changed it."""
     had_own = name in vars(owner)
     old = getattr(owner, name)
     setattr(owner, name, new)
+    forget = _script_as(old, new)
 
     def undo() -> None:
+        forget()
+        if vars(owner).get(name) is not new:  # the program has deleted it, or put its own there
+            return
         if had_own:
             setattr(owner, name, old)
         else:
             delattr(owner, name)
 
     return undo
+
+
+def _nothing() -> None: ...
+
+
+def _script_as(old: Any, new: Any) -> Undo:
+    """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
+    known: dict[int, str] | None = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None)
+    name = None if known is None else known.get(id(old))
+    if known is None or name is None:
+        return _nothing
+    known[id(new)] = name
+
+    def forget() -> None:
+        known.pop(id(new), None)
+
+    return forget
 
 
 def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:

@@ -36,7 +36,7 @@ class StepNumbers:
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
     """The first group's; a tensor on a device is left alone."""
     rate = optimizer.param_groups[0].get("lr")
-    if isinstance(rate, torch.Tensor) and rate.is_cpu and rate.numel() == 1:
+    if type(rate) is torch.Tensor and rate.is_cpu and rate.numel() == 1:
         return float(read_value(rate))
     return float(rate) if isinstance(rate, int | float) else None
 

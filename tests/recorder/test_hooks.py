@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.forward_watch import ForwardWatch
+from efprof.recorder.hooks import replace
 from efprof.recorder.loop import Loop
 from tests.recorder.recording import open_session, record_here
 from tests.recorder.test_loop import make_loader, make_model, stages, train, train_plainly
@@ -249,3 +250,36 @@ def test_a_fault_in_the_loop_itself_ends_the_recording_and_not_the_training(
     train_plainly(5)
     assert (patched(), num_global_hooks()) == before
     assert capsys.readouterr().err.count("efprof:") == 1
+
+
+def test_torchscript_knows_what_is_replaced_as_torch_does(tmp_path: Path) -> None:
+    from torch.jit import _builtins
+
+    functions = {
+        "aten::nonzero": (torch, "nonzero"),
+        "aten::grad": (torch.autograd, "grad"),
+        "aten::backward": (torch.autograd, "backward"),
+    }
+    known = dict(_builtins._get_builtin_table())
+
+    def find() -> None:
+        for name, (owner, attribute) in functions.items():
+            assert _builtins._find_builtin(getattr(owner, attribute)) == name
+
+    record_here(tmp_path, find)
+    assert _builtins._get_builtin_table() == known
+
+
+def test_what_the_program_has_changed_since_is_left_as_it_is() -> None:
+    class Owner:
+        def taken_out(self) -> None: ...
+
+        def changed(self) -> None: ...
+
+    undo = [replace(Owner, name, lambda self: None) for name in ("taken_out", "changed")]
+    del Owner.taken_out
+    of_the_program = Owner.changed = lambda self: None  # type: ignore[method-assign]
+    for back in undo:
+        back()
+    assert "taken_out" not in vars(Owner)
+    assert vars(Owner)["changed"] is of_the_program

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder import memory, sprint, stopwatches
@@ -400,3 +403,26 @@ def swapping() -> Iterator[None]:
     torch.__future__.set_swap_module_params_on_conversion(True)
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_mode_of_the_program_neither_sees_our_readings_nor_hides_its_numbers(tmp_path: Path) -> None:
+    class NoReads(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_local_scalar_dense" in str(function):
+                raise ValueError("a value is read within the step")
+            return function(*args, **(kwargs or {}))
+
+    def train() -> None:
+        with NoReads():
+            descend([2.0, -0.5])()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(2.0, 2.0), (-0.5, 0.5)]
+
+
+def test_what_is_trained_with_fake_tensors_has_no_numbers_and_the_rest_has(tmp_path: Path) -> None:
+    def train() -> None:
+        with FakeTensorMode():
+            descend([1.0])()
+        descend([2.0, -0.5])()
+
+    assert numbers_of(record_here(tmp_path, train)) == [(None, None), (2.0, 2.0), (-0.5, 0.5)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from efprof.artifacts.events import LoaderBuilt
+from efprof.artifacts.events import CollectorStopped, LoaderBuilt
 from tests.recorder.recording import line_of, record_here
 
 HERE = Path(__file__)
@@ -277,3 +277,18 @@ def test_a_loader_is_noted_where_it_is_made(tmp_path: Path) -> None:
     line = line_of(HERE, "loader")
     assert built.site == f"tests/recorder/test_scalar_reads.py:{line}:{train.__qualname__}"
     assert (built.loader, built.num_workers, built.batch_size, built.num_batches) == (0, 0, 4, 2)
+
+
+def test_the_function_nonzero_can_be_pickled(tmp_path: Path) -> None:
+    pickled: list[bytes] = []
+    record_here(tmp_path, lambda: pickled.append(pickle.dumps(torch.nonzero)))
+    assert pickle.loads(pickled[0]) is torch.nonzero  # noqa: S301
+
+
+def test_what_torch_fx_traces_within_a_step_is_no_read(tmp_path: Path) -> None:
+    def trace(loss: torch.Tensor) -> None:
+        torch.fx.symbolic_trace(lambda values: torch.nonzero(values))
+
+    recorded = record_here(tmp_path, step_with(trace))
+    assert recorded.events(CollectorStopped) == []
+    assert [step.reads for step in recorded.steps] == [[], []]

@@ -19,7 +19,9 @@ from efprof.recorder.gradients import (
     device_norm,
     first_number,
     global_norm,
+    is_a_mode_on,
     is_plain,
+    outside_modes,
     read_value,
     weighted_losses,
 )
@@ -73,8 +75,15 @@ class Numbers:
 
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        for loss, gradient in weighted_losses(tensors, gradients):
-            self._note_loss(step, loss, gradient)
+        losses = weighted_losses(tensors, gradients)
+        if not is_a_mode_on():
+            for loss, gradient in losses:
+                self._note_loss(step, loss, gradient)
+            return
+        with outside_modes():
+            for loss, gradient in losses:
+                if type(loss) is torch.Tensor:  # what others do, a mode may be needed for
+                    self._note_loss(step, loss, gradient)
 
     def _note_loss(self, step: OpenStep, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """`gradient` multiplies the loss: -1 makes a score of it."""
@@ -102,6 +111,13 @@ class Numbers:
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
+        if not is_a_mode_on():
+            self._note_gradients(step, optimizer)
+            return
+        with outside_modes():
+            self._note_gradients(step, optimizer)
+
+    def _note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = _numbers_of(step)
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -299,4 +315,4 @@ def _is_plain_scalar(loss: torch.Tensor) -> bool:
 
 def _is_set(found_inf: object) -> bool:
     """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
-    return isinstance(found_inf, torch.Tensor) and found_inf.is_cpu and bool(read_value(found_inf))
+    return type(found_inf) is torch.Tensor and found_inf.is_cpu and bool(read_value(found_inf))

@@ -48,6 +48,7 @@ def _unless_traced(original: Callable[..., Any], counted: Callable[..., Any]) ->
     def call(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if is_traced() else counted(*args, **kwargs)
 
+    call.__qualname__ = original.__name__  # by its place in torch it is pickled, and found again
     return call
 
 
@@ -70,7 +71,7 @@ class _Reads:
         loop = self._session.loop
         if loop.reads_by_design or not loop.is_ours or loop.step is None:
             return False
-        if _waits_for_nothing(tensor):
+        if not isinstance(tensor, torch.Tensor) or _waits_for_nothing(tensor):  # torch.fx calls with what is none
             return False
         self._start_ns = time.perf_counter_ns()
         return True
@@ -84,9 +85,9 @@ class _Reads:
             _note(self._session, call, frame, spent_ns)
 
 
-def _waits_for_nothing(tensor: Any) -> bool:
+def _waits_for_nothing(tensor: torch.Tensor) -> bool:
     """In a run on a device, a tensor on the CPU; in a run on the CPU every read counts, as it would on a device."""
-    return bool(getattr(tensor, "is_cpu", False)) and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return tensor.is_cpu is True and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _note(session: Session, call: str, caller: FrameType, spent_ns: int) -> None:
