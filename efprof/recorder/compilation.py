@@ -74,7 +74,7 @@ def _watch_modules(watcher: Watcher) -> Undo:
     original = kind.__call__
 
     @functools.wraps(original)
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         watcher.module_began(module)
         try:
             return original(module, *args, **kwargs)

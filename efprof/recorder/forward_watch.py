@@ -207,8 +207,10 @@ class ForwardWatch:
 
         @functools.wraps(kind.__call__)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_traced():  # what is being compiled must not contain ours
-                original = super(kind, type(args[0])).__call__ if own is None else own  # type: ignore[misc]
+            # What is being compiled must not contain ours; and torch itself says what a call without a module lacks.
+            if is_traced() or not args:
+                found = type(args[0]) if args else kind
+                original = super(kind, found).__call__ if own is None else own  # type: ignore[misc]
                 return original(*args, **kwargs)
             return run(args, kwargs)
 

@@ -1,6 +1,7 @@
 """Classes of modules whose `__call__` is replaced, and how that is kept out of the compiler's sight."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,8 +29,8 @@ class WatchedClasses:
         self._contained: WeakKeyDictionary[Module, frozenset[type[Module]]] = WeakKeyDictionary()
 
     def watch(self, kind: type[Module]) -> None:
-        """Replace its `__call__`; nothing happens the second time."""
-        if kind not in self._calls:
+        """Replace its `__call__`; nothing happens the second time, nor where it is no plain function."""
+        if kind not in self._calls and _is_plain(kind):
             self._calls[kind] = self._make_call(kind)
             self._undo[kind] = replace(kind, "__call__", self._calls[kind])
 
@@ -60,3 +61,8 @@ class WatchedClasses:
             kinds = frozenset(kind for kind in found if not kind.__module__.startswith(COMPILER))
             self._contained[compiled] = kinds
         return kinds
+
+
+def _is_plain(kind: type[Module]) -> bool:
+    """Whether its `__call__` is a function or inherited: what else makes a method gets its module in another way."""
+    return "__call__" not in vars(kind) or isinstance(vars(kind)["__call__"], FunctionType)
