@@ -73,7 +73,8 @@ class ForwardWatch:
         self._learn()
 
     def remove(self) -> None:
-        """Take every hook out."""
+        """Take every hook out, for good: the step in whose end this comes may still ask to learn again."""
+        self._may_learn = False
         self._stop_learning()
         self._classes.remove()
         self._undo_compilation()
