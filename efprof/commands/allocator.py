@@ -31,11 +31,6 @@ SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
 FILE = click.argument("file", type=click.Path(path_type=Path))
 JSON = click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 
-ONE_LAYOUT: Final = (
-    "A recording as long as this is tried in one layout of addresses only, so the band does not tell how far another "
-    "moves the peak: of 36 recordings in nearly all not at all, in one by 7 %."
-)
-
 
 def parse_size(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Bytes of a size such as 24GiB; None where there is none. Refuses one that is not above zero."""
@@ -206,7 +201,7 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration first said."""
-    from efprof.facts.device_evidence import COLD, DEFAULT
+    from efprof.facts.device_evidence import COLD, DEFAULT, ONE_LAYOUT
 
     if device.reason is not None:
         return f"device {device.device}: no prediction. {device.reason}"

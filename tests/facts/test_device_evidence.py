@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device_evidence import trial_bars, trial_table
+from efprof.facts.device_evidence import ONE_LAYOUT, how_replay_is_known, trial_bars, trial_table
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.segment_evidence import segment_map
 from efprof.model import SourceLine
@@ -43,6 +46,13 @@ def test_the_bars_are_the_recorded_settings_and_every_trial(tmp_path: Path) -> N
     assert by_role["best"].value < by_role["recorded"].value
     assert bars.limit is None
     assert all(one.low <= one.value <= one.high for one in bars.alternatives)
+
+
+def test_the_page_says_where_a_band_comes_of_one_layout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_of(tmp_path / "run", fragmenting())
+    assert ONE_LAYOUT not in " ".join(how_replay_is_known(device).paragraphs)
+    monkeypatch.setattr(what_if, "MANY_OPERATIONS", 10)
+    assert ONE_LAYOUT in " ".join(how_replay_is_known(device).paragraphs)
 
 
 def test_where_the_recording_began_warm_there_is_a_row_that_starts_as_the_others_do(tmp_path: Path) -> None:
