@@ -11,6 +11,7 @@ import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.clips import Clips
 from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.gradients import (
     answers_late,
@@ -57,8 +58,7 @@ class Numbers:
         self._watch.takes_numbers = True
         self._has_walked = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clip: tuple[int, torch.Tensor, float] | None = None
-        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
+        self._clips = Clips(self._watch)
         self._plan = ReadingPlan(max_stride=MAX_STRIDE)
         self._step_ns = 0
         self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
@@ -70,8 +70,6 @@ class Numbers:
         self._num_zero_reads = 0
         self._num_bad_reads: Counter[bool] = Counter()
         """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
-        self._clipped_to: float | None = None
-        self._clips_are_partial = False
 
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
@@ -105,9 +103,8 @@ class Numbers:
             self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        """`clip_grad_norm_` computed the norm already: take it, from before the clipping."""
-        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
-            self._clip = (self._session.step_number, norm, max_norm)
+        """Gradients of this norm were clipped to that one at most."""
+        self._clips.note(self._session.step_number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
@@ -126,7 +123,7 @@ class Numbers:
         if opened.learning_rate is None:
             # Of the first optimizer, which may have stepped in a sprint that another one broke off.
             opened.learning_rate = learning_rate_of(optimizer) if step.learning_rate is None else step.learning_rate
-        clip_norm = self._take_clip(step)
+        clip_norm = self._clips.take(step.number)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
         if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
@@ -146,26 +143,6 @@ class Numbers:
             return 0
         self._held_back[key] += 1
         return self._held_back[key]
-
-    def _take_clip(self, step: OpenStep) -> torch.Tensor | None:
-        """The norm that this step's gradients were clipped by, where it stands for all of them."""
-        clip, self._clip = self._clip, None
-        self._clipped_to = None
-        if self._clips_are_partial:
-            return None
-        if clip is not None and clip[0] == step.number:
-            self._clipped_to = clip[2]
-            return clip[1]
-        return self._watch.gradient_norm if self._watch.number == step.number else None
-
-    def _is_of_all(self, clip_norm: float, norm: float) -> bool:
-        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
-        if self._clipped_to is None:
-            return True
-        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
-        self._clips_are_partial |= math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6)
-        self._watch.takes_clips = not self._clips_are_partial
-        return not self._clips_are_partial
 
     def _is_known(self, opened: StepNumbers, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> bool:
         """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
@@ -225,7 +202,7 @@ class Numbers:
             return
         if all(gradient.is_cpu for gradient in dense):
             norm = global_norm(dense)
-            if clip_norm is not None and self._is_of_all(read_value(clip_norm), norm):
+            if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
             opened.add_norm(norm)
             self._count_bad(step, dense, norm)

@@ -1,0 +1,49 @@
+"""The norm that gradients are clipped by, which need not be computed again."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from efprof.recorder.stopwatch import Stopwatch
+    from efprof.recorder.stopwatches import NoStopwatch
+
+
+class Clips:
+    """What `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
+
+    def __init__(self, watch: Stopwatch | NoStopwatch) -> None:
+        """`watch` takes the norms of sprints."""
+        self._watch = watch
+        self._last: tuple[int, torch.Tensor, float] | None = None
+        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
+        self._clipped_to: float | None = None
+        self._are_partial = False
+
+    def note(self, number: int, norm: torch.Tensor, max_norm: float) -> None:
+        """The norm of this step was computed already: take it, from before the clipping."""
+        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
+            self._last = (number, norm, max_norm)
+
+    def take(self, number: int) -> torch.Tensor | None:
+        """The norm that this step's gradients were clipped by, where it stands for all of them."""
+        clip, self._last = self._last, None
+        self._clipped_to = None
+        if self._are_partial:
+            return None
+        if clip is not None and clip[0] == number:
+            self._clipped_to = clip[2]
+            return clip[1]
+        return self._watch.gradient_norm if self._watch.number == number else None
+
+    def are_of_all(self, clip_norm: float, norm: float) -> bool:
+        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
+        if self._clipped_to is None:
+            return True
+        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
+        self._are_partial |= math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6)
+        self._watch.takes_clips = not self._are_partial
+        return not self._are_partial
