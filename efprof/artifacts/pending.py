@@ -6,6 +6,7 @@ lies here, in memory that is mapped to this file and outlives the process. `reco
 
 import struct
 from collections.abc import Sequence
+from math import inf, isnan, nan
 from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,9 @@ FILE_BYTES: Final = HEADER.size + MAX_PENDING * ENTRY.size
 STAGE_CODES: Final = ("data", "forward", "backward", "optimizer", "optimizer")
 """By half the code of the call that begins it; gradients are clipped in a stretch of the stage `optimizer`."""
 
+NAN_NORM: Final = -inf
+"""Stands for a gradient norm that is NaN, since NaN says that there is none."""
+
 Stretch = tuple[str, int, int]
 """A stage, and the positions of the calls that begin and end it."""
 
@@ -37,7 +41,7 @@ Stretch = tuple[str, int, int]
 class PendingStep(msgspec.Struct, gc=False):
     """A step in short: what its process had noted of it. Times are ns by that process's own clock.
 
-    `loss` is the sum of `num_losses`; norm and learning rate are NaN where there is none.
+    `loss` is the sum of `num_losses`; learning rate and norm are NaN where there is none.
     """
 
     number: int
@@ -51,6 +55,13 @@ class PendingStep(msgspec.Struct, gc=False):
     gradient_norm: float
     learning_rate: float
     instants: tuple[int, ...]
+
+    @property
+    def norm(self) -> float | None:
+        """That of the gradients, if any."""
+        if isnan(self.gradient_norm):
+            return None
+        return nan if self.gradient_norm == NAN_NORM else self.gradient_norm
 
 
 def read_pending(rank_folder: Path) -> tuple[list[PendingStep], list[Stretch]]:

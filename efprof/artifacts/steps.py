@@ -1,7 +1,7 @@
 """steps.jsonl: one line per step of the main loop, or one for many short steps that are alike."""
 
 from collections.abc import Iterable, Iterator
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process,
     for a short step its share of that of several; `loss` is the sum, over the step's calls of backward, of each loss
     of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
-    before a gradient scaler, NaN and Inf spelled as strings; `sequence` is autograd's sequence number at the start of
+    before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
+    the step's optimizers only; `sequence` is autograd's sequence number at the start of
     the forward pass; `is_skipped` says that gradients were not finite and an optimizer was held back; `window` names
     the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
     """
@@ -172,8 +173,13 @@ def record_of_pending(step: PendingStep, stretches: list[Stretch], micro_batches
         micro_batches=micro_batches,
         samples=step.samples,
         recorder_us=0.0,
-        loss=step.loss if step.num_losses else None,
-        gradient_norm=None if isnan(step.gradient_norm) else step.gradient_norm,
+        loss=spelled(step.loss) if step.num_losses else None,
+        gradient_norm=spelled(step.norm),
         learning_rate=None if isnan(step.learning_rate) else step.learning_rate,
         sequence=step.sequence if step.sequence >= 0 else None,
     )
+
+
+def spelled(value: float | None) -> float | str | None:
+    """JSON has no NaN and no Inf: they are spelled out."""
+    return value if value is None or isfinite(value) else str(value)

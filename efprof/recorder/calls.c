@@ -190,6 +190,13 @@ static int clipped(Hook *self, PyObject *Py_UNUSED(error))
     return status ? status : hook_tell(self->told[ENDED], NULL);
 }
 
+/* Not owned. */
+static PyObject *max_norm_of(PyObject *args, PyObject *kwargs)
+{
+    PyObject *named = PyDict_GetItemString(kwargs, "max_norm");
+    return PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : named ? named : Py_None;
+}
+
 static PyObject *clip(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *Py_UNUSED(names))
 {
     Hook *self = (Hook *)callable;
@@ -204,7 +211,7 @@ static PyObject *clip(PyObject *callable, PyObject *const *args, size_t num_args
     if (norm == NULL)
         return hook_leave_with_error(self, clipped);
     status = stopwatch_mark(self->watch, UPDATED);
-    int is_taken = status > 0 && stopwatch_takes_norm(self->watch, norm);
+    int is_taken = status > 0 && stopwatch_takes_norm(self->watch, norm, max_norm_of(args[0], args[1]));
     if (status == 0)
         status = hook_tell(self->told[ENDED], NULL);
     if (status >= 0 && !is_taken) {

@@ -37,7 +37,11 @@ class Clips:
         if clip is not None and clip[0] == number:
             self._clipped_to = clip[2]
             return clip[1]
-        return self._watch.gradient_norm if self._watch.number == number else None
+        if self._watch.number != number or self._watch.gradient_norm is None:
+            return None
+        norm, self._watch.gradient_norm = self._watch.gradient_norm, None
+        self._clipped_to = self._watch.max_norm
+        return norm
 
     def are_of_all(self, clip_norm: float, norm: float) -> bool:
         """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""

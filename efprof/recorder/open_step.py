@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord
+from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord, spelled
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -131,8 +131,8 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -
         recorder_us=step.recorder_ns / 1000,
         reads=list(step.reads.values()) if step.reads else [],
         stalls=list(step.stalls.values()) if step.stalls else [],
-        loss=step.loss,
-        gradient_norm=step.gradient_norm,
+        loss=spelled(step.loss),
+        gradient_norm=spelled(step.gradient_norm),
         learning_rate=step.learning_rate,
         is_skipped=step.is_skipped,
         backward_site=step.backward_site,

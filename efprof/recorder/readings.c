@@ -159,20 +159,23 @@ static int is_negated(Stopwatch *self, PyObject *tensor)
     return !is_false(self, PyObject_CallMethodNoArgs(tensor, s_is_neg));
 }
 
-static void note_learning_rate(Stopwatch *self, PyObject *optimizer)
+/* 0 where it is a tensor that is not read here. */
+static int notes_learning_rate(Stopwatch *self, PyObject *optimizer)
 {
     PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
     PyObject *group = groups && PyList_Check(groups) && PyList_GET_SIZE(groups) ? PyList_GET_ITEM(groups, 0) : NULL;
     PyObject *rate = group && PyDict_Check(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
     double value = rate && (PyFloat_Check(rate) || PyLong_Check(rate)) ? PyFloat_AsDouble(rate) : NAN;
     Py_XINCREF(rate); /* torch may let other threads run */
-    if (rate && isnan(value) && begins_its_storage(self, rate) && !is_negated(self, rate))
+    int is_tensor = rate && isnan(value) && (PyObject *)Py_TYPE(rate) == self->tensor;
+    if (is_tensor && begins_its_storage(self, rate) && !is_negated(self, rate))
         read_first(self, rate, &value, 1);
     Py_XDECREF(rate);
     Py_XDECREF(groups);
     stopwatch_give_up(self);
     if (self->is_on)
         self->entry->learning_rate = value;
+    return !is_tensor || !isnan(value);
 }
 
 /* Whether the gradient is finite that a bad one anywhere above would have reached. */
@@ -194,17 +197,20 @@ static int seems_fine(Stopwatch *self)
 
 int stopwatch_knows_numbers(Stopwatch *self, PyObject *optimizer)
 {
-    if (!self->is_on || !self->takes_numbers || (uintptr_t)optimizer != self->optimizer ||
-        self->number >= self->read_due)
+    if (!self->is_on || (uintptr_t)optimizer != self->optimizer)
         return 0;
-    note_learning_rate(self, optimizer);
+    int knows_rate = notes_learning_rate(self, optimizer); /* also where Python sees to the rest */
+    if (!self->is_on || !knows_rate || !self->takes_numbers || self->number >= self->read_due)
+        return 0;
     if (self->gradient_norm == NULL || self->gradient_norm == Py_None)
         return seems_fine(self);
     double norm;
     PyObject *tensor = Py_NewRef(self->gradient_norm);
     int is_read = stopwatch_reads_scalar(self, tensor, &norm) && self->is_on;
-    if (is_read)
+    if (is_read) {
         self->entry->gradient_norm = norm;
+        Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None)); /* another optimizer's have their own */
+    }
     Py_DECREF(tensor);
     return is_read;
 }

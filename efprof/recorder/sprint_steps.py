@@ -27,8 +27,7 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
     step.samples += pending.samples
     if pending.num_losses:
         step.loss = pending.loss
-    if not isnan(pending.gradient_norm):
-        step.gradient_norm = pending.gradient_norm
+    step.gradient_norm = pending.norm
     if not isnan(pending.learning_rate):
         step.learning_rate = pending.learning_rate
     step.loaders = list(pattern.loaders if is_whole else pattern.loaders[: done.count(FETCH)])

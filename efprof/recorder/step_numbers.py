@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import StepRecord
+from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.gradients import read_value, root_of_squares
 
 
@@ -25,6 +25,8 @@ class StepNumbers:
     is_guarded: bool = False
     is_read: bool | None = None
     """Whether this step can afford to read its gradients."""
+    lacks_norm: bool = False
+    """Whether one optimizer's gradients seemed fine, and their norm is not known: then neither is that of all."""
     device_losses: tuple[torch.Tensor, ...] = ()
     device_norms: tuple[torch.Tensor, ...] = ()
 
@@ -62,7 +64,7 @@ def late_numbers(
         if num_losses:
             record.loss = spelled(loss)
         if num_norms:
-            fill_norm(record, norm, owed.is_guarded)
+            fill_norm(record, owed, norm)
         if scale is not None:
             record.scaler_scale = values[-1]
         if not math.isfinite(loss):
@@ -85,12 +87,8 @@ def _copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
     return copies, event
 
 
-def fill_norm(record: StepRecord, norm: float | None, is_guarded: bool) -> None:
+def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> None:
     """An optimizer that guards itself skips a step whose norm is not finite."""
-    record.gradient_norm = spelled(norm)
-    record.is_skipped |= is_guarded and norm is not None and not math.isfinite(norm)
-
-
-def spelled(value: float | None) -> float | str | None:
-    """JSON has no NaN and no Inf: they are spelled out."""
-    return value if value is None or math.isfinite(value) else str(value)
+    is_bad = norm is not None and not math.isfinite(norm)
+    record.gradient_norm = None if numbers.lacks_norm and not is_bad else spelled(norm)
+    record.is_skipped |= numbers.is_guarded and is_bad

@@ -191,12 +191,48 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients
 
 static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch) { return answer(stopwatch_counts(self, batch)); }
 
-int stopwatch_takes_norm(Stopwatch *self, PyObject *norm)
+int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm)
 {
-    if (!self->is_on || !self->takes_clips || (PyObject *)Py_TYPE(norm) != self->tensor)
+    if (!self->is_on || !self->takes_clips || (PyObject *)Py_TYPE(norm) != self->tensor ||
+        !(PyFloat_Check(max_norm) || PyLong_Check(max_norm)))
         return 0;
+    self->max_norm = PyFloat_AsDouble(max_norm);
+    stopwatch_give_up(self);
     Py_XSETREF(self->gradient_norm, Py_NewRef(norm));
     return 1;
+}
+
+/* What Python has found out of the open step, which is noted with the step as well: the process may be killed. */
+
+static PyObject *note(Stopwatch *self, PyObject *value, size_t field)
+{
+    double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (self->is_on)
+        *(double *)((char *)self->entry + field) = number;
+    return answer(self->is_on);
+}
+
+static PyObject *Stopwatch_note_norm(Stopwatch *self, PyObject *norm)
+{
+    return note(self, norm, offsetof(Entry, gradient_norm));
+}
+
+static PyObject *Stopwatch_note_rate(Stopwatch *self, PyObject *rate)
+{
+    return note(self, rate, offsetof(Entry, learning_rate));
+}
+
+static PyObject *Stopwatch_add_loss(Stopwatch *self, PyObject *loss)
+{
+    double before = self->is_on ? self->entry->loss : 0.0;
+    PyObject *is_noted = note(self, loss, offsetof(Entry, loss));
+    if (is_noted == Py_True) {
+        self->entry->loss += before;
+        self->entry->num_losses++;
+    }
+    return is_noted;
 }
 
 /* Of the arguments of `Optimizer.step`, itself among them. */
@@ -399,6 +435,9 @@ static PyMethodDef methods[] = {
     {"collecting", (PyCFunction)stopwatch_collecting, METH_VARARGS, NULL},
     {"updates", (PyCFunction)(void (*)(void))Stopwatch_updates, METH_FASTCALL, NULL},
     {"updated", (PyCFunction)Stopwatch_updated, METH_NOARGS, NULL},
+    {"add_loss", (PyCFunction)Stopwatch_add_loss, METH_O, NULL},
+    {"note_norm", (PyCFunction)Stopwatch_note_norm, METH_O, NULL},
+    {"note_rate", (PyCFunction)Stopwatch_note_rate, METH_O, NULL},
     {"use", (PyCFunction)Stopwatch_use, METH_O, NULL},
     {"start", (PyCFunction)Stopwatch_start, METH_VARARGS, NULL},
     {"stop", (PyCFunction)Stopwatch_stop, METH_NOARGS, NULL},
@@ -422,7 +461,8 @@ static PyMemberDef members[] = {
     {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},
     {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
     {"loss", T_OBJECT_EX, offsetof(Stopwatch, loss), READONLY, NULL},
-    {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), READONLY, NULL},
+    {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), 0, NULL},
+    {"max_norm", T_DOUBLE, offsetof(Stopwatch, max_norm), READONLY, NULL},
     {NULL},
 };
 

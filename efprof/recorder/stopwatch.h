@@ -27,7 +27,7 @@ typedef struct {
     PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited;
     PyObject *flags;         /* what has torch's note of an export as an attribute */
     PyObject *canary;        /* weak reference to a parameter, or None */
-    PyObject *gradient_norm; /* what this step's gradients were clipped by, or None */
+    PyObject *gradient_norm; /* norm of this step's gradients before they were clipped, or None */
     PyObject *loss;          /* weak reference to the last one, or None */
     PyObject *handled;       /* the error that was being handled at the start; not owned, only compared */
     const struct Exchange *exchange; /* NULL where torch has none */
@@ -39,6 +39,7 @@ typedef struct {
     unsigned long thread;
     unsigned long inside; /* the thread that is within a call of a watched class of modules, or 0 */
     unsigned long long optimizer; /* by its `id` */
+    double max_norm; /* to which they were clipped at most */
     long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, memory_due, number, sequence;
     int capacity, limit, at, nested;
     char is_on, is_reading, takes_numbers, takes_clips;
@@ -58,7 +59,7 @@ int stopwatch_is_exporting(Stopwatch *self);
 /* Takes note of what a call was given or gave: 1, or 0 where Python has to see to it. */
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
 int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients);
-int stopwatch_takes_norm(Stopwatch *self, PyObject *norm);
+int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm);
 
 /* A watched module is called, which is a forward pass where it trains: as `stopwatch_mark`. */
 int stopwatch_enters(Stopwatch *self, PyObject *module);

@@ -41,7 +41,9 @@ class Stopwatch:
     loss: ref[torch.Tensor] | None
     """What backward was called on last, in a sprint."""
     gradient_norm: torch.Tensor | None
-    """What the gradients of the step of that number were clipped by."""
+    """That of the gradients that were clipped in the step of that number, before it; None once an update is noted."""
+    max_norm: float
+    """To which they were clipped at most."""
 
     def __new__(
         cls,
@@ -110,6 +112,12 @@ class Stopwatch:
         """
     def updated(self) -> bool | None:
         """It is done; None where Python has to see to that, False where memory is to be read."""
+    def add_loss(self, value: float, /) -> bool:
+        """A loss that Python had to see to; False where no step is open here."""
+    def note_norm(self, value: float, /) -> bool:
+        """The same of the norm of all gradients."""
+    def note_rate(self, value: float, /) -> bool:
+        """The same of the learning rate."""
     def use(self, pages: mmap, /) -> None:
         """Write to this memory from now on."""
     def start(self, codes: bytes, number: int, at_ns: int, epoch_offset_ns: int, limit: int, /) -> None:

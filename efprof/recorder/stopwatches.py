@@ -47,6 +47,7 @@ class NoStopwatch:
     canary: Any = None
     loss: Any = None
     gradient_norm: torch.Tensor | None = None
+    max_norm = 0.0
     are_hooks_in = False
     _is_reading = False
     _inside: int | None = None
@@ -58,7 +59,7 @@ class NoStopwatch:
     def start(self, *_: object) -> None:
         """It never does."""
 
-    counted = mark
+    counted = add_loss = note_norm = note_rate = mark
     stop = release = use = updates = updated = start
 
     def fetching(self, original: Told, began: Told, ended: Told, _: Told, exhausted: Told, broke_off: Told) -> Told:

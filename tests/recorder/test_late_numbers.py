@@ -152,6 +152,14 @@ def test_a_loss_that_is_not_finite_is_told_of(copies: Device) -> None:
     assert (record.loss, record.gradient_norm) == ("nan", "nan")
 
 
+def test_a_norm_that_is_not_of_all_optimizers_is_not_said_unless_it_is_bad(copies: Device) -> None:
+    record = make_step(0, loss=None, gradient_norm=None)
+    assert arrive(copies, record, losses=[], norms=[3.0], lacks_norm=True) == []
+    assert record.gradient_norm is None
+    assert arrive(copies, record, losses=[], norms=[math.inf], lacks_norm=True) == ["gradient"]
+    assert record.gradient_norm == "inf"
+
+
 def test_a_gradient_that_nobody_guards_is_told_of(copies: Device) -> None:
     assert arrive(copies, make_step(0, loss=None), losses=[1.0], norms=[math.inf]) == ["gradient"]
     assert arrive(copies, make_step(1, loss=None), losses=[1.0], norms=[math.inf], is_guarded=True) == []

@@ -5,12 +5,13 @@ import time
 import weakref
 from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
-from efprof.artifacts.steps import StepRecord
+from efprof.artifacts.pending import NAN_NORM
+from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.clips import Clips
 from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.gradients import (
@@ -30,7 +31,7 @@ from efprof.recorder.graph import find_steep, find_suspects
 from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of, spelled
+from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of
 from efprof.recorder.swaps import watch_swaps
 
 MAX_BAD_READS = 8
@@ -63,6 +64,8 @@ class Numbers:
         self._step_ns = 0
         self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
         """The gradient that is looked at in a step in which not all are read, for each optimizer."""
+        self._normless: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """Those whose gradients are all sharded or sparse."""
         self._held_back: Counter[int] = Counter()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
         self._num_held_back = 0
@@ -97,7 +100,8 @@ class Numbers:
             return
         self._loss = weakref.ref(loss)
         value = factor * float(read_value(shown))
-        opened.loss = value if opened.loss is None else opened.loss + value
+        if not self._watch.add_loss(value):
+            opened.loss = value if opened.loss is None else opened.loss + value
         if not self._has_walked and not math.isfinite(value):
             self._has_walked = True
             self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
@@ -120,12 +124,14 @@ class Numbers:
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
         self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or _is_set(found_inf))
-        if opened.learning_rate is None:
+        if opened.learning_rate is None and step.learning_rate is None:
             # Of the first optimizer, which may have stepped in a sprint that another one broke off.
-            opened.learning_rate = learning_rate_of(optimizer) if step.learning_rate is None else step.learning_rate
-        clip_norm = self._clips.take(step.number)
+            rate = learning_rate_of(optimizer)
+            opened.learning_rate = None if rate is not None and self._watch.note_rate(rate) else rate
+        clip_norm = None if optimizer in self._normless else self._clips.take(step.number)
         if opened.is_read is None:
             opened.is_read = self._plan.is_due(step.number)
+            opened.lacks_norm = bool(step.stepped) and step.gradient_norm is None  # of one that stepped in a sprint
         if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
             self._watch.canary = self._canaries.get(optimizer)
             return
@@ -155,14 +161,21 @@ class Numbers:
             return False
         else:
             canary = self._canaries[optimizer]
-            if canary is None:
-                return True  # on a device, or sharded: no gradient can be looked at alone
+            if canary is None:  # on a device, or sharded: no gradient can be looked at alone
+                opened.lacks_norm |= optimizer not in self._normless
+                return True
             value = self._read_canary(canary)
         if value is None or not (math.isfinite(value) or self._is_counted_enough()):
             return False
         if clip_norm is not None or not math.isfinite(value):
-            opened.add_norm(abs(value))
+            self._add_norm(opened, abs(value))
+        else:
+            opened.lacks_norm = True
         return True
+
+    def _add_norm(self, opened: StepNumbers, norm: float) -> None:
+        if not self._watch.note_norm(NAN_NORM if math.isnan(norm) else norm):
+            opened.add_norm(norm)
 
     def _is_counted_enough(self) -> bool:
         if self._num_held_back == MAX_HELD_BACK:
@@ -199,12 +212,14 @@ class Numbers:
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         self._canaries[optimizer] = canary_of(parameters)
         if not dense:
+            self._normless.add(optimizer)
             return
+        self._normless.discard(optimizer)
         if all(gradient.is_cpu for gradient in dense):
             norm = global_norm(dense)
             if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
-            opened.add_norm(norm)
+            self._add_norm(opened, norm)
             self._count_bad(step, dense, norm)
         elif answers_late(dense[0]):
             opened.device_norms += (device_norm(dense) if clip_norm is None else clip_norm,)
@@ -224,8 +239,9 @@ class Numbers:
             record.learning_rate = opened.learning_rate
         if opened.loss is not None:
             record.loss = spelled(opened.loss + (step.loss or 0.0))
-        if opened.gradient_norm is not None:
-            fill_norm(record, opened.gradient_norm, opened.is_guarded)
+        if step.gradient_norm is not None:
+            opened.add_norm(step.gradient_norm)
+        fill_norm(record, opened, opened.gradient_norm)
         is_on_device = step.scale is not None and answers_late(step.scale)
         if step.scale is not None and step.scale.is_cpu:
             record.scaler_scale = float(read_value(step.scale))
