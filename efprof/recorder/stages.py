@@ -5,12 +5,10 @@ from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
-from weakref import ref
-
-import torch
 
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep
+from efprof.recorder.scaled_losses import ScaledLosses
 from efprof.recorder.sprint import Sprint
 from efprof.recorder.sprint_steps import Interrupted
 from efprof.recorder.steps import Listener, Steps
@@ -46,8 +44,7 @@ class Stages:
         self.opener: str | None = None
         """Which entry point opened the stage: it is the one to close it."""
         self.watch: Stopwatch | NoStopwatch = NoStopwatch()
-        self.unscaled_loss: tuple[ref[torch.Tensor], torch.Tensor] | None = None
-        """The tensor that a gradient scaler made last, and what it made it from."""
+        self.scaled_losses = ScaledLosses()
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.thread = get_ident()

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,7 @@ def _watch_scalers(session: Session) -> list[Undo]:
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         if scaled is not outputs:  # one that is not enabled gives back what it got
-            note_scaled(outputs, scaled)
+            note_scaled(self, outputs, scaled)
         return scaled
 
     @functools.wraps(unscale)
@@ -91,10 +90,10 @@ class _ScalerWatch:
     def __init__(self, session: Session) -> None:
         self._loop = session.loop
 
-    def note_scaled(self, outputs: Any, scaled: Any) -> None:
+    def note_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
-        if self._loop.is_ours and isinstance(outputs, torch.Tensor):
-            self._loop.unscaled_loss = (weakref.ref(scaled), outputs.detach())
+        if self._loop.is_ours:
+            self._loop.scaled_losses.note(outputs, scaled, getattr(scaler, "_scale", None))
             self._loop.watch.takes_numbers = False  # the stopwatch would read the scaled one
 
     def count_updates(self) -> tuple[int, int]:
@@ -113,6 +112,8 @@ class _ScalerWatch:
 
     def note_scale(self, scaler: Any) -> None:
         """Keep the scale as the tensor it is: reading it would wait for the device."""
+        if self._loop.is_ours:
+            self._loop.scaled_losses.used_up()
         step, scale = self._loop.step, scaler._scale
         if step is not None and self._loop.is_ours and isinstance(scale, torch.Tensor):
             step.scale = scale.detach().clone()

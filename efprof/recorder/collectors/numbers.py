@@ -89,7 +89,7 @@ class Numbers:
     def _note_loss(self, step: OpenStep, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """`gradient` multiplies the loss: -1 makes a score of it."""
         opened = _numbers_of(step)
-        shown = _unscaled(self._session.loop.unscaled_loss, loss)
+        shown = self._session.loop.scaled_losses.unscaled(loss)
         factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
         self._watch.takes_numbers = shown is loss and _is_plain_scalar(loss)
         if not shown.is_cpu:
@@ -294,11 +294,6 @@ def _numbers_of(step: OpenStep) -> StepNumbers:
         step.numbers = StepNumbers()
     opened: StepNumbers = step.numbers
     return opened
-
-
-def _unscaled(scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None, loss: torch.Tensor) -> torch.Tensor:
-    """The loss as the program made it, where a gradient scaler has multiplied it since."""
-    return scaled[1] if scaled is not None and scaled[0]() is loss else loss
 
 
 def _is_plain_scalar(loss: torch.Tensor) -> bool:
