@@ -193,8 +193,10 @@ static int clipped(Hook *self, PyObject *Py_UNUSED(error))
 /* Not owned. */
 static PyObject *max_norm_of(PyObject *args, PyObject *kwargs)
 {
+    if (PyTuple_GET_SIZE(args) > 1)
+        return PyTuple_GET_ITEM(args, 1);
     PyObject *named = PyDict_GetItemString(kwargs, "max_norm");
-    return PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : named ? named : Py_None;
+    return named == NULL ? Py_None : named;
 }
 
 static PyObject *clip(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *Py_UNUSED(names))

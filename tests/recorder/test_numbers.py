@@ -284,44 +284,6 @@ def test_each_of_two_optimizers_has_a_gradient_of_its_own_looked_at(
     assert [step.num_inf for step in recorded.steps] == [0, None, None, None, 1, None]
 
 
-def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
-    def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
-        for _ in make_loader(4):
-            for weight, factor, optimizer in zip(weights, (3.0, 4.0), optimizers, strict=True):
-                optimizer.zero_grad()
-                (weight * factor).sum().backward()
-                if factor == 3.0:
-                    torch.nn.utils.clip_grad_norm_([weight], 1.0)
-                optimizer.step()
-
-    recorded = record_here(tmp_path, train)
-    assert [step.gradient_norm for step in recorded.steps] == [5.0, None, None, None]
-
-
-def test_a_norm_stands_beside_an_optimizer_of_sparse_gradients_which_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
-    def train() -> None:
-        embedding, weight = torch.nn.Embedding(5, 2, sparse=True), torch.ones(1, requires_grad=True)
-        optimizers = [torch.optim.SparseAdam(embedding.parameters()), torch.optim.SGD([weight], lr=0.0)]
-        for inputs in make_loader(4):
-            (embedding(torch.tensor([1])).sum() * 0.0 + weight.sum() * 2.0 * len(inputs)).backward()
-            torch.nn.utils.clip_grad_norm_([weight], 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-
-    assert None not in [step.gradient_norm for step in record_here(tmp_path, train).steps]
-
-
 def test_a_gradient_whose_memory_was_freed_is_not_looked_at() -> None:
     freed = torch.ones(2)
     was_one = can_be_canary(freed)

@@ -77,6 +77,7 @@ class Numbers:
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         losses = weighted_losses(tensors, gradients)
+        self._clips.backward_began()
         if not is_a_mode_on():
             for loss, gradient in losses:
                 self._note_loss(step, loss, gradient)
