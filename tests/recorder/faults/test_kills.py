@@ -1,4 +1,4 @@
-"""A training that is killed at any instant leaves a run that reads, with all its finished steps but one at most."""
+"""A training killed at any instant leaves a run that reads, with all finished steps but one, and their numbers."""
 
 import mmap
 import random
@@ -73,6 +73,7 @@ def test_fifty_kills_at_random_instants_lose_one_step_each_at_most(begin: Begin,
         steps, num_torn = read_steps(rank) if (rank / STEPS_FILE).exists() else ([], 0)
         assert [step.step for step in steps] == list(range(len(steps)))
         assert counts[-1] - len(steps) <= 1
+        assert [step.step for step in steps if step.loss is None or step.learning_rate is None] == []
         assert num_torn <= 1
         assert read_run_file(child.folder).ended == "running"
         assert analyse(child.folder).run.num_steps == len(steps)
