@@ -1,4 +1,4 @@
-"""Norms of gradients, the one gradient that tells of all the others, and those that backward is given."""
+"""What is asked of losses and gradients: their norms, which one tells of all others, whether they can be read."""
 
 import contextlib
 import ctypes
@@ -55,6 +55,16 @@ def is_plain(gradient: torch.Tensor | None) -> bool:
     if gradient is None:
         return False
     return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
+
+
+def is_plain_scalar(loss: torch.Tensor) -> bool:
+    """Whether its memory holds its value and no other: the stopwatch takes the next ones of this line for such."""
+    return type(loss) is torch.Tensor and not (loss.is_neg() or loss.storage_offset())
+
+
+def is_set(found_inf: object) -> bool:
+    """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
+    return type(found_inf) is torch.Tensor and found_inf.is_cpu and bool(read_value(found_inf))
 
 
 def answers_late(tensor: torch.Tensor) -> bool:

@@ -23,6 +23,8 @@ from efprof.recorder.gradients import (
     global_norm,
     is_a_mode_on,
     is_plain,
+    is_plain_scalar,
+    is_set,
     outside_modes,
     read_value,
     weighted_losses,
@@ -92,7 +94,7 @@ class Numbers:
         opened = _numbers_of(step)
         shown = self._session.loop.scaled_losses.unscaled(loss)
         factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
-        self._watch.takes_numbers = shown is loss and _is_plain_scalar(loss)
+        self._watch.takes_numbers = shown is loss and is_plain_scalar(loss)
         if not shown.is_cpu:
             if answers_late(shown):
                 # A copy: the program may average the loss over its ranks, in place, before it is read.
@@ -124,7 +126,7 @@ class Numbers:
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
-        self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or _is_set(found_inf))
+        self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or is_set(found_inf))
         if opened.learning_rate is None and step.learning_rate is None:
             # Of the first optimizer, which may have stepped in a sprint that another one broke off.
             rate = learning_rate_of(optimizer)
@@ -295,13 +297,3 @@ def _numbers_of(step: OpenStep) -> StepNumbers:
         step.numbers = StepNumbers()
     opened: StepNumbers = step.numbers
     return opened
-
-
-def _is_plain_scalar(loss: torch.Tensor) -> bool:
-    """Whether its memory holds its value and no other: the stopwatch takes the next ones of this line for such."""
-    return type(loss) is torch.Tensor and not (loss.is_neg() or loss.storage_offset())
-
-
-def _is_set(found_inf: object) -> bool:
-    """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
-    return type(found_inf) is torch.Tensor and found_inf.is_cpu and bool(read_value(found_inf))
