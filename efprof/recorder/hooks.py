@@ -183,7 +183,7 @@ def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     functions = [
         *((_clipping, owner, "clip_grad_norm_") for owner in (torch.nn.utils, clipping)),
         *((updating, owner, "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
-        *((updating, kind, "step") for kind in _with_own_step(LRScheduler)),
+        *((updating, kind, name) for kind, name in _moves_of_schedules()),
     ]
     return [replace(owner, name, watch(loop, sprint, shell, getattr(owner, name))) for watch, owner, name in functions]
 
@@ -256,6 +256,14 @@ def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., 
         return run(args, kwargs)
 
     return clip
+
+
+def _moves_of_schedules() -> list[tuple[type[Any], str]]:
+    """The methods that move a learning rate on; mostly one within `step`, which warns with the line of its caller."""
+    kinds = _with_own_step(LRScheduler)
+    if not hasattr(LRScheduler, "_update_lr"):
+        return [(kind, "step") for kind in kinds]
+    return [(LRScheduler, "_update_lr"), *((kind, "step") for kind in kinds if kind is not LRScheduler)]
 
 
 def _with_own_step(kind: type[Any]) -> list[type[Any]]:

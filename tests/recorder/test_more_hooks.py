@@ -116,6 +116,17 @@ def test_a_schedule_that_moves_on_after_each_epoch_is_of_no_step(name: str, tmp_
     assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN] * 4
 
 
+def test_what_torch_warns_of_a_schedule_names_the_program_s_line(tmp_path: Path) -> None:
+    def move_on_too_early() -> None:
+        trainer = Trainer()
+        schedule = decay(trainer.optimizer)
+        schedule.step()
+
+    with pytest.warns(UserWarning, match="before `optimizer.step") as warned:
+        record_here(tmp_path, move_on_too_early)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
 @pytest.mark.parametrize("is_fed", [True, False], ids=["fed by a loader", "fed by a list"])
 def test_clipping_gradients_by_their_value_is_the_first_part_of_the_update(is_fed: bool) -> None:
     def train() -> None:
