@@ -102,7 +102,8 @@ class Steps:
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
-        if self.is_fed or self.has_marks:
+        fetches_here = step.num_fetches > 0  # not where another thread reads the loader
+        if (self.is_fed and fetches_here) or self.has_marks:
             return step
         if self.probe is not None:
             self._note_manual_update(step, at)

@@ -1,5 +1,6 @@
 """Several threads that train: by turns, at the same time, or for one another."""
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,21 @@ def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> 
     assert [stages(record) for record in steps[2:]] == [["data", "forward", "backward", "optimizer"]] * (
         NUM_UPDATES - 2
     )
+
+
+def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> None:
+    def train() -> None:
+        step, _ = make_step()
+        for _ in range(2):
+            loader, batches = iter(make_loader(5)), queue.Queue[object]()
+            at_once(lambda loader=loader, batches=batches: [batches.put(batch) for batch in loader])
+            for _ in range(batches.qsize()):
+                step()
+
+    steps = record_here(tmp_path, train).steps
+    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [
+        (1, ["forward", "backward", "optimizer"])
+    ] * 10
 
 
 def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path) -> None:
