@@ -61,7 +61,8 @@ class Loop(Turns):
         entered = perf_counter_ns()
         self.close_stage(step, entered)
         step.num_fetches += 1
-        step.samples += num_samples(batch)
+        step.samples_unused, step.samples_aside = num_samples(batch), 0
+        step.samples += step.samples_unused
         for listener in self.fetched:
             listener(step)
         step.recorder_ns += perf_counter_ns() - entered
@@ -98,7 +99,7 @@ class Loop(Turns):
             if module is not None and not module.training and id(module) == self._trained:
                 steps.before_evaluation(entered)
             if steps.open is not None:
-                steps.open.has_evaluation = True
+                steps.open.evaluate(module)
             return
         self._trained = id(module)
         if self.opener == "optimizer":

@@ -36,6 +36,10 @@ class OpenStep:
     """Of `torch.autograd.grad`, outside of every stage."""
     num_fetches: int = 0
     samples: int = 0
+    samples_unused: int = 0
+    """Of the last batch, which nothing was done with so far."""
+    samples_aside: int = 0
+    """Of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
     had_loader: bool | None = None
     """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
     has_forward: bool = False
@@ -88,6 +92,18 @@ class OpenStep:
     def owe(self, arrives: Callable[[], bool]) -> None:
         """The device still owes the record something, which `arrives` fills in; it returns whether it has come."""
         self.late = [*(self.late or ()), arrives]
+
+    def evaluate(self, module: torch.nn.Module | None) -> None:
+        """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
+        self.has_evaluation = True
+        if self.samples_unused and self.has_gradients and module is not None and not module.training:
+            self.samples -= self.samples_unused
+            self.samples_unused, self.samples_aside = 0, self.samples_unused
+
+    def train_on_batch(self) -> None:
+        """A forward or backward pass begins."""
+        self.samples += self.samples_aside
+        self.samples_unused = self.samples_aside = 0
 
     def note_read(self, site: str, call: str, spent_ns: int) -> None:
         """A tensor's value was copied to Python at this line."""

@@ -160,7 +160,9 @@ class Stages:
     def step_to_train(self, entered: int) -> OpenStep:
         """The step that a forward or backward pass starting now belongs to."""
         step = self.steps.open
-        return step if step is not None and self._has_closure else self.steps.to_train(entered)
+        step = step if step is not None and self._has_closure else self.steps.to_train(entered)
+        step.train_on_batch()
+        return step
 
     def leave_optimizer(self, entered: int) -> bool:
         """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""

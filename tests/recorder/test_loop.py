@@ -131,6 +131,42 @@ def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
     assert all(stages(step).count("data") <= 2 for step in steps)
 
 
+def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Path) -> None:
+    def accumulate_over_epochs() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        training, validation = make_loader(3), make_loader(5)
+        for epoch in range(6):
+            model.train()
+            for number, (inputs, targets) in enumerate(training, start=3 * epoch + 1):
+                error_of(model, inputs, targets).backward()
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                for inputs, targets in validation:
+                    error_of(model, inputs, targets)
+
+    steps = record_here(tmp_path, accumulate_over_epochs).steps
+    assert [(step.micro_batches, step.samples) for step in steps] == [(2, 2 * BATCH)] * 9
+
+
+def test_a_batch_that_a_teacher_sees_first_counts_between_accumulated_ones(tmp_path: Path) -> None:
+    def distil() -> None:
+        model, teacher = make_model(), make_model().eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, _) in enumerate(make_loader(6), start=1):
+            with torch.no_grad():
+                targets = teacher(inputs)
+            error_of(model, inputs, targets).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert [step.samples for step in record_here(tmp_path, distil).steps] == [3 * BATCH] * 2
+
+
 def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
     looked_ns = 0
 
