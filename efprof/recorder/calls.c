@@ -2,8 +2,8 @@
  * there. In Python they cost a step half as much again (measured); and where no compiler looks into them, no frame of
  * ours stands in a traceback. `NoStopwatch` of stopwatches.py says in Python what they do besides.
  *
- * An optimizer's hooks stay in Python, and a function in Python stands before those for a module's `__call__` and for
- * clipping: torch.compile goes through them, and would break its graph at a function in C.
+ * An optimizer's hooks stay in Python, and a function in Python stands before the one for clipping: torch.compile goes
+ * through them, and would break its graph at a function in C.
  */
 #include "hooks.h"
 
@@ -11,10 +11,7 @@ enum { BEGAN };                                          /* first of all of them
 enum { ENDED = 1, COUNT = 2, EXHAUSTED = 3, BROKE_OFF = 4 }; /* of a fetch */
 enum { NOTED = 1, LEFT = 2 };                            /* of a call of backward */
 enum { HAS_READ = 1 };                                   /* of a read */
-enum { FIND = 2, PARENT = 3, KIND = 4 };                 /* of a module's call, which has BEGAN and ENDED, too */
-enum { TAKEN = 2 };                                      /* of a clipping, which has both, too */
-
-static PyObject *s_call;
+enum { TAKEN = 2 };                                      /* of a clipping, which has BEGAN and ENDED, too */
 
 /* The one at this place or of this name, not owned; None where neither was given. */
 static PyObject *argument(Py_ssize_t at, const char *name, PyObject *const *args, size_t num_args, PyObject *names)
@@ -131,7 +128,15 @@ static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t nu
     return value;
 }
 
-/* `__call__` of a watched class of modules, whose arguments come as a tuple and a dictionary */
+/* A call of a module of a watched class.
+ *
+ * What Python calls for it is put in the place of the class's `tp_call`, and its dictionary stays as it is: to whoever
+ * pickles, compiles, traces or asks the class nothing has changed. Whoever sets `__call__` in it or above it puts Python's
+ * own function back, by Python's own ways.
+ */
+
+static ternaryfunc call_in_python; /* `tp_call` of every class whose `__call__` Python looks up at each call */
+static Hook *entrance;             /* whom to tell of all the classes */
 
 static int left_module(Hook *self, PyObject *Py_UNUSED(error))
 {
@@ -140,46 +145,70 @@ static int left_module(Hook *self, PyObject *Py_UNUSED(error))
     return status ? status : hook_tell(self->told[ENDED], NULL);
 }
 
-/* What the class itself has, or its parent; looked up at each call, since torch.fx and others replace it for a while. */
-static PyObject *original_call(Hook *self, PyObject *module)
+static PyObject *call_told(Hook *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    if (self->original != Py_None)
-        return Py_NewRef(self->original);
-    if (self->told[PARENT] != Py_None && (PyObject *)Py_TYPE(module) == self->told[KIND])
-        return PyObject_GetAttr(self->told[PARENT], s_call);
-    return PyObject_CallOneArg(self->told[FIND], module);
-}
-
-static PyObject *call_module(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *Py_UNUSED(names))
-{
-    Hook *self = (Hook *)callable;
-    Stopwatch *watch = self->watch;
     PyObject *result = NULL;
-    if (!has_both_arguments(args, num_args) || PyTuple_GET_SIZE(args[0]) == 0)
-        return PyErr_Format(PyExc_TypeError, "a module has to be called");
-    PyObject *module = PyTuple_GET_ITEM(args[0], 0), *original = original_call(self, module);
-    if (original == NULL)
-        return NULL;
-    /* The hooks for all modules see this call already; what is exported must not contain ours; and of modules of watched
-     * classes within one another it is the outermost that counts. */
-    unsigned long thread = PyThread_get_thread_ident();
-    if (watch->are_hooks_in || watch->inside == thread || stopwatch_is_exporting(watch)) {
-        result = PyObject_Call(original, args[0], args[1]);
-        Py_DECREF(original);
-        return result;
-    }
-    watch->inside = thread;
-    int status = stopwatch_enters(watch, module);
+    int status = stopwatch_enters(self->watch, module);
     if (status == 0)
         status = hook_tell(self->told[BEGAN], module);
     if (status >= 0)
-        result = PyObject_Call(original, args[0], args[1]);
-    Py_DECREF(original);
+        result = call_in_python(module, args, kwargs);
     if (result == NULL)
         return hook_leave_with_error(self, left_module);
     if (left_module(self, NULL) < 0)
         Py_CLEAR(result);
     return result;
+}
+
+static PyObject *call_module(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    Hook *self = entrance;
+    unsigned long thread = PyThread_get_thread_ident();
+    /* The hooks for all modules see this call already; what is exported must not contain ours; and of modules of watched
+     * classes within one another it is the outermost that counts. */
+    if (self == NULL || self->watch->are_hooks_in || self->watch->inside == thread || stopwatch_is_exporting(self->watch))
+        return call_in_python(module, args, kwargs);
+    self->watch->inside = thread;
+    Py_INCREF(self); /* the recording may end within the call */
+    PyObject *result = call_told(self, module, args, kwargs);
+    Py_DECREF(self);
+    return result;
+}
+
+PyObject *stopwatch_watch_class(Stopwatch *self, PyObject *args)
+{
+    PyObject *made = hook_make(self, args, NULL, 2);
+    if (made == NULL)
+        return NULL;
+    PyTypeObject *kind = (PyTypeObject *)((Hook *)made)->original;
+    int is_watched = PyType_Check((PyObject *)kind) && (kind->tp_call == call_in_python || kind->tp_call == call_module);
+    if (is_watched) {
+        kind->tp_call = call_module;
+        Py_XSETREF(entrance, (Hook *)Py_NewRef(made));
+    }
+    Py_DECREF(made);
+    return PyBool_FromLong(is_watched);
+}
+
+PyObject *stopwatch_leave_classes(Stopwatch *Py_UNUSED(self), PyObject *kinds)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++) {
+        PyTypeObject *kind = (PyTypeObject *)PyTuple_GET_ITEM(kinds, i);
+        if (PyType_Check((PyObject *)kind) && kind->tp_call == call_module)
+            kind->tp_call = call_in_python;
+    }
+    Py_CLEAR(entrance);
+    Py_RETURN_NONE;
+}
+
+int stopwatch_prepare_calls(void)
+{
+    PyObject *kind = PyObject_CallFunction((PyObject *)&PyType_Type, "s(){s:O}", "Called", "__call__", Py_None);
+    if (kind == NULL)
+        return -1;
+    call_in_python = ((PyTypeObject *)kind)->tp_call;
+    Py_DECREF(kind);
+    return 0;
 }
 
 /* `clip_grad_norm_`, whose arguments come as a tuple and a dictionary */
@@ -241,12 +270,5 @@ static PyObject *collect(PyObject *callable, PyObject *const *args, size_t num_a
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args) { return hook_make(self, args, fetch, 5); }
 PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args) { return hook_make(self, args, go_backward, 3); }
 PyObject *stopwatch_reading(Stopwatch *self, PyObject *args) { return hook_make(self, args, read_value, 2); }
-PyObject *stopwatch_calling(Stopwatch *self, PyObject *args) { return hook_make(self, args, call_module, 5); }
 PyObject *stopwatch_clipping(Stopwatch *self, PyObject *args) { return hook_make(self, args, clip, 3); }
 PyObject *stopwatch_collecting(Stopwatch *self, PyObject *args) { return hook_make(self, args, collect, 0); }
-
-int stopwatch_prepare_calls(void)
-{
-    const Name names[] = {{&s_call, "__call__"}};
-    return stopwatch_intern(names, 1);
-}

@@ -1,7 +1,5 @@
 """Enters the stage `forward` at the outermost module call."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +13,12 @@ from efprof.recorder.open_step import OpenStep
 from efprof.recorder.pattern import OTHER
 from efprof.recorder.shell import Shell
 from efprof.recorder.sprint import Sprint
-from efprof.recorder.watched_classes import WatchedClasses
 
 STEPS_TO_LEARN = 2
 """A loop shows all its outermost modules within a step; the second one confirms it."""
+
+MAX_MISSED = 2
+"""Learnings in a row after each of which no forward pass was seen: what they find is of no use then."""
 
 UNKNOWN_STEPS = 2
 """Steps of another kind than those learned from, but with no new optimizer, before it is learned again: a single one
@@ -35,9 +35,10 @@ class ForwardWatch:
     """Enters the stage `forward` at the outermost module call, at no cost to the modules inside.
 
     A hook on every module call costs 1.6 us each (measured), so the hooks for all modules stay only until they
-    have shown which classes are outermost; from then on those classes' own `__call__` is replaced. Not a hook
-    on the instance: that would be pickled with the user's model. A step without a forward pass (another model
-    took over) starts the learning again, and so do steps of another kind (another model is trained beside it).
+    have shown which classes are outermost; from then on the stopwatch sees the calls of those classes. Nothing lies
+    in a class or an instance: that would be pickled with the user's model. Where the stopwatch cannot see them, the
+    hooks stay. A step without a forward pass (another model took over) starts the learning again, and so do steps of
+    another kind (another model is trained beside it).
 
     Hooks that come and go would make `torch.compile` compile again: they are never in while compiled code runs.
     """
@@ -60,8 +61,11 @@ class ForwardWatch:
         self._known: set[Kind] = set()
         self._unknown: list[Kind] = []
         self._distance, self._learn_from = FIRST_DISTANCE, 0
+        self._num_missed = 0
+        """Learnings, one after another, that steps without a forward pass began, and none with one came between."""
+        self._num_seen = 0
+        """Steps that have ended since the hooks are out."""
         self._outermost: dict[type[torch.nn.Module], None] = {}
-        self._classes = WatchedClasses(self._watched)
         self.module_began = shell.guarded("loop", self._module_began)
         self.module_ended = shell.guarded("loop", self._module_ended)
         self.function_began = shell.guarded("loop", self._function_began)
@@ -76,7 +80,7 @@ class ForwardWatch:
         """Take every hook out, for good: the step in whose end this comes may still ask to learn again."""
         self._may_learn = False
         self._stop_learning()
-        self._classes.remove()
+        self._watch.leave_classes(*self._outermost)
         self._undo_compilation()
 
     def _learn(self) -> None:
@@ -88,7 +92,7 @@ class ForwardWatch:
 
     def _stop_learning(self) -> None:
         self._take_hooks_out()
-        self._is_learning, self._depth = False, 0
+        self._is_learning, self._depth, self._num_seen = False, 0, 0
 
     def _put_hooks_in(self) -> None:
         if not self._learning:
@@ -118,17 +122,25 @@ class ForwardWatch:
         self._ended()
         is_within = self._depth > 0 or self._loop.steps.others.is_within
         # Not at the step's end, which may come within a call; nor in another thread, while ours is perhaps within one.
-        if is_ours and not is_within and self._left_to_learn <= 0:
+        if is_ours and not is_within and self._left_to_learn <= 0 and self._can_watch_outermost():
             self._stop_learning()
-            self._watch_outermost()
 
     def _after_step(self, step: OpenStep, _: object) -> None:
         if step.num_backwards and not step.has_forward:
+            self._num_missed += not self._is_learning
             self._learn()
         elif self._is_learning:
             self._left_to_learn -= 1
             self._known.add(_kind_of(step))
-        elif step.number >= self._learn_from and (kind := _kind_of(step)) not in self._known:
+        else:
+            self._num_seen += 1
+            if self._num_seen > 1:  # in the first one the hooks were still in
+                self._num_missed = 0
+            self._look_for_unknown(step)
+
+    def _look_for_unknown(self, step: OpenStep) -> None:
+        kind = _kind_of(step)
+        if step.number >= self._learn_from and kind not in self._known:
             self._unknown.append(kind)
             if len(self._unknown) >= UNKNOWN_STEPS or self._has_new_optimizer(kind):
                 self._learn_again(step.number)
@@ -150,7 +162,6 @@ class ForwardWatch:
         if self._loop.is_ours:
             self._num_compiled += 1
             self._take_hooks_out()
-            self._classes.put_aside(module)
             if self._is_learning:
                 self._before_any(module, None)
 
@@ -177,10 +188,8 @@ class ForwardWatch:
 
     def _compiled_ended(self) -> None:
         self._num_compiled = max(0, self._num_compiled - 1)
-        if not self._num_compiled:
-            self._classes.put_back()
-            if self._is_learning:
-                self._put_hooks_in()
+        if not self._num_compiled and self._is_learning:
+            self._put_hooks_in()
 
     def _compilation_began(self) -> None:
         """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
@@ -189,33 +198,13 @@ class ForwardWatch:
             for _ in range(self._depth):
                 self._ended()
             self._stop_learning()
-            self._watch_outermost()
+            self._can_watch_outermost()
 
-    def _watch_outermost(self) -> None:
-        for kind in self._outermost:
-            self._classes.watch(kind)
-
-    def _watched(self, kind: type[torch.nn.Module]) -> Callable[..., Any]:
-        own, parent, is_traced = vars(kind).get("__call__"), kind.__mro__[1], torch.compiler.is_dynamo_compiling
-        is_straight = parent.__mro__ == kind.__mro__[1:]
-
-        def find(module: torch.nn.Module) -> Any:
-            return super(kind, type(module)).__call__  # type: ignore[misc]
-
-        # Where there is one way only, the parent's function is the one that `super` says, which costs 2 us with cold
-        # caches (measured).
-        run = self._watch.calling(own, self._began, self._ended, find, parent if is_straight else None, kind)
-
-        @functools.wraps(kind.__call__)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # What is being compiled must not contain ours; and torch itself says what a call without a module lacks.
-            if is_traced() or not args:
-                found = type(args[0]) if args else kind
-                original = super(kind, found).__call__ if own is None else own  # type: ignore[misc]
-                return original(*args, **kwargs)
-            return run(args, kwargs)
-
-        return call
+    def _can_watch_outermost(self) -> bool:
+        """Not where they are called by another way, as by `model.__call__(batch)`, which was always missed so far."""
+        if self._num_missed > MAX_MISSED:
+            return False
+        return all(self._watch.watch_class(kind, self._began, self._ended) for kind in self._outermost)
 
 
 def _kind_of(step: OpenStep) -> Kind:

@@ -95,9 +95,12 @@ void stopwatch_raise(PyObject *error);
 PyObject *stopwatch_fetching(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_going_backward(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_reading(Stopwatch *self, PyObject *args);
-PyObject *stopwatch_calling(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_clipping(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_collecting(Stopwatch *self, PyObject *args);
+
+/* Methods that have the calls of a class's modules told, and of no class any more. */
+PyObject *stopwatch_watch_class(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_leave_classes(Stopwatch *self, PyObject *kinds);
 
 extern PyTypeObject HookType;
 

@@ -87,15 +87,6 @@ class Stopwatch:
         Where no loader and no optimizer is running, `began` is called with the tensor, and `has_read` with nothing
         after the read if it answered True.
         """
-    def calling(
-        self, original: Told | None, began: Told, ended: Told, find: Told, parent: type | None, kind: type, /
-    ) -> Arguments:
-        """`__call__` of this kind of module.
-
-        What is called is `original`, where that is None the `__call__` of `parent` for modules of just this kind, and
-        what `find` answers for others. `began` is called with the module and `ended` with nothing where Python has to
-        see to them, and neither within another watched module, or while a program is exported.
-        """
     def clipping(self, original: Told, began: Told, ended: Told, taken: Told, /) -> Arguments:
         """`clip_grad_norm_`.
 
@@ -104,6 +95,15 @@ class Stopwatch:
         """
     def collecting(self, original: Told, /) -> Told:
         """What the garbage collector calls; what a signal's handler raises within it goes to the program."""
+    def watch_class(self, kind: type, began: Told, ended: Told, /) -> bool:
+        """See the calls of this kind of module from now on, which changes nothing in the class that Python can see.
+
+        `began` is called with the module and `ended` with nothing where Python has to see to them, and neither within
+        another watched module, or while a program is exported; of all classes those of the last call are told. False
+        where the class is not called as those in Python are.
+        """
+    def leave_classes(self, *kinds: type) -> None:
+        """See the calls of these no more, nor of any other."""
     def updates(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool | None:
         """This optimizer's `step` is called with these arguments, itself among them.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,17 +49,20 @@ class NoStopwatch:
     max_norm = 0.0
     are_hooks_in = False
     _is_reading = False
-    _inside: int | None = None
 
     def mark(self, _: object) -> bool:
         """Python has to see to it."""
+        return False
+
+    def watch_class(self, *_: object) -> bool:
+        """The hooks for all modules have to see its calls."""
         return False
 
     def start(self, *_: object) -> None:
         """It never does."""
 
     counted = add_loss = note_norm = note_rate = mark
-    stop = release = use = updates = updated = start
+    stop = release = use = updates = updated = leave_classes = start
 
     def fetching(self, original: Told, began: Told, ended: Told, _: Told, exhausted: Told, broke_off: Told) -> Told:
         """`__next__` of a loader's iterator."""
@@ -108,24 +110,6 @@ class NoStopwatch:
                 has_read()
 
         return read
-
-    def calling(self, original: Told | None, began: Told, ended: Told, find: Told, _: Any, __: Any) -> Arguments:
-        """`__call__` of a watched class of modules."""
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            module, thread = args[0], get_ident()
-            called = find(module) if original is None else original
-            if self.are_hooks_in or self._inside == thread or FLAGS._is_compiling_flag:
-                return called(*args, **kwargs)
-            try:  # from the first call on: a signal's handler may raise in it
-                self._inside = thread
-                began(module)
-                return called(*args, **kwargs)
-            finally:
-                self._inside = None
-                ended()
-
-        return call
 
     def clipping(self, original: Told, began: Told, ended: Told, taken: Told) -> Arguments:
         """`clip_grad_norm_`."""

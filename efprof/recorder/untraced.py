@@ -14,8 +14,8 @@ import torch
 
 PACKAGE = "efprof.recorder"
 
-TRACED = (f"{PACKAGE}.untraced", f"{PACKAGE}.forward_watch")
-"""What the compiler does meet: the substitutes below, and the module call that stands before a class's own."""
+TRACED = f"{PACKAGE}.untraced"
+"""What the compiler does meet: the substitutes below."""
 
 OWNERS = (torch, torch.autograd, torch.cuda, torch.cuda.memory, torch.nn.utils, torch.nn.utils.clip_grad, gc)
 """Modules whose functions compiled code may call, and the recorder replaces."""
@@ -27,7 +27,7 @@ def keep_out_of_graphs(entrance: CodeType) -> None:
     To be called once per recording, when all hooks are in place. Through `entrance` all else of ours is called.
     """
     rules = importlib.import_module("torch._dynamo.trace_rules")
-    for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.") and name not in TRACED]:
+    for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.") and name != TRACED]:
         rules.add(name)
     _skip_with_all_below(entrance)
     named = rules.get_torch_obj_rule_map()  # by their place in torch: there the compiler takes ours for the original

@@ -1,7 +1,6 @@
 """What the hooks leave of torch and of the user's objects: everything as it was."""
 
 import copy
-import functools
 import io
 import pickle
 from pathlib import Path
@@ -15,7 +14,6 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.forward_watch import ForwardWatch
 from efprof.recorder.hooks import replace
 from efprof.recorder.loop import Loop
-from efprof.recorder.watched_classes import WatchedClasses
 from tests.recorder.recording import open_session, record_here
 from tests.recorder.test_loop import make_loader, make_model, stages, train, train_plainly
 
@@ -106,8 +104,6 @@ def test_the_hooks_for_all_modules_are_out_once_the_outermost_are_known(tmp_path
         at_start = num_global_hooks()
         train_plainly(6)
         assert num_global_hooks() == at_start - 2
-        assert "__call__" in vars(torch.nn.Sequential)
-        assert "__call__" not in vars(torch.nn.Linear)
     finally:
         session.end()
 
@@ -285,47 +281,3 @@ def test_what_the_program_has_changed_since_is_left_as_it_is() -> None:
         back()
     assert "taken_out" not in vars(Owner)
     assert vars(Owner)["changed"] is of_the_program
-
-
-def train_module(model: torch.nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
-
-
-def test_torch_itself_says_what_a_call_without_a_module_lacks(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    try:
-        train_module(torch.nn.Linear(4, 1))
-        assert "__call__" in vars(torch.nn.Linear)
-        with pytest.raises(TypeError, match="missing 1 required positional argument"):
-            torch.nn.Linear.__call__()
-    finally:
-        session.end()
-
-
-class Partial(torch.nn.Linear):
-    """A module whose `__call__` is no plain function."""
-
-    __call__ = functools.partialmethod(torch.nn.Linear.forward)
-
-
-def test_a_class_whose_call_is_no_plain_function_is_called_as_it_is(tmp_path: Path) -> None:
-    model, losses = Partial(3, 1), list[float]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train() -> None:
-        watched = WatchedClasses(lambda kind: pytest.fail(f"{kind} is watched"))
-        watched.watch(Partial)
-        for _ in range(6):
-            loss = model(torch.ones(2, 3)).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-
-    recorded = record_here(tmp_path, train)
-    assert len(recorded.steps) == len(losses) == 6
-    assert recorded.events(CollectorStopped) == []
