@@ -179,13 +179,20 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
 
 def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
-    clipping = torch.nn.utils.clip_grad
+    by_norm, by_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+    # One function for both places of each: it is pickled by its name in one of them.
     functions = [
-        *((_clipping, owner, "clip_grad_norm_") for owner in (torch.nn.utils, clipping)),
-        *((updating, owner, "clip_grad_value_") for owner in (torch.nn.utils, clipping)),
-        *((updating, kind, name) for kind, name in _moves_of_schedules()),
+        (by_norm, _clipping(loop, sprint, shell, by_norm)),
+        (by_value, updating(loop, sprint, shell, by_value)),
     ]
-    return [replace(owner, name, watch(loop, sprint, shell, getattr(owner, name))) for watch, owner, name in functions]
+    undo = [
+        replace(owner, original.__name__, watching)
+        for original, watching in functions
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+    ]
+    for kind, name in _moves_of_schedules():
+        undo.append(replace(kind, name, updating(loop, sprint, shell, getattr(kind, name))))
+    return undo
 
 
 def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:

@@ -288,7 +288,7 @@ def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> No
         for epoch in Epochs():
             for _ in range(3):
                 trainer.step(*make_batch())
-            seen.append((epoch, Epochs.__next__ is advance))
+            seen.append((epoch, vars(Epochs)["__next__"] is advance))
 
     steps = record(train)
     assert [stages(step) for step in steps] == [WITHOUT_DATA] * 12
@@ -304,7 +304,7 @@ def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(reco
         for batch in batches:
             for _ in range(3):
                 trainer.step(*batch)
-            seen.append(Batches.__next__ is advance)
+            seen.append(vars(Batches)["__next__"] is advance)
 
     steps = record(train)
     assert len(steps) == 18
@@ -315,8 +315,8 @@ def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(reco
 def test_the_class_is_as_it_was_in_the_end(record: Record) -> None:
     advance, start = Batches.__next__, Yielding.__iter__
     record(by_name)
-    assert Batches.__next__ is advance
-    assert Yielding.__iter__ is start
+    assert vars(Batches)["__next__"] is advance
+    assert vars(Yielding)["__iter__"] is start
 
 
 def test_an_error_in_the_iterator_reaches_the_program(record: Record) -> None:

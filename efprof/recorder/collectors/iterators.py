@@ -15,6 +15,7 @@ from efprof.recorder.iterators import classes_around, is_generator
 from efprof.recorder.open_step import num_samples
 from efprof.recorder.pattern import FETCH, FETCHED
 from efprof.recorder.session import Session
+from efprof.recorder.stand_in import StandIn
 
 STEPS_TO_WAIT = 2
 """A loop with a DataLoader has asked it for a batch by then."""
@@ -63,7 +64,8 @@ class Feed:
             kind = self._candidates.pop(0)
             watch = self._watched_generator if is_generator(kind) else self._watched_next
             name = "__iter__" if is_generator(kind) else "__next__"
-            self._undo = replace(kind, name, watch(getattr(kind, name)))
+            original = getattr(kind, name)
+            self._undo = replace(kind, name, StandIn(watch(original), original))
 
     def _watched_next(self, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(advance)

@@ -1,0 +1,25 @@
+"""What lies in a class of the program's own in place of one of its functions, and is pickled as that function."""
+
+import operator
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+
+class StandIn:
+    """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class or copies it.
+
+    Of a script's own classes cloudpickle and dill write all functions down, to be read where nobody knows ours.
+    """
+
+    __slots__ = ("_function", "_original")
+
+    def __init__(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self._function = function
+        self._original = original
+
+    def __get__(self, instance: object, kind: type | None = None) -> Callable[..., Any]:
+        return self._original if instance is None else MethodType(self._function, instance)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return operator.getitem, ((self._original,), 0)
