@@ -190,8 +190,9 @@ PyObject *stopwatch_watch_class(Stopwatch *self, PyObject *args)
     return PyBool_FromLong(is_watched);
 }
 
-PyObject *stopwatch_leave_classes(Stopwatch *Py_UNUSED(self), PyObject *kinds)
+PyObject *stopwatch_leave_classes(Stopwatch *self, PyObject *kinds)
 {
+    self->inside = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++) {
         PyTypeObject *kind = (PyTypeObject *)PyTuple_GET_ITEM(kinds, i);
         if (PyType_Check((PyObject *)kind) && kind->tp_call == call_module)

@@ -23,7 +23,7 @@ class Watcher(Protocol):
     def module_began(self, module: torch.nn.Module) -> None:
         """A compiled module is called."""
 
-    def module_ended(self) -> None:
+    def module_ended(self, module: torch.nn.Module) -> None:
         """It returned or raised."""
 
     def function_began(self, function: CompiledFunction) -> None:
@@ -79,7 +79,7 @@ def _watch_modules(watcher: Watcher) -> Undo:
         try:
             return original(module, *args, **kwargs)
         finally:
-            watcher.module_ended()
+            watcher.module_ended(module)
 
     return replace(kind, "__call__", call)
 
@@ -128,7 +128,7 @@ def _watched_module(module: torch.nn.Module, compiled: Callable[..., Any], watch
         try:
             return compiled(*args, **kwargs)
         finally:
-            watcher.module_ended()
+            watcher.module_ended(module)
 
     return run
 

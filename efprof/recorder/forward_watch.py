@@ -49,7 +49,7 @@ class ForwardWatch:
         self._ended = shell.guarded("loop", loop.forward_ended)
         self._before = shell.guarded("loop", self._before_any)
         self._after = shell.guarded("loop", self._after_any)
-        self._loop = loop
+        self._loop, self._hosts = loop, loop.hosts
         self._learning: list[Undo] = []
         self._functions = CompiledFunctions(loop, sprint)
         self._num_compiled = 0
@@ -73,6 +73,7 @@ class ForwardWatch:
         self.function_returned = shell.guarded("loop", self._function_returned)
         self.compilation_began = shell.guarded("loop", self._compilation_began)
         self._undo_compilation = watch_compilation(self, shell)
+        loop.hosts.found.append(self._host_found)
         loop.steps.walked.append(shell.guarded("loop", self._after_step))
         self._learn()
 
@@ -108,6 +109,8 @@ class ForwardWatch:
         self._watch.are_hooks_in = False
 
     def _before_any(self, module: torch.nn.Module, _: Any) -> None:
+        if module in self._hosts:
+            return
         self._watch.mark(OTHER)
         self._began(module)  # which may be what makes the calling thread ours
         if self._loop.is_ours:
@@ -115,7 +118,9 @@ class ForwardWatch:
                 self._outermost[type(module)] = None
             self._depth += 1
 
-    def _after_any(self, *_: Any) -> None:
+    def _after_any(self, module: torch.nn.Module, *_: Any) -> None:
+        if module in self._hosts:
+            return
         is_ours = self._loop.is_ours
         if is_ours:
             self._depth = max(0, self._depth - 1)
@@ -124,6 +129,13 @@ class ForwardWatch:
         # Not at the step's end, which may come within a call; nor in another thread, while ours is perhaps within one.
         if is_ours and not is_within and self._left_to_learn <= 0 and self._can_watch_outermost():
             self._stop_learning()
+
+    def _host_found(self, kind: type[torch.nn.Module]) -> None:
+        """What was taken for outermost is not; whatever it calls may be, from here on."""
+        self._watch.leave_classes(*self._outermost)
+        self._outermost.pop(kind, None)
+        self._depth = 0
+        self._learn()
 
     def _after_step(self, step: OpenStep, _: object) -> None:
         if step.num_backwards and not step.has_forward:
@@ -165,10 +177,10 @@ class ForwardWatch:
             if self._is_learning:
                 self._before_any(module, None)
 
-    def _module_ended(self) -> None:
+    def _module_ended(self, module: torch.nn.Module) -> None:
         if self._loop.is_ours:
             if self._is_learning:
-                self._after_any()
+                self._after_any(module)
             self._compiled_ended()
 
     def _function_began(self, function: CompiledFunction) -> None:

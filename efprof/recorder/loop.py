@@ -102,6 +102,7 @@ class Loop(Turns):
                 steps.open.evaluate(module)
             return
         self._trained = id(module)
+        self.hosts.called(module)
         if self.opener == "optimizer":
             self.leave_optimizer(entered)
         step = self.step_to_train(entered)
@@ -212,6 +213,7 @@ class Loop(Turns):
         if self.opener == "backward":
             self._step_within_backward(id(optimizer))
         self.leave_function(entered)
+        self.leave_host(optimizer, entered)
         if self.stage is not None and self.opener not in ("user", "update"):
             return
         if has_closure:

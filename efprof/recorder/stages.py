@@ -6,6 +6,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from efprof.recorder.hosts import Hosts
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.scaled_losses import ScaledLosses
@@ -47,6 +48,7 @@ class Stages:
         self.scaled_losses = ScaledLosses()
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
+        self.hosts = Hosts()
         self.thread = get_ident()
         """The one that trains."""
         self._sprint: Sprint | None = None
@@ -173,9 +175,7 @@ class Stages:
             return False
         self.close_stage(step, entered)
         if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
-            step.spans.pop()  # nothing was done yet between the call of `step` and that of its closure
-            if step.device_marks:
-                step.device_marks.pop()
+            self._take_back(step)  # nothing was done yet between the call of `step` and that of its closure
         return True
 
     def leave_function(self, entered: int) -> bool:
@@ -186,6 +186,19 @@ class Stages:
         self.close_stage(step, entered)
         self.steps.note_memory(step, "post_forward_pre_backward", entered)
         return True
+
+    def leave_host(self, optimizer: torch.optim.Optimizer, entered: int) -> None:
+        """Have the stage `forward` not begun where this optimizer shows that it was none."""
+        step = self.steps.open
+        if self.opener != "forward" or step is None or not self.hosts.has_found(optimizer):
+            return
+        self.close_stage(step, entered)
+        self._take_back(step)
+        self._depth, step.has_forward = 0, False
+        if step.memory and step.memory[-1][0] == "pre_forward":
+            step.memory.pop()
+        if not step.num_fetches and not step.has_gradients and not step.stepped:
+            self.steps.drop()  # all of it was before the training
 
     def open_stage(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
         """A stage begins; its entry point was entered at `entered`."""
@@ -208,6 +221,12 @@ class Stages:
         is_new = is_new and not isinstance(error, StopIteration)  # soon forgotten, and its id is given to another one
         self._failed = (self.stage or "other", id(error)) if is_new else None
         self.stage = self.opener = None
+
+    def _take_back(self, step: OpenStep) -> None:
+        """The stage that was closed last is none."""
+        step.spans.pop()
+        if step.device_marks:
+            step.device_marks.pop()
 
     def _set_thread(self, thread: int) -> None:
         self.thread = self.watch.thread = thread
