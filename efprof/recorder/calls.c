@@ -128,6 +128,47 @@ static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t nu
     return value;
 }
 
+/* The same for a function of torch's in C, which stays where it is, in the program's tables, too: Python calls it through
+ * a pointer in it, which is free where it takes a tuple and a dictionary.
+ */
+
+static Hook *reader; /* of the one function there is */
+
+static PyObject *read_by_function(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
+{
+    PyCFunctionObject *function = (PyCFunctionObject *)callable;
+    Hook *self = (Hook *)Py_NewRef((PyObject *)reader); /* the recording may end within the call */
+    function->vectorcall = NULL;
+    PyObject *value = read_value((PyObject *)self, args, num_args, names);
+    if (reader == self)
+        function->vectorcall = read_by_function;
+    Py_DECREF(self);
+    return value;
+}
+
+PyObject *stopwatch_watch_reader(Stopwatch *self, PyObject *args)
+{
+    PyObject *made = hook_make(self, args, NULL, 2);
+    if (made == NULL)
+        return NULL;
+    PyCFunctionObject *function = (PyCFunctionObject *)((Hook *)made)->original;
+    int is_watched = reader == NULL && PyCFunction_CheckExact((PyObject *)function) && function->vectorcall == NULL;
+    if (is_watched) {
+        function->vectorcall = read_by_function;
+        reader = (Hook *)Py_NewRef(made);
+    }
+    Py_DECREF(made);
+    return PyBool_FromLong(is_watched);
+}
+
+PyObject *stopwatch_leave_reader(Stopwatch *Py_UNUSED(self), PyObject *Py_UNUSED(none))
+{
+    if (reader != NULL)
+        ((PyCFunctionObject *)reader->original)->vectorcall = NULL;
+    Py_CLEAR(reader);
+    Py_RETURN_NONE;
+}
+
 /* A call of a module of a watched class.
  *
  * What Python calls for it is put in the place of the class's `tp_call`, and its dictionary stays as it is: to whoever

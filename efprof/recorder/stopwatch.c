@@ -432,6 +432,8 @@ static PyMethodDef methods[] = {
     {"reading", (PyCFunction)stopwatch_reading, METH_VARARGS, NULL},
     {"clipping", (PyCFunction)stopwatch_clipping, METH_VARARGS, NULL},
     {"collecting", (PyCFunction)stopwatch_collecting, METH_VARARGS, NULL},
+    {"watch_reader", (PyCFunction)stopwatch_watch_reader, METH_VARARGS, NULL},
+    {"leave_reader", (PyCFunction)stopwatch_leave_reader, METH_NOARGS, NULL},
     {"watch_class", (PyCFunction)stopwatch_watch_class, METH_VARARGS, NULL},
     {"leave_classes", (PyCFunction)stopwatch_leave_classes, METH_VARARGS, NULL},
     {"updates", (PyCFunction)(void (*)(void))Stopwatch_updates, METH_FASTCALL, NULL},

@@ -98,7 +98,9 @@ PyObject *stopwatch_reading(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_clipping(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_collecting(Stopwatch *self, PyObject *args);
 
-/* Methods that have the calls of a class's modules told, and of no class any more. */
+/* Methods that have the calls of a function in C told, and no more; those of a class's modules, and of no class's. */
+PyObject *stopwatch_watch_reader(Stopwatch *self, PyObject *args);
+PyObject *stopwatch_leave_reader(Stopwatch *self, PyObject *none);
 PyObject *stopwatch_watch_class(Stopwatch *self, PyObject *args);
 PyObject *stopwatch_leave_classes(Stopwatch *self, PyObject *kinds);
 

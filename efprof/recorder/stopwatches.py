@@ -55,14 +55,15 @@ class NoStopwatch:
         return False
 
     def watch_class(self, *_: object) -> bool:
-        """The hooks for all modules have to see its calls."""
+        """It sees no calls of a class, nor of a function in C."""
         return False
 
     def start(self, *_: object) -> None:
         """It never does."""
 
     counted = add_loss = note_norm = note_rate = mark
-    stop = release = use = updates = updated = leave_classes = start
+    watch_reader = watch_class
+    stop = release = use = updates = updated = leave_classes = leave_reader = start
 
     def fetching(self, original: Told, began: Told, ended: Told, _: Told, exhausted: Told, broke_off: Told) -> Told:
         """`__next__` of a loader's iterator."""

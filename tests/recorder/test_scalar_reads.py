@@ -152,12 +152,13 @@ def test_a_table_of_functions_holds_before_a_recording_and_in_it_and_after_it(tm
     found: list[object] = []
 
     def read(loss: torch.Tensor) -> None:
-        Overrides.table[torch.Tensor.tolist] = lambda _: [7.0]
-        found.extend([loss.as_subclass(Overrides).item(), loss.as_subclass(Overrides).tolist()])
+        Overrides.table |= {torch.Tensor.tolist: lambda _: [7.0], torch.nonzero: lambda _: 7}
+        own = loss.as_subclass(Overrides)
+        found.extend([own.item(), own.tolist(), torch.nonzero(own)])
 
     record_here(tmp_path, step_with(read))
-    read_after = torch.ones(1).as_subclass(Overrides).tolist()
-    assert [*found, read_after] == [7.0, [7.0]] * 2 + [[7.0]]
+    own = torch.ones(1).as_subclass(Overrides)
+    assert [*found, own.tolist(), torch.nonzero(own)] == [7.0, [7.0], 7] * 2 + [[7.0], 7]
 
 
 def _replaced() -> list[object]:
@@ -279,10 +280,11 @@ def test_a_loader_is_noted_where_it_is_made(tmp_path: Path) -> None:
     assert (built.loader, built.num_workers, built.batch_size, built.num_batches) == (0, 0, 4, 2)
 
 
-def test_the_function_nonzero_can_be_pickled(tmp_path: Path) -> None:
-    pickled: list[bytes] = []
-    record_here(tmp_path, lambda: pickled.append(pickle.dumps(torch.nonzero)))
-    assert pickle.loads(pickled[0]) is torch.nonzero  # noqa: S301
+def test_the_function_nonzero_is_itself_while_its_calls_are_seen(tmp_path: Path) -> None:
+    found, original = list[object](), torch.nonzero
+    (step, *_) = record_here(tmp_path, step_with(lambda loss: found.extend([torch.nonzero, torch.nonzero(loss)]))).steps
+    assert found[0] is original
+    assert [read.call for read in step.reads] == ["nonzero"]
 
 
 def test_what_torch_fx_traces_within_a_step_is_no_read(tmp_path: Path) -> None:

@@ -30,26 +30,18 @@ FORMATTING = "torch/_tensor.py"
 
 
 def start(session: Session) -> None:
-    """Wrap the methods on torch.Tensor, `torch.nonzero`, and what prints a tensor."""
+    """Wrap the methods on torch.Tensor and what prints a tensor; see `torch.nonzero` in its place.
+
+    That one is looked up by what it is: in tables of what a tensor's subclass does itself, and by the compiler.
+    """
     reads = _Reads(session)
     undo: list[Undo] = [
         replace(torch.Tensor, name, reads.counted(call, getattr(torch.Tensor, name))) for name, call in READS.items()
     ]
-    undo.append(replace(torch, "nonzero", _unless_traced(torch.nonzero, reads.counted("nonzero", torch.nonzero))))
     undo.append(replace(torch._tensor_str, "_str", reads.counted("print", torch._tensor_str._str)))
+    if session.loop.watch.watch_reader(torch.nonzero, *reads.listeners("nonzero")):
+        undo.append(session.loop.watch.leave_reader)
     session.undo_at_end(undo)
-
-
-def _unless_traced(original: Callable[..., Any], counted: Callable[..., Any]) -> Callable[..., Any]:
-    """`counted`, but of what is being compiled the original is to be seen."""
-    is_traced = torch.compiler.is_dynamo_compiling
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if is_traced() else counted(*args, **kwargs)
-
-    call.__qualname__ = original.__name__  # by its place in torch it is pickled, and found again
-    return call
 
 
 class _Reads:
@@ -62,10 +54,13 @@ class _Reads:
 
     def counted(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """`original`, counted at the user's line that called it."""
-        has_read = self._session.shell.guarded("scalar_reads", functools.partial(self._end, call))
-        reading = self._session.loop.watch.reading(original, self._began, has_read)
+        reading = self._session.loop.watch.reading(original, *self.listeners(call))
         functools.update_wrapper(reading, original)
         return reading
+
+    def listeners(self, call: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What to call before and after it."""
+        return self._began, self._session.shell.guarded("scalar_reads", functools.partial(self._end, call))
 
     def _begin(self, tensor: object) -> bool:
         loop = self._session.loop
