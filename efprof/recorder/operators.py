@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.stand_in import StandIn
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
@@ -20,9 +21,13 @@ OPERATORS = (
 
 
 def watch_operators() -> list[Undo]:
-    """Replace the operators of torch.Tensor by functions that call them."""
+    """Replace the operators of torch.Tensor by functions that call them.
+
+    Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
+    """
     names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
-    return [replace(torch.Tensor, name, _called(getattr(torch.Tensor, name))) for name in names]
+    originals = {name: getattr(torch.Tensor, name) for name in names}
+    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
 
 
 def _called(operator: Any) -> Any:

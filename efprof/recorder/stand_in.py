@@ -1,4 +1,4 @@
-"""What lies in a class of the program's own in place of one of its functions, and is pickled as that function."""
+"""What lies in a class in place of one of its functions, and is that function to whoever asks for it or pickles it."""
 
 import operator
 from collections.abc import Callable
