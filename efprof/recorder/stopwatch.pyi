@@ -96,7 +96,7 @@ class Stopwatch:
     def collecting(self, original: Told, /) -> Told:
         """What the garbage collector calls; what a signal's handler raises within it goes to the program."""
     def watch_reader(self, original: Told, began: Told, has_read: Told, /) -> bool:
-        """As `reading`, for one function in C that stays in its place; False where it is none that can be watched so."""
+        """As `reading`, for one function in C that stays in its place; False where it cannot be watched so."""
     def leave_reader(self) -> None:
         """See its calls no more."""
     def watch_class(self, kind: type, began: Told, ended: Told, /) -> bool:
