@@ -37,7 +37,7 @@ class HolderCensus(msgspec.Struct, kw_only=True):
     """Two counts and what grew between them, most bytes first; behind it, where all were asked for, what did not.
 
     `is_partial` where a count ran out of time: a variable that was not counted to its end has the same, least, numbers
-    before and after, and what was not reached is missing.
+    before and after, one whose graphs were not has so those of its graphs, and what was not reached is missing.
     """
 
     step_before: int

@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Iterator, Set
+from itertools import compress, repeat
+from operator import is_
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -18,5 +20,8 @@ def waiting_generators(known: Set[int], running: Set[int]) -> list[tuple[Any, Fr
 
     That is how one is found that no variable holds: `for batch in batches()` keeps its own on the interpreter's stack.
     """
-    found = [one for one in gc.get_objects() if type(one) is GeneratorType and id(one) not in known]
+    objects = gc.get_objects()
+    found = [
+        one for one in compress(objects, map(is_, map(type, objects), repeat(GeneratorType))) if id(one) not in known
+    ]
     return [(one, frame) for one in found if (frame := one.gi_frame) is not None and id(frame) not in running]

@@ -14,6 +14,7 @@ from efprof.artifacts.cycles import Cycle
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.recorder.garbage_links import Names
 from efprof.recorder.held import Clock, Held, TimeIsUp
+from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 
 MAX_SECONDS = 0.1
@@ -92,7 +93,7 @@ class _Search:
         self._names = names
         self._objects = objects
         self._members = {id(value) for value in objects}
-        self._clock = Clock(time.perf_counter() + MAX_SECONDS)
+        self._clock = Clock(time.thread_time() + MAX_SECONDS)
 
     def run(self) -> None:
         """Raises TimeIsUp."""
@@ -164,10 +165,11 @@ class _Search:
             value = todo.pop()
             self._clock.check()
             if issubclass(type(value), torch.Tensor):
-                held.add(value, self._clock)
+                held.add([value])
             for referent in self._referents(value):
                 if id(referent) not in seen:
                     seen.add(id(referent))
                     todo.append(referent)
+        held.add_graphs(Nodes(), self._clock)
         held.forget()
         return held

@@ -4,7 +4,7 @@ import functools
 import gc
 import queue
 import sys
-from collections import ChainMap, Counter, UserDict, UserList, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -61,6 +61,8 @@ _INNER: dict[type[Any], str] = {
     ChainMap: "maps",
 }
 """Containers written in Python, and the attribute in which they have what they contain."""
+
+_LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
 
 _READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
@@ -127,6 +129,8 @@ def is_filled(cell: CellType) -> bool:
 
 def elements_of(value: Any) -> list[Any]:
     """Its elements as they lie in memory: a subclass may have its own `__iter__`."""
+    if type(value) in (list, tuple):
+        return list(value)
     kind = next(kind for kind in COLLECTIONS if issubclass(type(value), kind))
     return list(kind.__iter__(value))
 
@@ -157,6 +161,11 @@ def variables_of(function: FunctionType) -> dict[str, Any]:
     names: dict[str, Any] = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
     names |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
     return names | (function.__kwdefaults__ or {})
+
+
+def is_empty(value: Any) -> bool:
+    """Of Python's own containers: a module of torch has ten tables of hooks, in most of which there is nothing."""
+    return type(value) in _LIGHT and not value
 
 
 def made_keys_of(value: dict[Any, Any]) -> list[Any]:

@@ -4,13 +4,14 @@ import gc
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 
 from efprof.recorder.held import Clock, Held
+from efprof.recorder.plain_data import MAX_OBJECTS, is_plain_data
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import (
     CODE,
@@ -25,6 +26,7 @@ from efprof.recorder.variables import (
     inner_name,
     is_array,
     is_chain,
+    is_empty,
     kind_of,
     locals_of,
     lone_kinds,
@@ -42,6 +44,12 @@ once, however often the way leads through it, as in a linked list."""
 
 MANY = 1000
 """A dictionary of more entries, the first and the last of which are plain, is passed over."""
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_ROWS = frozenset({list, tuple})
+
+CHUNK = 1000
+"""Elements of a container between two looks at the time, which take a millisecond; and those told apart at once."""
 
 _TABLES = frozenset({"_buffers", "_parameters"})
 """Where a `torch.nn.Module` keeps the tensors that the program knows as its attributes."""
@@ -89,6 +97,7 @@ class Walk:
         self._kinds: dict[type[Any], _Kind] = {}
         self._files: dict[type[Any], str | None] = {}
         """Of classes, the user's file that defines it."""
+        self._records: dict[type[Any], bool] = {}
         self._todo: deque[tuple[_Visitor, Any, _Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
         self._depths: dict[str, int] = {}
@@ -103,6 +112,7 @@ class Walk:
         self._visit_names(scope, owner, file, {name: value})
         try:
             while self._todo:
+                self._clock.check()
                 visit, value, place, inside = self._todo.popleft()
                 visit(value, place, inside)
         finally:
@@ -123,20 +133,23 @@ class Walk:
         kind = type(value)
         if kind in PLAIN:
             return
-        self._clock.check()
         if issubclass(kind, torch.Tensor):
-            (inside or self._holder(place, value)).add(value, self._clock)
-            for extra in gc.get_referents(value):
-                if issubclass(type(extra), dict) and self._is_new(extra):
-                    self._todo.append((self._visit_on_tensor, extra, place, inside))
+            self._visit_tensors([value], place, inside or self._holder(place, value), inside)
             return
         visit = self._kind(kind).visit
         if visit is not None and place.depth <= MAX_DEPTH and self._is_new(value):
             self._todo.append((visit, value, place, inside))
 
+    def _visit_tensors(self, tensors: list[Any], place: _Place, holder: Held, inside: Held | None) -> None:
+        holder.add(tensors)
+        for extra in gc.get_referents(*tensors):
+            if issubclass(type(extra), dict) and self._is_new(extra):
+                self._todo.append((self._visit_on_tensor, extra, place, inside))
+
     def _is_new(self, value: Any) -> bool:
-        is_new = id(value) not in self.seen and id(value) not in self._seen_here
-        self._seen_here.add(id(value))
+        address = id(value)
+        is_new = address not in self.seen and address not in self._seen_here
+        self._seen_here.add(address)
         return is_new
 
     def _kind(self, kind: type[Any]) -> _Kind:
@@ -176,7 +189,7 @@ class Walk:
             names = variables_of(value)
             if inside is not None:  # an object has names of its own, which other functions may know it by
                 parts = {name: part for name, part in names.items() if not self._kind(type(part)).has_names}
-                self._visit_each(parts.values(), place, inside, inside)
+                self._visit_each(list(parts.values()), place, inside, inside)
                 names = {name: part for name, part in names.items() if name not in parts}
             owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
             file = value.__code__.co_filename
@@ -203,29 +216,65 @@ class Walk:
             return
         self._visit_each(elements, place, inside or self._holder(place, value), inside)
 
-    def _visit_each(self, elements: Collection[Any], place: _Place, holder: Held, inside: Held | None) -> None:
+    def _visit_each(self, elements: list[Any], place: _Place, holder: Held, inside: Held | None) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
         below = _deeper(place)
         lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
-        for element in elements:
-            if type(element) not in PLAIN:
-                kind = self._kind(type(element))
-                is_alone = kind.has_names and kind_of(element) in lone
-                self._visit(element, below if kind.has_names else place, None if is_alone else holder)
+        for part in self._parts(elements):
+            chunk = elements[part]
+            kinds = set(map(type, chunk))
+            if kinds - PLAIN <= _TENSORS:
+                tensors = [element for element in chunk if type(element) not in PLAIN]
+                self._visit_tensors(tensors, place, holder, holder)
+                continue
+            if kinds <= _ROWS and len(chunk) > FEW and sum(map(len, chunk)) <= MAX_OBJECTS:
+                rows = filter(self._is_new, chunk)
+                self._todo.append((self._visit_rows, gc.get_referents(*rows), place, holder))
+                continue
+            for element in chunk:
+                if type(element) not in PLAIN:
+                    kind = self._kind(type(element))
+                    is_alone = kind.has_names and kind_of(element) in lone
+                    self._visit(element, below if kind.has_names else place, None if is_alone else holder)
+
+    def _visit_rows(self, elements: list[Any], place: _Place, inside: Held | None) -> None:
+        """What many small containers of one container have, all of it at once."""
+        assert inside is not None
+        self._visit_each(elements, place, inside, inside)
+
+    def _parts(self, elements: list[Any]) -> Iterator[slice]:
+        """Those in which there may be a tensor; raises TimeIsUp."""
+        for start in range(0, len(elements), CHUNK):
+            self._clock.check()
+            part = slice(start, start + CHUNK)
+            if len(elements) <= FEW or not is_plain_data(elements[part], self._is_record):
+                yield part
+
+    def _is_record(self, kind: type[Any]) -> bool:
+        """Whether its objects have but what the user's own classes, written in Python, give them."""
+        known = self._records.get(kind)
+        if known is None:
+            bases = (base for base in kind.__mro__ if base is not object)
+            is_record = type(kind) is type and all(map(self._file_of, bases))
+            known = self._records[kind] = is_record and self._kind(kind).visit == self._visit_attributes
+        return known
 
     def _visit_entries(self, value: dict[Any, Any], place: _Place, inside: Held | None) -> None:
         if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), _last(value)]):
             return
         holder, below = inside or self._holder(place, value), _deeper(place)
         unnamed = []
-        for key, element in list(dict.items(value)):
-            if type(element) in PLAIN or (id(value) in self._tables and _is_attribute(key)):
-                continue
-            if type(key) is not str:
-                unnamed.append(element)
-            else:
-                is_leaf = issubclass(type(element), torch.Tensor)
-                self._visit(element, below._replace(path=f"{place.path}[{key!r}]"), holder if is_leaf else inside)
+        is_table = id(value) in self._tables
+        keys, elements = list(dict.keys(value)), list(dict.values(value))
+        for part in self._parts(elements):
+            for key, element in zip(keys[part], elements[part], strict=False):
+                if type(element) in PLAIN or (is_table and _is_attribute(key)):
+                    continue
+                if type(key) is not str:
+                    unnamed.append(element)
+                else:
+                    is_leaf = issubclass(type(element), torch.Tensor)
+                    self._visit(element, below._replace(path=f"{place.path}[{key!r}]"), holder if is_leaf else inside)
         if unnamed:
             self._visit_each([*unnamed, *made_keys_of(value)], place, holder, inside)
 
@@ -288,11 +337,12 @@ class Walk:
         self, owner: str, file: str | None, attributes: Iterable[tuple[str, Any]], depth: int, inside: Held | None
     ) -> None:
         for name, element in attributes:
-            if type(element) not in PLAIN:
-                path, below = f"{owner}.{name}", depth + 1
-                if file is not None:
-                    below = min(below, self._depths.setdefault(path, below))
-                self._visit(element, _Place(path, "attribute", owner, name, file, below), inside)
+            if type(element) in PLAIN or (file is None and is_empty(element)):
+                continue
+            path, below = f"{owner}.{name}", depth + 1
+            if file is not None:
+                below = min(below, self._depths.setdefault(path, below))
+            self._visit(element, _Place(path, "attribute", owner, name, file, below), inside)
 
     def _file_of(self, kind: type[Any]) -> str | None:
         if kind not in self._files:
@@ -328,7 +378,8 @@ class Walk:
 
 
 def _deeper(place: _Place) -> _Place:
-    return place._replace(depth=place.depth + 1)
+    path, scope, owner, name, file, depth = place
+    return _Place(path, scope, owner, name, file, depth + 1)
 
 
 def _is_attribute(key: Any) -> bool:

@@ -446,7 +446,7 @@ def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> N
 def walked(tmp_path: Path, value: object) -> dict[str, int]:
     """The tensors that each holder has, by path, where a variable `main.kept` has this value."""
     sites = Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
-    walk = Walk(sites, Clock(time.perf_counter() + 20))
+    walk = Walk(sites, Clock(time.thread_time() + 20))
     walk.visit_variable("local", "main", __file__, "kept", value)
     return {path: held.tensors for (_, path), held in walk.held.items() if held.tensors}
 
@@ -504,6 +504,28 @@ def test_records_in_a_list_are_held_by_the_list(tmp_path: Path) -> None:
 
 def test_a_tensor_between_numbers_is_found(tmp_path: Path) -> None:
     assert walked(tmp_path, [(step, torch.ones(1), "train") for step in range(3)]) == {"main.kept": 3}
+
+
+def test_one_tensor_in_a_large_data_set_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    odd = SimpleNamespace(loss=torch.ones(1))
+    for make in (dict, lambda text, label: (text, label), lambda text, label: Sample(label)):
+        samples: list[object] = [make(text="a", label=[step]) for step in range(3000)]
+        samples[1500] = make(text="a", label=[odd])
+        assert walked(tmp_path, samples) == {"main.kept": 1}
+        assert sum(walked(tmp_path, {str(step): sample for step, sample in enumerate(samples)}).values()) == 1
+
+
+class Sample:
+    """Of a data set."""
+
+    def __init__(self, label: object) -> None:
+        self.label = label
+
+
+def test_rows_of_a_container_are_counted_once_and_their_tensors_each(tmp_path: Path) -> None:
+    rows = [(torch.ones(1), step, torch.ones(1)) for step in range(3000)]
+    assert walked(tmp_path, rows) == {"main.kept": 6000}
+    assert walked(tmp_path, [*rows, *rows]) == {"main.kept": 6000}
 
 
 def test_what_a_default_keeps_is_found(tmp_path: Path) -> None:

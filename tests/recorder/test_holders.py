@@ -10,6 +10,9 @@ from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.holders import read_censuses
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
+from efprof.recorder.collectors.holders import _sorted as grown_and_steady
+from efprof.recorder.held import Clock, Held
+from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
@@ -33,6 +36,7 @@ class Sample:
 
     def __init__(self) -> None:
         self.texts = ["a", "b"]
+        self.place = object()
 
 
 def big_loss(weight: torch.Tensor) -> torch.Tensor:
@@ -73,6 +77,41 @@ def test_a_variable_that_is_not_counted_to_its_end_is_marked(tmp_path: Path) -> 
     census = keep_tensors(tmp_path)
     assert ("local", "keep_tensors.dataset") in census.cut
     assert 0 < census.held["local", "keep_tensors.dataset"].tensors < 400_000
+
+
+def keep_losses(tmp_path: Path) -> Census:
+    """Each of which has a graph of its own."""
+    weight = torch.ones(1, requires_grad=True)
+    history = [big_loss(weight) for _ in range(6)]
+    census = Census(Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    history.clear()
+    return census
+
+
+def test_more_tensors_are_growth_though_there_was_no_time_for_their_graphs(tmp_path: Path) -> None:
+    before, after = keep_losses(tmp_path), keep_losses(tmp_path)
+    key = ("local", "keep_losses.history")
+    before.held[key].tensors, before.held[key].graph_nodes = 3, 7
+    after.cut_graphs.add(key)
+    after.is_partial = True
+    (grown,) = [holder for holder in grown_and_steady(before, after)[0] if holder.path == key[1]]
+    assert (grown.tensors_before, grown.tensors_after) == (3, 6)
+    assert (grown.graph_nodes_before, grown.graph_nodes_after) == (7, 7), "the least there is"
+
+
+def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_graphs(held: Held, known: Nodes, clock: Clock) -> None:
+        """As if the time were up by then."""
+        clock.limit = 0.0
+        count_graphs(held, known, clock)
+
+    count_graphs = Held.add_graphs
+    monkeypatch.setattr(Held, "add_graphs", add_graphs)
+    census = keep_losses(tmp_path)
+    assert census.is_partial
+    assert ("local", "keep_losses.history") in census.cut_graphs - census.cut
+    assert census.held["local", "keep_losses.history"].tensors == 6
 
 
 def train_with(kept: list[torch.Tensor], num_steps: int) -> Callable[[], object]:

@@ -173,9 +173,12 @@ def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:
     """What grew and what did not, most bytes first; of what was not counted to its end nobody knows that it grew."""
     is_partial = before.is_partial or after.is_partial
     unsure = before.cut | after.cut
+    unsure_graphs = before.cut_graphs | after.cut_graphs
     grown, steady = [], []
     for key, held in after.held.items():
         earlier = before.held.get(key)
+        if key in unsure_graphs and earlier is not None:
+            _level_graphs(earlier, held)
         if key in unsure or (is_partial and earlier is None):
             steady.append(_holder(held, held))
         elif _has_grown(earlier, held):
@@ -185,6 +188,11 @@ def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:
     grown.sort(key=lambda holder: -_growth(holder))
     steady.sort(key=lambda holder: -(holder.tensor_bytes_after + holder.graph_bytes_after))
     return grown, steady
+
+
+def _level_graphs(before: Held, after: Held) -> None:
+    before.graph_nodes = after.graph_nodes = min(before.graph_nodes, after.graph_nodes)
+    before.graph_bytes = after.graph_bytes = min(before.graph_bytes, after.graph_bytes)
 
 
 def _growth(holder: Holder) -> int:
