@@ -11,15 +11,16 @@ from typing import Any
 
 from efprof.recorder.frames import callers, waiting_generators
 from efprof.recorder.held import Clock, Held, TimeIsUp
+from efprof.recorder.places import Key
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
-from efprof.recorder.walk import Key, Walk
+from efprof.recorder.walk import Walk
 
 MAX_SECONDS = 0.2
 """Of computing; a census stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
 modules, 2,000 losses, 100,000 tensors or 60,000 in a replay buffer (measured). To look for generators that wait is
-begun within that time, and with three million objects in memory ends 60 ms after it."""
+begun within that time, and with two million objects in memory ends 60 ms after it."""
 
 MAX_SHARE = 0.4
 """Of the time that is left, for one variable: several data sets in memory must not take it all."""
@@ -59,11 +60,11 @@ class Census:
                 self._count_generators()
                 self._count_graphs(nodes)
             nodes.forget()
-            for held in self._walk.held.values():
+            for held in self._walk.holders.held.values():
                 held.forget()
             self._walk.seen.clear()
-        self.held = {key: held for key, held in self._walk.held.items() if held.tensors}
-        self._walk.held.clear()
+        self.held = {key: held for key, held in self._walk.holders.held.items() if held.tensors}
+        self._walk.holders.held.clear()
         return self.held
 
     def _count_frames(self, innermost: FrameType | None) -> None:
@@ -88,7 +89,7 @@ class Census:
                 self._walk.visit_variable(scope, owner, file, name, value)
             except TimeIsUp:
                 self.is_partial = True
-                self.cut |= self._walk.held_here
+                self.cut |= self._walk.holders.here
 
     def _has_time(self) -> bool:
         has_time = time.thread_time() < self._end
@@ -97,7 +98,7 @@ class Census:
 
     def _count_graphs(self, nodes: Nodes) -> None:
         """Behind the tensors of each holder, those of few first; each has its part of the time that is left."""
-        waiting = [(key, held) for key, held in self._walk.held.items() if held.roots]
+        waiting = [(key, held) for key, held in self._walk.holders.held.items() if held.roots]
         waiting.sort(key=lambda item: len(item[1].roots))
         for num_before, (key, held) in enumerate(waiting):
             now = time.thread_time()

@@ -1,11 +1,15 @@
 """Tells of many objects at once that no tensor is behind them, as of the samples of a data set in memory."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
-from efprof.recorder.variables import PLAIN
+from efprof.recorder.held import Clock
+from efprof.recorder.variables import FEW, PLAIN
+
+CHUNK = 1000
+"""Elements of a container that are told apart at once; to visit them takes a millisecond."""
 
 MAX_LAYERS = 5
 """Containers and records within one another; what goes deeper is visited one by one."""
@@ -14,6 +18,15 @@ MAX_OBJECTS = 100_000
 """In one layer, all of which are in a list at a time: a few megabytes, some milliseconds."""
 
 _CONTAINERS: frozenset[type[Any]] = frozenset({list, tuple, dict, set, frozenset})
+
+
+def parts_to_visit(elements: list[Any], is_record: Callable[[type[Any]], bool], clock: Clock) -> Iterator[slice]:
+    """Those in which there may be a tensor; raises TimeIsUp."""
+    for start in range(0, len(elements), CHUNK):
+        clock.check()
+        part = slice(start, start + CHUNK)
+        if len(elements) <= FEW or not is_plain_data(elements[part], is_record):
+            yield part
 
 
 def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool]) -> bool:

@@ -168,6 +168,11 @@ def is_empty(value: Any) -> bool:
     return type(value) in _LIGHT and not value
 
 
+def last_of(entries: dict[Any, Any]) -> Any:
+    """The value that was put there last."""
+    return next(iter(reversed(dict.values(entries))))
+
+
 def made_keys_of(value: dict[Any, Any]) -> list[Any]:
     """Those that are made for it: arguments of a cached function; other keys are known elsewhere, as parameters are."""
     return [key for key in list(dict.keys(value)) if type(key) is tuple]

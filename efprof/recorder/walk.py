@@ -1,18 +1,19 @@
 """Walks from a variable to every tensor that it keeps alive, by way of containers, attributes, closures and errors."""
 
 import gc
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 
 from efprof.recorder.held import Clock, Held
-from efprof.recorder.plain_data import MAX_OBJECTS, is_plain_data
+from efprof.recorder.places import Holders, Place
+from efprof.recorder.plain_data import MAX_OBJECTS, parts_to_visit
 from efprof.recorder.sites import Sites
+from efprof.recorder.user_classes import UserClasses
 from efprof.recorder.variables import (
     CODE,
     COLLECTIONS,
@@ -28,6 +29,7 @@ from efprof.recorder.variables import (
     is_chain,
     is_empty,
     kind_of,
+    last_of,
     locals_of,
     lone_kinds,
     made_keys_of,
@@ -48,27 +50,10 @@ MANY = 1000
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ROWS = frozenset({list, tuple})
 
-CHUNK = 1000
-"""Elements of a container between two looks at the time, which take a millisecond; and those told apart at once."""
-
 _TABLES = frozenset({"_buffers", "_parameters"})
 """Where a `torch.nn.Module` keeps the tensors that the program knows as its attributes."""
 
-Key = tuple[str, str]
-"""Scope and path."""
-
-_Visitor = Callable[[Any, "_Place", Held | None], None]
-
-
-class _Place(NamedTuple):
-    """Where a walk stands: the names that led there."""
-
-    path: str
-    scope: str
-    owner: str
-    name: str
-    file: str | None
-    depth: int = 0
+_Visitor = Callable[[Any, "Place", Held | None], None]
 
 
 class _Kind(NamedTuple):
@@ -79,26 +64,19 @@ class _Kind(NamedTuple):
 
 
 class Walk:
-    """Visits one variable after another; what was reached from an earlier one counts there alone.
-
-    `held` maps scope and path to what was found there.
-    """
+    """Visits one variable after another; what was reached from an earlier one counts there alone."""
 
     def __init__(self, sites: Sites, clock: Clock) -> None:
-        self.held: dict[Key, Held] = {}
-        self.held_here: set[Key] = set()
-        """Where the last variable led to."""
+        self.holders = Holders()
         self.seen: set[int] = set()
         """What was visited, by `id`."""
         self.running: set[int] = set()
         """Frames, by `id`."""
         self._sites = sites
+        self._classes = UserClasses(sites)
         self._clock = clock
         self._kinds: dict[type[Any], _Kind] = {}
-        self._files: dict[type[Any], str | None] = {}
-        """Of classes, the user's file that defines it."""
-        self._records: dict[type[Any], bool] = {}
-        self._todo: deque[tuple[_Visitor, Any, _Place, Held | None]] = deque()
+        self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
         self._depths: dict[str, int] = {}
         """At which depth an attribute of the user's classes was first met below the variable."""
@@ -108,7 +86,7 @@ class Walk:
 
     def visit_variable(self, scope: str, owner: str, file: str | None, name: str, value: Any) -> None:
         """Raises TimeIsUp where it takes too long; then none of it counts as seen."""
-        self._seen_here, self.held_here, self._depths = set(), set(), {}
+        self._seen_here, self.holders.here, self._depths = set(), set(), {}
         self._visit_names(scope, owner, file, {name: value})
         try:
             while self._todo:
@@ -122,10 +100,10 @@ class Walk:
     def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any]) -> None:
         for name, value in list(names.items()):
             if not name.startswith("__"):
-                place = _Place(path=f"{owner}.{name}", scope=scope, owner=owner, name=name, file=file)
+                place = Place(path=f"{owner}.{name}", scope=scope, owner=owner, name=name, file=file)
                 self._visit(value, place, None)
 
-    def _visit(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit(self, value: Any, place: Place, inside: Held | None) -> None:
         """Count a tensor, go into anything else later; `inside` is what it is an element of, which then holds it.
 
         By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
@@ -134,13 +112,13 @@ class Walk:
         if kind in PLAIN:
             return
         if issubclass(kind, torch.Tensor):
-            self._visit_tensors([value], place, inside or self._holder(place, value), inside)
+            self._visit_tensors([value], place, inside or self.holders.of(place, value), inside)
             return
         visit = self._kind(kind).visit
         if visit is not None and place.depth <= MAX_DEPTH and self._is_new(value):
             self._todo.append((visit, value, place, inside))
 
-    def _visit_tensors(self, tensors: list[Any], place: _Place, holder: Held, inside: Held | None) -> None:
+    def _visit_tensors(self, tensors: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
         holder.add(tensors)
         for extra in gc.get_referents(*tensors):
             if issubclass(type(extra), dict) and self._is_new(extra):
@@ -177,10 +155,10 @@ class Walk:
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
 
-    def _visit_code(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_code(self, value: Any, place: Place, inside: Held | None) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
-            self._visit(value.__self__, _deeper(place), inside)
+            self._visit(value.__self__, place.deeper(), inside)
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, GeneratorType):
@@ -197,30 +175,30 @@ class Walk:
             self._visit_names("attribute", value.__qualname__, file, value.__dict__)
 
     def _visit_class(self, kind: type[Any]) -> None:
-        file = self._file_of(kind)
+        file = self._classes.file_of(kind)
         if file is not None:
             names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
             self._visit_names("attribute", kind.__qualname__, file, names)
             for value in list(vars(kind).values()):
                 if type(value) is FunctionType:  # for its defaults
-                    self._visit(value, _Place("", "attribute", kind.__qualname__, "", file), None)
+                    self._visit(value, Place("", "attribute", kind.__qualname__, "", file), None)
 
     def _visit_generator(self, generator: Any) -> None:
         frame, code = generator.gi_frame, generator.gi_code
         if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
             self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame))
 
-    def _visit_elements(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
         elements = elements_of(value)
         if not may_hold_tensors(elements):
             return
-        self._visit_each(elements, place, inside or self._holder(place, value), inside)
+        self._visit_each(elements, place, inside or self.holders.of(place, value), inside)
 
-    def _visit_each(self, elements: list[Any], place: _Place, holder: Held, inside: Held | None) -> None:
+    def _visit_each(self, elements: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
-        below = _deeper(place)
+        below = place.deeper()
         lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
-        for part in self._parts(elements):
+        for part in parts_to_visit(elements, self._classes.is_record, self._clock):
             chunk = elements[part]
             kinds = set(map(type, chunk))
             if kinds - PLAIN <= _TENSORS:
@@ -237,36 +215,18 @@ class Walk:
                     is_alone = kind.has_names and kind_of(element) in lone
                     self._visit(element, below if kind.has_names else place, None if is_alone else holder)
 
-    def _visit_rows(self, elements: list[Any], place: _Place, inside: Held | None) -> None:
+    def _visit_rows(self, elements: list[Any], place: Place, inside: Held | None) -> None:
         """What many small containers of one container have, all of it at once."""
         assert inside is not None
         self._visit_each(elements, place, inside, inside)
 
-    def _parts(self, elements: list[Any]) -> Iterator[slice]:
-        """Those in which there may be a tensor; raises TimeIsUp."""
-        for start in range(0, len(elements), CHUNK):
-            self._clock.check()
-            part = slice(start, start + CHUNK)
-            if len(elements) <= FEW or not is_plain_data(elements[part], self._is_record):
-                yield part
-
-    def _is_record(self, kind: type[Any]) -> bool:
-        """Whether its objects have but what the user's own classes, written in Python, give them."""
-        known = self._records.get(kind)
-        if known is None:
-            bases = (base for base in kind.__mro__ if base is not object)
-            is_record = type(kind) is type and all(map(self._file_of, bases))
-            known = self._records[kind] = is_record and self._kind(kind).visit == self._visit_attributes
-        return known
-
-    def _visit_entries(self, value: dict[Any, Any], place: _Place, inside: Held | None) -> None:
-        if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), _last(value)]):
+    def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
+        if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), last_of(value)]):
             return
-        holder, below = inside or self._holder(place, value), _deeper(place)
-        unnamed = []
+        holder, unnamed = inside or self.holders.of(place, value), []
         is_table = id(value) in self._tables
         keys, elements = list(dict.keys(value)), list(dict.values(value))
-        for part in self._parts(elements):
+        for part in parts_to_visit(elements, self._classes.is_record, self._clock):
             for key, element in zip(keys[part], elements[part], strict=False):
                 if type(element) in PLAIN or (is_table and _is_attribute(key)):
                     continue
@@ -274,37 +234,37 @@ class Walk:
                     unnamed.append(element)
                 else:
                     is_leaf = issubclass(type(element), torch.Tensor)
-                    self._visit(element, below._replace(path=f"{place.path}[{key!r}]"), holder if is_leaf else inside)
+                    self._visit(element, place.entry(key), holder if is_leaf else inside)
         if unnamed:
             self._visit_each([*unnamed, *made_keys_of(value)], place, holder, inside)
 
-    def _visit_container(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_container(self, value: Any, place: Place, inside: Held | None) -> None:
         """What a container of Python's own has is held by the variable that the program calls the container by."""
         inner = dict(attributes_of(value)).get(inner_name(type(value)) or "")
         visit = self._kind(type(inner)).visit
         if visit is not None:
             visit(inner, place, inside)
-            held = self.held.get((place.scope, place.path))
+            held = self.holders.held.get((place.scope, place.path))
             if inside is None and held is not None:
                 held.type = type(value).__name__
 
-    def _visit_contents(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
         contents = contents_of(value)
         if may_hold_tensors(contents):
-            holder = inside or self._holder(place, value)
+            holder = inside or self.holders.of(place, value)
             self._visit_each(contents, place, holder, holder if type(value) in HIDING else inside)
 
-    def _visit_on_tensor(self, value: dict[str, Any], place: _Place, inside: Held | None) -> None:
+    def _visit_on_tensor(self, value: dict[str, Any], place: Place, inside: Held | None) -> None:
         """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
         if type(value) is dict:
             self._visit_named("Tensor", None, value.items(), place.depth - 1, inside)
         else:
-            hooks = _Place("Tensor._backward_hooks", "attribute", "Tensor", "_backward_hooks", None, place.depth)
+            hooks = Place("Tensor._backward_hooks", "attribute", "Tensor", "_backward_hooks", None, place.depth)
             self._visit_entries(value, hooks, inside)
 
-    def _visit_error(self, value: BaseException, place: _Place, inside: Held | None) -> None:
+    def _visit_error(self, value: BaseException, place: Place, inside: Held | None) -> None:
         """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
-        holder, below = inside or self._holder(place, value), _deeper(place)
+        holder, below = inside or self.holders.of(place, value), place.deeper()
         traceback = value.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -314,20 +274,20 @@ class Walk:
                     self._visit(element, below, holder)
         self._visit_attributes(value, place, inside)
 
-    def _visit_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
         kind = type(value)
-        file, attributes = self._file_of(kind), attributes_of(value)
+        file, attributes = self._classes.file_of(kind), attributes_of(value)
         if issubclass(kind, torch.nn.Module):
             for name, element in attributes:
                 if name in _TABLES and issubclass(type(element), dict):
                     self._visit_table(element, kind, file, place.depth + 1, inside)
         if inside is None and file is not None and is_chain(value, attributes):
-            inside = self._holder(place, value)
+            inside = self.holders.of(place, value)
         self._visit_named(kind.__qualname__, file, attributes, place.depth, inside)
 
-    def _visit_thread_attributes(self, value: Any, place: _Place, inside: Held | None) -> None:
+    def _visit_thread_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
         """By the variable's name, as they are of this object alone; of a class of the user's by the class's."""
-        file, attributes = self._file_of(type(value)), thread_attributes_of(value)
+        file, attributes = self._classes.file_of(type(value)), thread_attributes_of(value)
         if file is None:
             self._visit_named(place.name, place.file, attributes, place.depth, inside)
         else:
@@ -342,13 +302,7 @@ class Walk:
             path, below = f"{owner}.{name}", depth + 1
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
-            self._visit(element, _Place(path, "attribute", owner, name, file, below), inside)
-
-    def _file_of(self, kind: type[Any]) -> str | None:
-        if kind not in self._files:
-            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-            self._files[kind] = file if file and self._sites.is_user_file(file) else None
-        return self._files[kind]
+            self._visit(element, Place(path, "attribute", owner, name, file, below), inside)
 
     def _visit_table(
         self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
@@ -357,35 +311,10 @@ class Walk:
         self._tables.add(id(table))
         for name, tensor in list(dict.items(table)):
             if _is_attribute(name):
-                place = _Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file, depth)
+                place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file, depth)
                 self._visit(tensor, place, inside)
-
-    def _holder(self, place: _Place, value: Any) -> Held:
-        key = (place.scope, place.path)
-        self.held_here.add(key)
-        held = self.held.get(key)
-        if held is None:
-            held = self.held[key] = Held(
-                path=place.path,
-                scope=place.scope,
-                owner=place.owner,
-                name=place.name,
-                file=place.file,
-                type=type(value).__name__,
-            )
-        held.length += len(value) if issubclass(type(value), (*COLLECTIONS, dict)) else 1
-        return held
-
-
-def _deeper(place: _Place) -> _Place:
-    path, scope, owner, name, file, depth = place
-    return _Place(path, scope, owner, name, file, depth + 1)
 
 
 def _is_attribute(key: Any) -> bool:
     """Whether the program knows an entry of a module's table as an attribute; a name with a number is one of many."""
     return type(key) is str and not key[-1:].isdigit()
-
-
-def _last(entries: dict[Any, Any]) -> Any:
-    return next(iter(reversed(dict.values(entries))))

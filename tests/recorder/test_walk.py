@@ -1,0 +1,250 @@
+"""Which holders a walk from one variable finds, whatever lies in between."""
+
+import functools
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections import UserDict, UserList
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from efprof.recorder.held import Clock
+from efprof.recorder.sites import Sites
+from efprof.recorder.walk import Walk
+from efprof.recorder.writing import LineWriter, RankFolder
+
+
+class Trainer:
+    """Keeps every loss."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+
+
+def walked(tmp_path: Path, value: object) -> dict[str, int]:
+    """The tensors that each holder has, by path, where a variable `main.kept` has this value."""
+    sites = Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    walk = Walk(sites, Clock(time.thread_time() + 20))
+    walk.visit_variable("local", "main", __file__, "kept", value)
+    return {path: held.tensors for (_, path), held in walk.holders.held.items() if held.tensors}
+
+
+def with_default(*, kept: tuple[torch.Tensor, ...] = (torch.ones(1),)) -> None:
+    """Keeps what no call gives it."""
+
+
+class Taking:
+    """Has a method that keeps a tensor from call to call."""
+
+    def take(self, kept: tuple[torch.Tensor, ...] = (torch.ones(1),)) -> None:
+        """Does nothing."""
+
+    def show(self) -> None:
+        """Does nothing."""
+
+
+def holding(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor
+
+
+def holding_object(trainer: Trainer) -> Callable[[], Trainer]:
+    return lambda: trainer
+
+
+def taking(tensor: torch.Tensor) -> Callable[[], None]:
+    one = Taking()
+    vars(one)["tensor"] = tensor
+    return one.show
+
+
+@pytest.mark.parametrize("hold", [holding, taking, lambda one: functools.partial(print, one)])
+def test_a_list_holds_what_each_of_its_functions_keeps(tmp_path: Path, hold: Callable[[torch.Tensor], object]) -> None:
+    assert walked(tmp_path, [hold(torch.ones(1)) for _ in range(100)]) == {"main.kept": 100}
+
+
+def test_what_several_functions_of_a_list_share_keeps_its_names(tmp_path: Path) -> None:
+    trainer = Trainer()
+    trainer.losses.append(torch.ones(1))
+    assert walked(tmp_path, [holding_object(trainer), holding_object(trainer)]) == {"Trainer.losses": 1}
+
+
+def test_one_of_its_kind_in_a_list_keeps_its_names(tmp_path: Path) -> None:
+    trainer, tensor = Trainer(), torch.ones(1)
+    trainer.losses.append(tensor)
+    found = {"Trainer.losses": 1, "holding.tensor": 1}
+    assert walked(tmp_path, [trainer, holding(tensor)]) == found
+    assert walked(tmp_path, {0: trainer, 1: holding(tensor)}) == found
+
+
+def test_records_in_a_list_are_held_by_the_list(tmp_path: Path) -> None:
+    assert walked(tmp_path, [SimpleNamespace(loss=torch.ones(1)) for _ in range(3)]) == {"main.kept": 3}
+
+
+def test_a_tensor_between_numbers_is_found(tmp_path: Path) -> None:
+    assert walked(tmp_path, [(step, torch.ones(1), "train") for step in range(3)]) == {"main.kept": 3}
+
+
+def test_one_tensor_in_a_large_data_set_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    odd = SimpleNamespace(loss=torch.ones(1))
+    for make in (dict, lambda text, label: (text, label), lambda text, label: Sample(label)):
+        samples: list[object] = [make(text="a", label=[step]) for step in range(3000)]
+        samples[1500] = make(text="a", label=[odd])
+        assert walked(tmp_path, samples) == {"main.kept": 1}
+        assert sum(walked(tmp_path, {str(step): sample for step, sample in enumerate(samples)}).values()) == 1
+
+
+class Sample:
+    """Of a data set."""
+
+    def __init__(self, label: object) -> None:
+        self.label = label
+
+
+def test_rows_of_a_container_are_counted_once_and_their_tensors_each(tmp_path: Path) -> None:
+    rows = [(torch.ones(1), step, torch.ones(1)) for step in range(3000)]
+    assert walked(tmp_path, rows) == {"main.kept": 6000}
+    assert walked(tmp_path, [*rows, *rows]) == {"main.kept": 6000}
+
+
+def test_what_a_default_keeps_is_found(tmp_path: Path) -> None:
+    assert walked(tmp_path, with_default) == {"with_default.kept": 1}
+    assert walked(tmp_path, Taking) == {"Taking.take.kept": 1}
+
+
+class Node:
+    """An element of a linked list."""
+
+    def __init__(self, value: torch.Tensor, previous: "Node | None", others: "list[Node]") -> None:
+        self.value, self.previous, self.others = value, previous, others
+
+
+def test_a_linked_list_is_held_by_the_variable_that_it_hangs_on_however_long_it_is(tmp_path: Path) -> None:
+    last, pair, chain = None, (), iter(())
+    for _ in range(3000):
+        last, pair, chain = (
+            Node(torch.ones(1), last, []),
+            (pair, torch.ones(1)),
+            itertools.chain(chain, [torch.ones(1)]),
+        )
+    assert walked(tmp_path, last) == {"main.kept": 3000}
+    assert walked(tmp_path, pair) == {"main.kept": 3000}
+    assert walked(tmp_path, chain) == {"main.kept": 3000}
+
+
+def test_a_tree_is_followed_however_deep_it_is(tmp_path: Path) -> None:
+    tree = Node(torch.ones(1), None, [])
+    for _ in range(3000):
+        tree = Node(torch.ones(1), None, [tree])
+    assert walked(tmp_path, tree) == {"Node.value": 3001}
+
+
+def test_functions_around_functions_are_followed_however_many_they_are(tmp_path: Path) -> None:
+    def around(inner: Callable[[], object], tensor: torch.Tensor) -> Callable[[], object]:
+        return lambda: (inner(), tensor)
+
+    function: Callable[[], object] = list
+    for _ in range(3000):
+        function = around(function, torch.ones(1))
+    (tensors,) = walked(tmp_path, function).values()
+    assert tensors == 3000
+
+
+def test_attributes_and_hooks_of_a_tensor_are_its_own(tmp_path: Path) -> None:
+    tensor = torch.ones(1, requires_grad=True)
+    for _ in range(100):
+        following = torch.ones(1)
+        vars(following)["previous"], tensor = tensor, following
+    assert walked(tmp_path, tensor) == {"main.kept": 1, "Tensor.previous": 100}
+    hooked = torch.ones(1, requires_grad=True)
+    for _ in range(3):
+        hooked.register_hook(functools.partial(print, torch.ones(1)))
+    assert walked(tmp_path, hooked) == {"main.kept": 1, "Tensor._backward_hooks": 3}
+
+
+def test_hooks_of_a_module_are_held_by_its_table(tmp_path: Path) -> None:
+    module = torch.nn.ReLU()
+    for _ in range(3):
+        module.register_forward_hook(holding(torch.ones(1)))
+    assert walked(tmp_path, module) == {"ReLU._forward_hooks": 3}
+
+
+def test_attributes_of_a_thread_are_found_in_every_thread(tmp_path: Path) -> None:
+    local, is_set, is_walked = threading.local(), threading.Event(), threading.Event()
+    local.losses = [torch.ones(1)]
+
+    def work() -> None:
+        local.outputs = [torch.ones(1)]
+        is_set.set()
+        is_walked.wait(60)
+
+    elsewhere = threading.Thread(target=work)
+    elsewhere.start()
+    is_set.wait(60)
+    found = walked(tmp_path, local)
+    is_walked.set()
+    elsewhere.join()
+    assert found == {"kept.losses": 1, "kept.outputs": 1}
+
+
+def a_cache(maxsize: int | None) -> object:
+    @functools.lru_cache(maxsize=maxsize)
+    def cached(step: int, *_: object) -> torch.Tensor:
+        return torch.ones(1)
+
+    cached(1, torch.ones(1))
+    cached(2)
+    return cached
+
+
+def a_weak_dictionary() -> "tuple[weakref.WeakKeyDictionary[Any, torch.Tensor], Any]":
+    key = Trainer()
+    return weakref.WeakKeyDictionary({key: torch.ones(1)}), key
+
+
+def a_context_variable() -> ContextVar[Any]:
+    variable: ContextVar[Any] = ContextVar("seen")
+    variable.set((1, torch.ones(1)))
+    return variable
+
+
+def a_queue() -> "queue.SimpleQueue[torch.Tensor]":
+    waiting: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+    waiting.put(torch.ones(1))
+    return waiting
+
+
+def an_array(order: str) -> "numpy.ndarray[Any, Any]":
+    array = numpy.empty((2, 3), dtype=object, order=order)  # type: ignore[call-overload]
+    array[1, 0] = torch.ones(1)
+    return array
+
+
+@pytest.mark.parametrize(
+    ("value", "tensors"),
+    [
+        (a_cache(None), 3),
+        (a_cache(8), 3),
+        (a_context_variable(), 1),
+        (a_queue(), 1),
+        (an_array("C"), 1),
+        (an_array("F"), 1),
+        (numpy.ones(3), 0),
+        (iter([torch.ones(1)]), 1),
+        (map(str, [torch.ones(1)]), 1),
+        (UserList([torch.ones(1)]), 1),
+        (UserDict({1: torch.ones(1)}), 1),
+        (a_weak_dictionary(), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_names_for_its_contents_holds_them_by_its_own(tmp_path: Path, value: object, tensors: int) -> None:
+    assert walked(tmp_path, value) == ({"main.kept": tensors} if tensors else {})
