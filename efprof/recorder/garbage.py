@@ -109,7 +109,7 @@ class _Search:
         starts: dict[tuple[str, str | None], list[Any]] = {}
         foreign: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
-            self._clock.check()
+            self._clock.glance()
             if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._names.is_between(value):
                 continue
             file = self._names.file_of(value)
@@ -123,7 +123,7 @@ class _Search:
         todo = deque([start])
         while todo:
             value = todo.popleft()
-            self._clock.check()
+            self._clock.glance()
             for referent in self._referents(value):
                 if referent is start:
                     return self._way(value, start, came_from)
@@ -163,7 +163,7 @@ class _Search:
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
-            self._clock.check()
+            self._clock.glance()
             if issubclass(type(value), torch.Tensor):
                 held.add([value])
             for referent in self._referents(value):

@@ -90,7 +90,7 @@ class Walk:
         self._visit_names(scope, owner, file, {name: value})
         try:
             while self._todo:
-                self._clock.check()
+                self._clock.glance()
                 visit, value, place, inside = self._todo.popleft()
                 visit(value, place, inside)
         finally:
