@@ -6,6 +6,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import torch
+
 from efprof.recorder.hosts import Hosts
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep
