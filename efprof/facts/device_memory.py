@@ -9,7 +9,8 @@ from typing import Final, Self
 from efprof.artifacts.snapshot import Entry, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.composition import Instant, fullest_index, play_to
-from efprof.facts.allocator.history import History, devices_of, history_of
+from efprof.facts.allocator.device_size import sized_history
+from efprof.facts.allocator.history import History, devices_of
 from efprof.facts.allocator.layout import SegmentLayout, layout_of
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.stacks import UserLines
@@ -153,7 +154,7 @@ class DeviceMemory:
                 if (rank, device) in found:
                     continue
                 try:
-                    history, limit = history_of(snapshot, device), _limit_bytes(run, device)
+                    history, limit = sized_history(snapshot, device), _limit_bytes(run, device)
                     found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")

@@ -7,7 +7,8 @@ import msgspec
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.history import devices_of, history_of
+from efprof.facts.allocator.device_size import sized_history
+from efprof.facts.allocator.history import devices_of
 from efprof.facts.allocator.replay import Replay, replay
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
@@ -91,7 +92,7 @@ def replay_file(path: Path) -> FileReplay:
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            result = replay(history_of(snapshot, device))
+            result = replay(sized_history(snapshot, device))
         except NotRecorded as error:
             devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
             continue
@@ -108,7 +109,7 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            history = history_of(snapshot, device)
+            history = sized_history(snapshot, device)
         except NotRecorded as error:
             devices.append(DevicePredictions(device=device, replayable=False, reason=_sentence(error)))
             continue

@@ -130,6 +130,16 @@ class Pool:
         """All of them, in order."""
         return [self._by_address[address] for _, _, address in self._free]
 
+    def make_room(self, address: int, num_bytes: int) -> int:
+        """End the range that was thought to go on beyond this address; returns how far a new one can, up to a size."""
+        end = address + num_bytes
+        for block in self._unmapped_by_address.values():
+            if block.address < address < block.address + block.size:
+                block.size = address - block.address
+            elif address < block.range.address < end:
+                end = block.range.address
+        return end - address
+
     def unmapped_of(self, stream: int) -> Iterator[Block]:
         """This stream's, the lowest address first."""
         for index in range(bisect_left(self._unmapped, (stream, 0)), len(self._unmapped)):

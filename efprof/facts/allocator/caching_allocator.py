@@ -45,6 +45,7 @@ class CachingAllocator:
         """Called with the address and bytes of what an expandable segment maps."""
         self.on_segment: Callable[[int, int], None] | None = None
         """Called with the address and bytes of a new segment."""
+        self.device_bytes = capacity or UNKNOWN_DEVICE_BYTES  # for so many an expandable segment has addresses
         self._new_range = new_range
         self._capacity = capacity
         self._pools: dict[PoolKey, Pool] = {}
@@ -262,14 +263,15 @@ class CachingAllocator:
         page = page_bytes(self.settings, is_small_pool=pool.is_small)
         num_bytes = self.expandable_bytes(page)
         address = self._new_range(num_bytes, stream, True)
-        block = Block(address, num_bytes, stream, pool, Range(address, page_bytes=page))
+        room = pool.make_room(address, num_bytes)
+        block = Block(address, room if room >= size else num_bytes, stream, pool, Range(address, page_bytes=page))
         block.is_mapped = False
         pool.add_unmapped(block)
         return block
 
     def expandable_bytes(self, page: int) -> int:
         """For how much an expandable segment has addresses: for an eighth more than the device has memory."""
-        return int((self._capacity or UNKNOWN_DEVICE_BYTES) * EXPANDABLE_SHARE) // page * page + page
+        return int(self.device_bytes * EXPANDABLE_SHARE) // page * page + page
 
     def _grows(self, pool: Pool) -> bool:
         return self.is_expandable and pool.private_id not in self.fixed_pools

@@ -64,6 +64,8 @@ class History:
     """Private pools with an allocator of their own, whose segments are not expandable where others are."""
     heads: dict[Kind, int] = field(default_factory=dict)
     """The lowest address that the expandable range of a kind is known to have."""
+    device_bytes: int | None = None
+    """What the device has in all; None where nobody knows, and an expandable range has addresses without end."""
 
     def private_id_of(self, entry: Entry) -> tuple[int, int]:
         """The private pool that a request was served from, as far as the file tells: torch names it since 2.12."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import CachingAllocator
+from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
 from efprof.facts.allocator.corrections import place, widen
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, rounded_bytes
@@ -55,6 +55,7 @@ class Replayer:
         self._history = history
         self._at = 0
         self.allocator = CachingAllocator(history.settings, self._new_range)
+        self.allocator.device_bytes = history.device_bytes or UNKNOWN_DEVICE_BYTES
         self.allocator.fixed_pools = history.fixed_pools
         self._next_growth = _next_growths(history)
         self._follow_growth(0)

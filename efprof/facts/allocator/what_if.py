@@ -140,6 +140,8 @@ class WhatIf:
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> _Layout:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
+        if self._history.device_bytes is not None and self.capacity == self.script.capacity:
+            allocator.device_bytes = self._history.device_bytes
         allocator.fixed_pools = self._history.fixed_pools
         blocks: dict[int, Block] = {}
         first = 0

@@ -28,9 +28,14 @@ class Recording:
         first_address: int = FIRST_ADDRESS,
         has_stacks: bool = True,
         names_pools: bool = False,
+        device_bytes: int = UNKNOWN_DEVICE_BYTES,
     ) -> None:
-        """Without stacks where the program asked for none; pools are named as torch does since 2.12."""
+        """Without stacks where the program asked for none; pools are named as torch does since 2.12.
+
+        The device has `device_bytes`, not all of them for this program: of these depends how many addresses there are.
+        """
         self.allocator = _TracedAllocator(settings, self._new_range, capacity=capacity)
+        self.allocator.device_bytes = device_bytes
         self.allocator.on_segment = lambda address, size: self._note("segment_alloc", address, size)
         self.allocator.on_map = lambda address, size: self._note("segment_map", address, size)
         self.allocator.on_release = lambda block: self._note("segment_free", block.address, block.size, block)
@@ -119,7 +124,7 @@ class Recording:
 
 
 class _TracedAllocator(CachingAllocator):
-    """Tells also what it gives back; its device is so large that addresses never run out, whatever its capacity."""
+    """Tells also what it gives back."""
 
     on_release: Callable[[Block], None]
     on_unmap: Callable[[int, int, Block], None]
@@ -135,9 +140,6 @@ class _TracedAllocator(CachingAllocator):
         super().unmap(block, address, num_bytes)
         if self.calls.num_unmaps > num_unmaps:
             self.on_unmap(begin, end - begin, block)
-
-    def expandable_bytes(self, page: int) -> int:
-        return UNKNOWN_DEVICE_BYTES * 9 // 8 // page * page + page
 
 
 def run_at_random(

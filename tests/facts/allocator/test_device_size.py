@@ -1,0 +1,60 @@
+"""The size of the device: where memory was short, expandable segments are foretold only by one who knows it."""
+
+import pytest
+
+from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES
+from efprof.facts.allocator.device_size import sized_history
+from efprof.facts.allocator.history import history_of
+from efprof.facts.allocator.replay import replay
+from efprof.facts.allocator.settings import MIB, AllocatorSettings
+from tests.facts.allocator.recording import Recording, any_size, run_at_random
+
+CAPACITY = 600 * MIB
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+
+
+def full_device(seed: int, device_bytes: int, settings: AllocatorSettings = EXPANDABLE) -> Recording:
+    recording = Recording(settings, capacity=CAPACITY, device_bytes=device_bytes)
+    run_at_random(recording, seed, sizes=any_size, num_operations=600)
+    assert any(entry.action == "oom" for entry in recording.entries), "the device must have been full"
+    return recording
+
+
+@pytest.mark.parametrize("share", [1, 1.01, 1.02])
+def test_a_program_is_foretold_where_the_addresses_of_expandable_segments_ran_out(share: float) -> None:
+    num_wrong_without = 0
+    for seed in range(20):
+        snapshot = full_device(seed, int(share * CAPACITY)).snapshot()
+        num_wrong_without += replay(history_of(snapshot, 0)).match_share < 1
+        assert replay(sized_history(snapshot, 0)).match_share == 1, f"of seed {seed}"
+    assert num_wrong_without > 0, "the device's size must have mattered"
+
+
+def test_a_size_that_is_only_nearly_right_tells_no_less_than_none() -> None:
+    for seed in range(20):
+        snapshot = full_device(seed, int(1.07 * CAPACITY)).snapshot()
+        without, sized = replay(history_of(snapshot, 0)), replay(sized_history(snapshot, 0))
+        assert sized.match_share >= without.match_share, f"of seed {seed}"
+
+
+def test_a_device_of_which_others_have_most_is_taken_to_have_addresses_without_end() -> None:
+    assert sized_history(full_device(0, UNKNOWN_DEVICE_BYTES).snapshot(), 0).device_bytes is None
+
+
+def test_the_size_matters_to_expandable_segments_only() -> None:
+    snapshot = full_device(0, CAPACITY, AllocatorSettings()).snapshot()
+    assert sized_history(snapshot, 0).device_bytes is None
+
+
+def test_a_device_that_was_never_full_has_no_size() -> None:
+    recording = Recording(EXPANDABLE)
+    run_at_random(recording, 0, sizes=any_size)
+    assert sized_history(recording.snapshot(), 0).device_bytes is None
+
+
+@pytest.mark.parametrize("device_bytes", [CAPACITY, UNKNOWN_DEVICE_BYTES])
+def test_a_range_ends_where_the_next_one_begins(device_bytes: int) -> None:
+    for seed in range(20):
+        history = history_of(full_device(seed, CAPACITY).snapshot(), 0)
+        history.device_bytes = device_bytes  # none breaks, right or wrong
+        assert replay(history).match_share > 0.5, f"of seed {seed}"
