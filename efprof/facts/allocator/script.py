@@ -54,7 +54,7 @@ def script_of(history: History) -> Script:
         elif index in asked_for:
             operations.append((EMPTY_CACHE, -1, 0, 0, (0, 0)))
         elif entry.action == "oom":
-            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, (0, 0)))
+            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
             num_blocks += 1
     return Script(operations=operations, num_live=num_live, capacity=capacity, peak_reserved_bytes=peak)
 

@@ -289,3 +289,11 @@ def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
     outcome = what_if(recording, capacity=1024 * MIB).recorded
     assert outcome.peak_reserved_bytes == 120 * MIB
     assert outcome.calls.num_allocs == 2
+
+
+def test_a_request_that_failed_in_a_private_pool_is_tried_in_that_pool() -> None:
+    recording = Recording(DEFAULT, capacity=220 * MIB, names_pools=True)
+    for block in [recording.malloc(100 * MIB, private_id=(0, 1)) for _ in range(2)]:
+        recording.free(block)
+    assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
+    assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
