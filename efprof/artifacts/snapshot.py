@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, Literal, NoReturn
+from typing import IO, Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -30,6 +30,8 @@ FIXED_BYTES: Final = 12 * 1024**2
 BYTES_PER_BYTE: Final = 64
 """What reading may take: a snapshot of a million events takes about ten times its own size."""
 
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
 Frames = Any
 """A list of Frame mappings, as it came. Many entries share one: converted one by one they would fill the memory."""
 
@@ -45,7 +47,7 @@ class Frame(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, gc=False):
     """A part of a segment; where it is inactive, `requested_size` is that of its last user."""
 
-    size: int
+    size: Bytes
     state: str
     address: int | None = None
     requested_size: int | None = None
@@ -60,7 +62,7 @@ class Block(msgspec.Struct, gc=False):
 class Segment(msgspec.Struct):
     """Memory that the allocator has from the driver; of expandable ones, a stretch that is mapped. Sizes in bytes."""
 
-    total_size: int
+    total_size: Bytes
     blocks: list[Block]
     address: int = 0
     device: int = 0
@@ -74,7 +76,7 @@ class Entry(msgspec.Struct, gc=False):
     """One event of the allocator's history. An `alloc` has the bytes that were asked for, before rounding."""
 
     action: str
-    size: int
+    size: Bytes
     addr: int = 0
     device_free: int | None = None
     stream: int = 0

@@ -171,6 +171,7 @@ def test_what_a_newer_torch_adds_is_passed_over(tmp_path: Path) -> None:
         ({"segments": [], "device_traces": [{}]}, "$.device_traces[0]"),
         ({"segments": [], "device_traces": [[{"action": 1, "size": 1}]]}, "$.device_traces[0][0].action"),
         ({"segments": [], "device_traces": [[{"action": "alloc", "size": None}]]}, "$.device_traces[0][0].size"),
+        ({"segments": [], "device_traces": [[{"action": "alloc", "size": -1}]]}, "$.device_traces[0][0].size"),
         ({"segments": [], "allocator_settings": {"max_split_size": "no"}}, "$.allocator_settings.max_split_size"),
         ({"segments": [], "allocator_settings": {"garbage_collection_threshold": 10**400}}, "$.allocator_settings"),
         ({"segments": [], 1: 2}, "str"),
