@@ -11,6 +11,11 @@ SHARES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.3)
 """Of what the allocator could have at most: the rest is CUDA's context, a hundredth of a large device, and what other
 processes have."""
 
+MANY_EVENTS: Final = 200_000
+"""From here on fewer sizes are tried: each is a replay, of a million events two seconds."""
+
+FEW_SHARES: Final = 2
+
 
 def sized_history(snapshot: Snapshot, device: int) -> History:
     """The history of one device, with the size of the device that foretells most of it; raises NotRecorded.
@@ -24,7 +29,7 @@ def sized_history(snapshot: Snapshot, device: int) -> History:
     if not history.settings.expandable_segments or capacity is None:
         return history
     best, best_share = None, replay(history).match_share
-    for share in SHARES:
+    for share in SHARES[: FEW_SHARES if len(history.entries) >= MANY_EVENTS else None]:
         if best_share == 1:
             break
         history.device_bytes = int(share * capacity)
