@@ -156,6 +156,14 @@ def test_the_blamed_line_is_marked(page: Page) -> None:
     assert "> 88 history.append(loss)" in page.text
 
 
+def test_a_blamed_line_whose_text_is_not_known_leaves_no_empty_box(page: Page) -> None:
+    unread = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, text=""))
+    audit = AuditResult(audit_id="memory_growth", status="failed", reason="", findings=(unread,))
+    other = Page(render_html(make_report(audits=(audit,))))
+    is_boxed = [any("why-code" in code.get("class", "") for code in one.all("code")) for one in (page, other)]
+    assert is_boxed == [True, False]
+
+
 def test_a_fix_is_a_diff_whose_new_side_can_be_copied(page: Page) -> None:
     assert "- history.append(loss) + history.append(loss.item())" in page.text
     copied = [button["data-copy"] for button in page.all("button") if "data-copy" in button]
