@@ -9,7 +9,15 @@ import torch
 
 from efprof.artifacts.cycles import CycleLink
 from efprof.recorder.sites import Sites
-from efprof.recorder.variables import COLLECTIONS, attributes_of, is_filled, locals_of, may_read_locals, variables_of
+from efprof.recorder.variables import (
+    COLLECTIONS,
+    attributes_of,
+    is_filled,
+    locals_of,
+    may_read_locals,
+    namespace_of,
+    variables_of,
+)
 
 _BETWEEN = (CellType, MethodType, TracebackType, MappingProxyType)
 """A link goes through these, and through containers, to what they hold."""
@@ -91,9 +99,11 @@ def _through(between: Sequence[Any]) -> Literal["", "method", "traceback", "cont
 
 def _is_namespace(holder: Any, value: Any) -> bool:
     """Whether it is the dict that a holder's attributes lie in."""
-    if type(value) is not dict or issubclass(type(holder), type) or not type(holder).__dictoffset__:
+    if type(value) is not dict or issubclass(type(holder), type):
         return False
-    attributes = object.__getattribute__(holder, "__dict__")
+    attributes = namespace_of(holder)
+    if attributes is None:
+        return False
     is_module = issubclass(type(holder), torch.nn.Module)
     return value is attributes or (is_module and any(value is attributes.get(name) for name in _OF_MODULE))
 

@@ -86,9 +86,15 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
     for name, slot in slots_of(type(value)).items():
         with suppress(AttributeError):  # not set yet
             attributes[name] = slot.__get__(value)
+    return list((attributes | (namespace_of(value) or {})).items())
+
+
+def namespace_of(value: Any) -> dict[str, Any] | None:
+    """The dict that its attributes lie in; of an asyncio `Future`, and since Python 3.12 a `TypeVar`, it is hidden."""
     if type(value).__dictoffset__:
-        attributes |= object.__getattribute__(value, "__dict__")
-    return list(attributes.items())
+        with suppress(AttributeError):
+            return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    return None
 
 
 def inner_name(kind: type[Any]) -> str | None:

@@ -1,5 +1,6 @@
 """Who holds tensors: found by name, and let go again."""
 
+import asyncio
 import queue
 import sys
 import weakref
@@ -157,6 +158,24 @@ def test_a_lazy_proxy_is_not_woken(tmp_path: Path) -> None:
     assert ("attribute", "Lazy.tensor") in keep_a_proxy(tmp_path)
 
 
+class Awaited(asyncio.Future[None]):
+    """Python hides the dict that its attributes lie in."""
+
+
+def keep_a_future(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    losses, loop = [torch.ones(3)], asyncio.new_event_loop()
+    future = Awaited(loop=loop)
+    try:
+        return count(tmp_path)
+    finally:
+        loop.close()
+        del losses, future
+
+
+def test_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
+    assert ("local", "keep_a_future.losses") in keep_a_future(tmp_path)
+
+
 def keep_in(trainer: Trainer, hoard: Callable[[torch.Tensor], object], tmp_path: Path) -> dict[str, Holder]:
     """With `trainer` among the locals, as it is in a program."""
     grown = growth(tmp_path, hoard)
@@ -275,7 +294,8 @@ class Shared:
 
 def test_a_growing_attribute_of_a_class_is_named(tmp_path: Path) -> None:
     try:
-        assert "Shared.losses" in growth(tmp_path, Shared.losses.append)
+        grown = growth(tmp_path, Shared.losses.append)  # not in the assert, which would keep the list in a local
+        assert "Shared.losses" in grown
     finally:
         Shared.losses.clear()
 
@@ -293,7 +313,8 @@ SLOTTED = Slotted()
 
 def test_a_growing_slot_is_named(tmp_path: Path) -> None:
     try:
-        assert "Slotted.losses" in growth(tmp_path, SLOTTED.losses.append)
+        grown = growth(tmp_path, SLOTTED.losses.append)
+        assert "Slotted.losses" in grown
     finally:
         SLOTTED.losses.clear()
 

@@ -1,5 +1,6 @@
 """What the garbage collector frees: noted where it is much, its cycle named once, and the program none the wiser."""
 
+import asyncio
 import gc
 import signal
 import weakref
@@ -86,6 +87,17 @@ class Watched:
         Watched.finalized += 1
 
 
+class Awaited(asyncio.Future[None]):
+    """Refers to itself by an attribute that Python hides."""
+
+    def __init__(self) -> None:
+        loop = asyncio.new_event_loop()
+        loop.close()
+        super().__init__(loop=loop)
+        self.me = self
+        self.values = torch.ones(NUM_NUMBERS)
+
+
 def look(tmp_path: Path) -> list[Cycle]:
     return look_at_garbage(2, Sites(Path(__file__).parents[2], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
 
@@ -125,6 +137,7 @@ def make_class() -> None:
     [
         (Step, PATHS),
         (Listener, {"Listener.callback -> Listener"}),
+        (Awaited, {"Awaited -> Awaited"}),
         (close_over_itself, {"close_over_itself.<locals>.visit.visit -> close_over_itself.<locals>.visit"}),
         (keep_error, {"keep_error.kept -> ValueError.__traceback__ -> keep_error"}),
     ],
