@@ -268,7 +268,7 @@ def payloads(command: str) -> dict[str, bytes]:
         "NEWOBJ": b"\x80\x02csubprocess\nPopen\n" + text_of("touch") + b"\x85\x81.",
         "BUILD": b"\x80\x02ctypes\nSimpleNamespace\n)R}" + text_of("__setstate__") + b"cos\nsystem\nsb" + text + b"b.",
         "eval": pickle.dumps(Reduced(eval, f"__import__('os').system({command!r})")),
-        "a name with a dot": b"\x80\x04" + text_of("pathlib") + text_of("os.system") + b"\x93" + text + b"\x85R.",
+        "a name with a dot": b"\x80\x04" + text_of("shutil") + text_of("os.system") + b"\x93" + text + b"\x85R.",
         "within a stack of a snapshot": pickle.dumps(within, 4),
         "before what looks like a snapshot": b"\x80\x02cos\nsystem\n"
         + text

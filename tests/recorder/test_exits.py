@@ -12,7 +12,7 @@ from efprof.recorder.exits import exit_code_of, is_failure
     "status", ["None", "0", "False", "3", "256", "-1", "2**63", "-2**63", "0.0", "'no data'", "()"]
 )
 def test_the_code_of_a_status_is_what_python_makes_of_it(status: str) -> None:
-    program = [sys.executable, "-I", "-S", "-c", f"import sys; sys.exit({status})"]
+    program = [sys.executable, "-I", "-S", "-c", f"raise SystemExit({status})"]
     code = subprocess.run(program, capture_output=True, check=False).returncode
     assert exit_code_of(eval(status)) == code
     assert is_failure(eval(status)) == (code != 0)
