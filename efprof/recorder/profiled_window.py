@@ -138,6 +138,8 @@ class ProfiledWindow:
 
 def is_profiling() -> bool:
     """Whether a profiler is on in this thread, torch's or Python's."""
+    if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.PROFILER_ID):  # there cProfile is
+        return True
     return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
 
 
