@@ -205,9 +205,10 @@ class Loop(Turns):
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
         """`optimizer.step` was called."""
-        if get_ident() != self.thread and not self.take_over(id(optimizer)):
+        if get_ident() != self.thread and not self.take_over(optimizer):
             return
         entered = perf_counter_ns()
+        self.note_optimizer(optimizer)
         if self.opener == "optimizer" and self.steps.open is not None:
             self.close_stage(self.steps.open, entered)  # the last call raised, and the program went on
         if self.opener == "backward":

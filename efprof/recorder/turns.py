@@ -1,7 +1,10 @@
 """Which thread it is that trains."""
 
 import threading
+import weakref
 from threading import get_ident
+
+import torch
 
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import Span
@@ -23,6 +26,8 @@ class Turns(Stages):
         self._has_taken_over = False
         self._changing = threading.Lock()
         self._known_optimizers: set[int] = set()
+        self._living_optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        """Those our thread stepped, by `id`: another one may lie where one of them lay."""
         self.steps.walked.append(lambda step, _: self._known_optimizers.update(step.stepped))
 
     @property
@@ -30,7 +35,7 @@ class Turns(Stages):
         """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
         return bool(self._turning)
 
-    def take_over(self, optimizer: int = 0) -> bool:
+    def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
 
         It is where ours never trained or is no more, and where it updates what ours does, by turns. Any other trains
@@ -47,6 +52,12 @@ class Turns(Stages):
             others.set_apart()
         others.count_update()
         return False
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """The thread that trains steps it."""
+        known = self._living_optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self._living_optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def take_turn(self) -> bool:
         """Another thread begins a step, or goes on with one: whether it trains from here on.
@@ -75,10 +86,15 @@ class Turns(Stages):
         """Whether our thread is no more."""
         return all(thread.ident != self.thread for thread in threading.enumerate())
 
-    def _knows(self, optimizer: int) -> bool:
-        """Whether our thread has stepped it, too."""
+    def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether our thread has stepped it, too; None is an update that was none of an optimizer's."""
+        number = 0
+        if optimizer is not None:
+            number, known = id(optimizer), self._living_optimizers.get(id(optimizer))
+            if known is None or known() is not optimizer:
+                return False
         step = self.step
-        return optimizer in self._known_optimizers or (step is not None and optimizer in step.stepped)
+        return number in self._known_optimizers or (step is not None and number in step.stepped)
 
     def _is_idle(self) -> bool:
         """Whether our thread is in no stage, and did nothing since the calling one began."""
