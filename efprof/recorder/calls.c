@@ -91,8 +91,10 @@ static PyObject *go_backward(PyObject *callable, PyObject *const *args, size_t n
     int status = stopwatch_mark(self->watch, BACKWARD);
     if (status == 0)
         status = tell_of_pass(self->told[BEGAN], tensors, gradients);
-    else if (status > 0 && !stopwatch_takes_loss(self->watch, tensors, gradients))
+    else if (status > 0 && !stopwatch_takes_loss(self->watch, tensors, gradients)) {
         status = tell_of_pass(self->told[NOTED], tensors, gradients);
+        stopwatch_learns_loss(self->watch);
+    }
     if (status >= 0)
         result = PyObject_Vectorcall(self->original, args, num_args, names);
     if (result == NULL)

@@ -38,17 +38,17 @@ class Clips:
     def take(self, number: int) -> torch.Tensor | None:
         """The norm that this step's gradients were clipped by, where it stands for all of them."""
         clip, self._last = self._last, None
+        taken, self._watch.gradient_norm = self._watch.gradient_norm, None
         self._clipped_to, self._is_waiting = None, False
         if self._are_partial:
             return None
         if clip is not None and clip[0] == number:
             self._clipped_to = clip[2]
             return clip[1]
-        if self._watch.number != number or self._watch.gradient_norm is None:
+        if self._watch.number != number or taken is None:
             return None
-        norm, self._watch.gradient_norm = self._watch.gradient_norm, None
         self._clipped_to = self._watch.max_norm
-        return norm
+        return taken
 
     def are_of_all(self, clip_norm: float, norm: float) -> bool:
         """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""

@@ -174,16 +174,28 @@ static int notes_learning_rate(Stopwatch *self, PyObject *optimizer)
     Py_XDECREF(groups);
     stopwatch_give_up(self);
     if (self->is_on)
-        self->entry->learning_rate = value;
+        self->entry->learning_rate = self->learning_rate = value;
     return !is_tensor || !isnan(value);
 }
 
-/* Whether the gradient is finite that a bad one anywhere above would have reached. */
-static int seems_fine(Stopwatch *self)
+/* Weak reference to one of the optimizer's parameters, or NULL. */
+static PyObject *canary_of(Stopwatch *self, PyObject *optimizer)
 {
-    if (self->canary == NULL || !PyWeakref_CheckRef(self->canary))
+    PyObject *id = PyLong_FromVoidPtr(optimizer);
+    PyObject *canary = id && self->canaries ? PyDict_GetItemWithError(self->canaries, id) : NULL;
+    Py_XDECREF(id);
+    stopwatch_give_up(self);
+    return canary && PyWeakref_CheckRef(canary) ? Py_NewRef(canary) : NULL;
+}
+
+/* Whether the gradient is finite that a bad one anywhere above would have reached. */
+static int seems_fine(Stopwatch *self, PyObject *optimizer)
+{
+    PyObject *canary = canary_of(self, optimizer);
+    if (canary == NULL)
         return 0;
-    PyObject *parameter = PyObject_CallNoArgs(self->canary);
+    PyObject *parameter = PyObject_CallNoArgs(canary);
+    Py_DECREF(canary);
     PyObject *gradient = parameter ? PyObject_GetAttr(parameter, s_grad) : NULL;
     Py_XDECREF(parameter);
     if (gradient == NULL)
@@ -197,19 +209,24 @@ static int seems_fine(Stopwatch *self)
 
 int stopwatch_knows_numbers(Stopwatch *self, PyObject *optimizer)
 {
-    if (!self->is_on || (uintptr_t)optimizer != self->optimizer)
+    if (!self->is_on || (uintptr_t)optimizer != self->optimizers[self->at - 1])
         return 0;
-    int knows_rate = notes_learning_rate(self, optimizer); /* also where Python sees to the rest */
-    if (!self->is_on || !knows_rate || !self->takes_numbers || self->number >= self->read_due)
+    /* The step's is that of its first optimizer; it is noted also where Python sees to the rest. */
+    int knows_rate = !isnan(self->learning_rate) || notes_learning_rate(self, optimizer);
+    if (!self->is_on || !knows_rate || !self->takes_numbers || self->is_due)
         return 0;
-    if (self->gradient_norm == NULL || self->gradient_norm == Py_None)
-        return seems_fine(self);
+    if (self->gradient_norm == NULL || self->gradient_norm == Py_None) {
+        int is_fine = seems_fine(self, optimizer);
+        if (is_fine && self->is_on)
+            stopwatch_lacks_norm(self);
+        return is_fine;
+    }
     double norm;
     PyObject *tensor = Py_NewRef(self->gradient_norm);
     int is_read = stopwatch_reads_scalar(self, tensor, &norm) && self->is_on;
     if (is_read) {
-        self->entry->gradient_norm = norm;
-        Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None)); /* another optimizer's have their own */
+        stopwatch_adds_norm(self, norm);
+        Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None)); /* the next optimizer's gradients have another one */
     }
     Py_DECREF(tensor);
     return is_read;

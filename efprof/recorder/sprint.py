@@ -19,7 +19,7 @@ from efprof.artifacts.steps import AlikeSteps
 from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
-from efprof.recorder.pattern import FORWARD, Pattern
+from efprof.recorder.pattern import FORWARD, STEP, Pattern
 from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.signal_errors import is_of_a_signal
 from efprof.recorder.sprint_steps import Interrupted
@@ -112,8 +112,9 @@ class Sprint:
         self.step.samples += num_samples(batch)
 
     def is_of_pattern(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is this one that steps; another one breaks the pattern."""
-        if id(optimizer) == self._pattern.optimizer:
+        """Whether it is this one's turn to step; another one breaks the pattern."""
+        turn = self._pattern.codes[: self.watch.at].count(STEP) - 1
+        if id(optimizer) == self._pattern.optimizers[turn]:
             return True
         self.leave()
         return False
@@ -134,12 +135,11 @@ class Sprint:
         """The state machine finished a step: learn its pattern."""
         if self.is_on:
             return
-        self._pattern.see(tuple(self._log[:-1]), tuple(step.loaders))
+        self._pattern.see(tuple(self._log[:-1]), tuple(step.loaders), tuple(step.stepped))
         del self._log[:-1]
         may_sprint = self._may_sprint and self._may_go_on()
         self._may_start = may_sprint and self._pattern.is_settled and self._is_plain_step(step, total_us)
         if self._may_start:
-            self._pattern.optimizer = step.stepped[0]
             self._written.site_before = step.backward_site
 
     def leave(self) -> None:
@@ -151,6 +151,8 @@ class Sprint:
         step, interrupted = self._written.write_up_to(done)
         self._log, self._nested = list(done), nested
         self._steps.open = step
+        for optimizer in step.stepped:  # it is the next one's turn; of whole rounds nothing is to be known
+            self._steps.cycle.stepped(optimizer)
         self._resume(interrupted)
 
     def end_soon(self) -> None:
@@ -213,8 +215,8 @@ class Sprint:
     def _begin(self, at: int) -> None:
         watch = self.watch
         self._epoch_offset_ns = time.time_ns() - perf_counter_ns()
-        watch.optimizer = self._pattern.optimizer
-        watch.start(bytes(self._pattern.codes), self._steps.num_finished, at, self._epoch_offset_ns, self._room())
+        codes, optimizers = bytes(self._pattern.codes), self._pattern.optimizers
+        watch.start(codes, optimizers, self._steps.num_finished, at, self._epoch_offset_ns, self._room())
 
     def _go_on_or_stop(self, code: int) -> bool:
         """A step is over, and with it so many that they are to be written."""
@@ -240,9 +242,9 @@ class Sprint:
         return (
             step.number >= FIRST_STEP
             and total_us * 1000 < MAX_STEP_NS
-            and len(step.stepped) == 1
             and step.window is None
             and tuple(step.loaders) == self._pattern.loaders
+            and tuple(step.stepped) == self._pattern.optimizers
             and not (step.late or step.has_evaluation or step.is_skipped or step.scale is not None)
             and not (steps.has_marks or steps.is_disturbed or steps.clock is not None or steps.probe is not None)
         )

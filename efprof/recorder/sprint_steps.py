@@ -37,8 +37,7 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
         step.had_loader = True  # so had the step before the sprint, which was alike
     step.num_backwards = pattern.num_backwards if is_whole else done.count(BACKWARD)
     step.has_forward = FORWARD in done
-    if STEPPED in done:
-        step.stepped = [pattern.optimizer]
+    step.stepped = list(pattern.optimizers[: done.count(STEPPED)])
 
 
 def interrupted_in(pending: PendingStep, done: Codes, nested: int) -> Interrupted:

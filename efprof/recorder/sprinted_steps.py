@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import isnan
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +67,8 @@ class SprintedSteps:
             step = self._touched[number] = _new_step(number)
         if step.sequence is None and self._watch.sequence >= 0:
             step.sequence = self._watch.sequence
+        if step.learning_rate is None and not isnan(self._watch.learning_rate):
+            step.learning_rate = self._watch.learning_rate
         return step
 
     @property

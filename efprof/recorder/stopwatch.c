@@ -7,7 +7,6 @@
  * A step is written straight into the pages of steps.pending, laid out as in efprof/artifacts/pending.py.
  */
 #include "stopwatch.h"
-#include <math.h>
 #include <time.h>
 
 #ifndef __linux__
@@ -51,9 +50,11 @@ static void begin(Stopwatch *self, int64_t at)
     entry->samples = entry->num_losses = 0;
     entry->sequence = self->sequence = -1;
     entry->loss = 0.0;
-    entry->gradient_norm = entry->learning_rate = NAN;
+    entry->gradient_norm = entry->learning_rate = self->learning_rate = NAN;
     self->at = 1;
     self->nested = 0;
+    self->is_told = self->lacks_norm = 0;
+    self->is_due = self->number >= self->read_due; /* for all optimizers alike: reading for one puts it off */
     if (self->pages->codes[0] == FORWARD)
         note_sequence(self);
     Py_XSETREF(self->gradient_norm, Py_NewRef(Py_None));
@@ -120,9 +121,9 @@ static PyObject *Stopwatch_mark(Stopwatch *self, PyObject *code)
     return status < 0 ? NULL : answer(status);
 }
 
-/* Whether backward is called from where it was called last: by the user's function, or by that through
- * `Tensor.backward`. */
-static int is_same_place(Stopwatch *self)
+/* Whether backward is called from where it was called at this place in the last step: by the user's function, or by
+ * that through `Tensor.backward`. */
+static int is_same_place(Place *place)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     int is_same = 1;
@@ -130,9 +131,9 @@ static int is_same_place(Stopwatch *self)
     for (int i = 0; i < NUM_FRAMES && frame != NULL; i++) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         int at = PyFrame_GetLasti(frame);
-        is_same &= self->place[i].code == code && self->place[i].at == at;
-        self->place[i].code = code;
-        self->place[i].at = at;
+        is_same &= place->frames[i].code == code && place->frames[i].at == at;
+        place->frames[i].code = code;
+        place->frames[i].at = at;
         Py_DECREF(code);
         PyFrameObject *back = i + 1 < NUM_FRAMES ? PyFrame_GetBack(frame) : NULL;
         Py_SETREF(frame, back);
@@ -163,12 +164,14 @@ int stopwatch_counts(Stopwatch *self, PyObject *batch)
     return has_dimension;
 }
 
-int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients)
+static int takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients)
 {
     double value;
     PyObject *loss = tensors;
+    Place *place = &self->places[self->at - 1];
     /* The place first: it has to be that of the last call, whoever takes its loss. */
-    if (!self->is_on || !is_same_place(self) || !self->takes_numbers || gradients != Py_None)
+    int is_as_before = is_same_place(place) && place->is_known;
+    if (!is_as_before || self->is_told || !self->takes_numbers || gradients != Py_None)
         return 0;
     if (PyTuple_Check(tensors) && PyTuple_GET_SIZE(tensors) == 1)
         loss = PyTuple_GET_ITEM(tensors, 0);
@@ -189,6 +192,22 @@ int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients
     return is_read;
 }
 
+int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients)
+{
+    if (!self->is_on)
+        return 0;
+    int is_taken = takes_loss(self, tensors, gradients);
+    /* Of several passes the last one's line is the step's: once Python has seen one, it has to see those after it. */
+    self->is_told |= !is_taken;
+    return is_taken;
+}
+
+void stopwatch_learns_loss(Stopwatch *self)
+{
+    if (self->is_on)
+        self->places[self->at - 1].is_known = self->takes_numbers;
+}
+
 static PyObject *Stopwatch_counted(Stopwatch *self, PyObject *batch) { return answer(stopwatch_counts(self, batch)); }
 
 int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm)
@@ -200,6 +219,24 @@ int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm)
     stopwatch_give_up(self);
     Py_XSETREF(self->gradient_norm, Py_NewRef(norm));
     return 1;
+}
+
+/* The step's norm is that of all its optimizers' gradients together; where one's is not known, only bad ones are said. */
+
+void stopwatch_adds_norm(Stopwatch *self, double norm)
+{
+    double others = self->entry->gradient_norm;
+    if (norm == NAN_NORM || others == NAN_NORM)
+        self->entry->gradient_norm = NAN_NORM;
+    else if (!self->lacks_norm || !isfinite(norm))
+        self->entry->gradient_norm = isnan(others) ? norm : hypot(others, norm);
+}
+
+void stopwatch_lacks_norm(Stopwatch *self)
+{
+    self->lacks_norm = 1;
+    if (isfinite(self->entry->gradient_norm))
+        self->entry->gradient_norm = NAN;
 }
 
 /* What Python has found out of the open step, which is noted with the step as well: the process may be killed. */
@@ -216,12 +253,20 @@ static PyObject *note(Stopwatch *self, PyObject *value, size_t field)
 
 static PyObject *Stopwatch_note_norm(Stopwatch *self, PyObject *norm)
 {
-    return note(self, norm, offsetof(Entry, gradient_norm));
+    double number = PyFloat_AsDouble(norm);
+    if (number == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (self->is_on)
+        stopwatch_adds_norm(self, number);
+    return answer(self->is_on);
 }
 
 static PyObject *Stopwatch_note_rate(Stopwatch *self, PyObject *rate)
 {
-    return note(self, rate, offsetof(Entry, learning_rate));
+    PyObject *is_noted = note(self, rate, offsetof(Entry, learning_rate));
+    if (is_noted == Py_True)
+        self->learning_rate = self->entry->learning_rate;
+    return is_noted;
 }
 
 static PyObject *Stopwatch_add_loss(Stopwatch *self, PyObject *loss)
@@ -263,7 +308,7 @@ static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *const *args, Py_ss
 static PyObject *Stopwatch_updated(Stopwatch *self, PyObject *Py_UNUSED(none))
 {
     int status = stopwatch_mark(self, STEPPED);
-    return answer_of(status, self->number < self->memory_due);
+    return answer_of(status, self->number < self->memory_due || self->at <= self->last_update);
 }
 
 int stopwatch_reads_by_design(const Stopwatch *self)
@@ -303,13 +348,26 @@ static PyObject *Stopwatch_use(Stopwatch *self, PyObject *buffer)
     Py_RETURN_NONE;
 }
 
+/* Where in the pattern which optimizer steps: they are given in their order. */
+static void note_optimizers(Stopwatch *self, PyObject *optimizers)
+{
+    Py_ssize_t num_seen = 0;
+    for (int at = 0; at < self->pages->num_codes; at++)
+        if (self->pages->codes[at] == STEP && num_seen < PyTuple_GET_SIZE(optimizers)) {
+            self->optimizers[at] = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(optimizers, num_seen++));
+            self->last_update = at;
+        }
+}
+
 static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
 {
     const char *codes;
     Py_ssize_t num_codes;
+    PyObject *optimizers;
     long long number, at, epoch_offset;
     int limit;
-    if (!PyArg_ParseTuple(args, "y#LLLi", &codes, &num_codes, &number, &at, &epoch_offset, &limit))
+    if (!PyArg_ParseTuple(args, "y#O!LLLi", &codes, &num_codes, &PyTuple_Type, &optimizers, &number, &at,
+                          &epoch_offset, &limit))
         return NULL;
     if (self->pages == NULL || limit < 1 || limit > self->capacity || num_codes < 1 || num_codes > MAX_MARKS) {
         PyErr_SetString(PyExc_ValueError, "no pages, or a pattern or a limit that does not fit them");
@@ -318,8 +376,9 @@ static PyObject *Stopwatch_start(Stopwatch *self, PyObject *args)
     self->limit = limit;
     self->pages->count = 0;
     self->pages->num_codes = num_codes;
-    memset(self->place, 0, sizeof(self->place));
+    memset(self->places, 0, sizeof(self->places));
     memcpy(self->pages->codes, codes, num_codes);
+    note_optimizers(self, optimizers);
     self->number = number - 1;
     self->epoch_offset_ns = epoch_offset;
     self->handled = handled_error();
@@ -355,7 +414,7 @@ static int Stopwatch_traverse(Stopwatch *self, visitproc visit, void *arg)
     Py_VISIT(self->is_grad_enabled);
     Py_VISIT(self->is_awaited);
     Py_VISIT(self->flags);
-    Py_VISIT(self->canary);
+    Py_VISIT(self->canaries);
     Py_VISIT(self->gradient_norm);
     Py_VISIT(self->loss);
     return 0;
@@ -368,7 +427,7 @@ static int Stopwatch_clear(Stopwatch *self)
     self->thread = 0;
     Py_CLEAR(self->unexpected);
     Py_CLEAR(self->full);
-    Py_CLEAR(self->canary);
+    Py_CLEAR(self->canaries);
     Py_CLEAR(self->gradient_norm);
     Py_CLEAR(self->loss);
     return 0;
@@ -401,7 +460,7 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
                                      &sequence_at, &grad_mode_at, &max_step_ns, &write_after_ns))
         return NULL;
     Stopwatch *self = (Stopwatch *)type->tp_alloc(type, 0);
-    if (self == NULL)
+    if (self == NULL || (self->canaries = PyDict_New()) == NULL)
         return NULL;
     self->unexpected = Py_NewRef(unexpected);
     self->full = Py_NewRef(full);
@@ -411,7 +470,6 @@ static PyObject *Stopwatch_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->is_grad_enabled = Py_NewRef(is_grad_enabled);
     self->is_awaited = Py_NewRef(is_awaited);
     self->flags = Py_NewRef(flags);
-    self->canary = Py_NewRef(Py_None);
     self->gradient_norm = Py_NewRef(Py_None);
     self->loss = Py_NewRef(Py_None);
     self->exchange = stopwatch_exchange_in(capsule);
@@ -455,14 +513,14 @@ static PyMemberDef members[] = {
     {"sequence", T_LONGLONG, offsetof(Stopwatch, sequence), READONLY, NULL},
     {"number", T_LONGLONG, offsetof(Stopwatch, number), READONLY, NULL},
     {"thread", T_ULONG, offsetof(Stopwatch, thread), 0, NULL},
-    {"optimizer", T_ULONGLONG, offsetof(Stopwatch, optimizer), 0, NULL},
     {"limit", T_INT, offsetof(Stopwatch, limit), 0, NULL},
     {"memory_due", T_LONGLONG, offsetof(Stopwatch, memory_due), 0, NULL},
     {"read_due", T_LONGLONG, offsetof(Stopwatch, read_due), 0, NULL},
     {"takes_numbers", T_BOOL, offsetof(Stopwatch, takes_numbers), 0, NULL},
     {"are_hooks_in", T_BOOL, offsetof(Stopwatch, are_hooks_in), 0, NULL},
     {"takes_clips", T_BOOL, offsetof(Stopwatch, takes_clips), 0, NULL},
-    {"canary", T_OBJECT_EX, offsetof(Stopwatch, canary), 0, NULL},
+    {"learning_rate", T_DOUBLE, offsetof(Stopwatch, learning_rate), READONLY, NULL},
+    {"canaries", T_OBJECT_EX, offsetof(Stopwatch, canaries), READONLY, NULL},
     {"loss", T_OBJECT_EX, offsetof(Stopwatch, loss), READONLY, NULL},
     {"gradient_norm", T_OBJECT_EX, offsetof(Stopwatch, gradient_norm), 0, NULL},
     {"max_norm", T_DOUBLE, offsetof(Stopwatch, max_norm), READONLY, NULL},

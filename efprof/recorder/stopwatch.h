@@ -4,11 +4,13 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <structmember.h>
 
 /* Of pattern.py; odd codes end a stage. */
 enum { FETCH, FETCHED, FORWARD, FORWARDED, BACKWARD, BACKWARDED, STEP, STEPPED, UPDATE, UPDATED, OTHER };
 enum { MAX_MARKS = 24, NUM_FRAMES = 2 };
+#define NAN_NORM (-INFINITY) /* stands for a gradient norm that is NaN, since NaN says that there is none */
 
 typedef struct {
     int64_t number, epoch_ns, start_ns, end_ns, samples, num_losses, sequence;
@@ -23,10 +25,15 @@ typedef struct {
 } Pages;
 
 typedef struct {
+    struct { void *code; int at; } frames[NUM_FRAMES];
+    char is_known; /* whether Python has seen its loss, and that of this a number is all that is needed */
+} Place;
+
+typedef struct {
     PyObject_HEAD
     PyObject *unexpected, *full, *tensor, *float32, *next_sequence, *is_grad_enabled, *is_awaited;
     PyObject *flags;         /* what has torch's note of an export as an attribute */
-    PyObject *canary;        /* weak reference to a parameter, or None */
+    PyObject *canaries;      /* weak references to parameters, or None, by the optimizer's `id` */
     PyObject *gradient_norm; /* norm of this step's gradients before they were clipped, or None */
     PyObject *loss;          /* weak reference to the last one, or None */
     PyObject *handled;       /* the error that was being handled at the start; not owned, only compared */
@@ -38,13 +45,18 @@ typedef struct {
     Entry *entry;
     unsigned long thread;
     unsigned long inside; /* the thread that is within a call of a watched class of modules, or 0 */
-    unsigned long long optimizer; /* by its `id` */
-    double max_norm; /* to which they were clipped at most */
+    unsigned long long optimizers[MAX_MARKS]; /* by `id`; each at the place in the pattern where it steps */
     long long max_step_ns, write_after_ns, epoch_offset_ns, read_due, memory_due, number, sequence;
+    double max_norm;      /* to which `gradient_norm` was clipped at most */
+    double learning_rate; /* of the open step, NaN where none is known */
     int capacity, limit, at, nested;
+    int last_update; /* its place in the pattern */
     char is_on, is_reading, takes_numbers, takes_clips;
+    char is_due; /* whether the open step is to have all its gradients read */
+    char lacks_norm; /* whether gradients of the open step were fine, and their norm is not known */
+    char is_told; /* whether Python was asked to see to a loss of the open step */
     char are_hooks_in; /* those for all modules */
-    struct { void *code; int at; } place[NUM_FRAMES];
+    Place places[MAX_MARKS]; /* where backward is called, by its place in the pattern */
 } Stopwatch;
 
 /* Takes note of a call: 1, or 0 where Python has to see to it, or -1 with what a signal's handler raised. */
@@ -60,6 +72,13 @@ int stopwatch_is_exporting(Stopwatch *self);
 int stopwatch_counts(Stopwatch *self, PyObject *batch);
 int stopwatch_takes_loss(Stopwatch *self, PyObject *tensors, PyObject *gradients);
 int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm);
+
+/* The norm of one optimizer's gradients, NAN_NORM where it is NaN; or that they are fine and it is not known. */
+void stopwatch_adds_norm(Stopwatch *self, double norm);
+void stopwatch_lacks_norm(Stopwatch *self);
+
+/* Python has seen to a loss: whether the next one at this place in the pattern may be taken here. */
+void stopwatch_learns_loss(Stopwatch *self);
 
 /* A watched module is called, which is a forward pass where it trains: as `stopwatch_mark`. */
 int stopwatch_enters(Stopwatch *self, PyObject *module);

@@ -24,8 +24,6 @@ class Stopwatch:
     number: int
     """Of the open step."""
     thread: int
-    optimizer: int
-    """The one whose steps it takes, by its `id`."""
     limit: int
     """Steps after which `full` is asked."""
     memory_due: int
@@ -37,11 +35,15 @@ class Stopwatch:
     takes_numbers: bool
     takes_clips: bool
     """Whether what gradients were clipped by is the norm of all of the optimizer's."""
-    canary: ref[torch.Tensor] | None
+    learning_rate: float
+    """That of the open step, NaN where it is not known."""
+    canaries: dict[int, ref[torch.Tensor] | None]
+    """The parameter whose gradient is looked at, by the optimizer's `id`."""
     loss: ref[torch.Tensor] | None
     """What backward was called on last, in a sprint."""
     gradient_norm: torch.Tensor | None
-    """That of the gradients that were clipped in the step of that number, before it; None once an update is noted."""
+    """That of the gradients that were clipped in the step of that number, before it; None once an optimizer has taken
+    it."""
     max_norm: float
     """To which they were clipped at most."""
 
@@ -124,8 +126,10 @@ class Stopwatch:
         """The same of the learning rate."""
     def use(self, pages: mmap, /) -> None:
         """Write to this memory from now on."""
-    def start(self, codes: bytes, number: int, at_ns: int, epoch_offset_ns: int, limit: int, /) -> None:
-        """A step of this number and of these calls begins with the first of them."""
+    def start(
+        self, codes: bytes, optimizers: tuple[int, ...], number: int, at_ns: int, epoch_offset_ns: int, limit: int, /
+    ) -> None:
+        """A step of this number, of these calls and of these optimizers by `id`, begins with the first call."""
     def stop(self) -> None:
         """See nothing any more; `at` and `number` stand still."""
     def release(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,14 +42,17 @@ class NoStopwatch:
     """Never takes note: Python sees to everything."""
 
     is_on = takes_numbers = takes_clips = False
-    at = nested = number = thread = optimizer = read_due = memory_due = limit = 0
+    at = nested = number = thread = read_due = memory_due = limit = 0
     sequence = -1
-    canary: Any = None
+    learning_rate = nan
     loss: Any = None
     gradient_norm: torch.Tensor | None = None
     max_norm = 0.0
     are_hooks_in = False
     _is_reading = False
+
+    def __init__(self) -> None:
+        self.canaries: dict[int, Any] = {}
 
     def mark(self, _: object) -> bool:
         """Python has to see to it."""

@@ -30,7 +30,7 @@ def described(steps: list[StepRecord]) -> list[tuple[object, ...]]:
     """Whatever of a step does not depend on the clock."""
     return [
         (step.step, stages(step), step.samples, step.micro_batches, step.loader, step.loss, step.learning_rate,
-         step.backward_site, (step.sequence or 0) - (steps[0].sequence or 0),
+         step.backward_site, step.sequence and step.sequence - (steps[0].sequence or 0),
          [(read.site, read.count) for read in step.reads])
         for step in steps
     ]  # fmt: skip

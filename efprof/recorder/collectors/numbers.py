@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
-from efprof.artifacts.pending import NAN_NORM
+from efprof.artifacts.pending import MAX_MARKS, NAN_NORM
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.clips import Clips
 from efprof.recorder.end_readings import TOUCHED_NS
@@ -136,12 +136,19 @@ class Numbers:
             opened.is_read = self._plan.is_due(step.number)
             opened.lacks_norm = bool(step.stepped) and step.gradient_norm is None  # of one that stepped in a sprint
         if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
-            self._watch.canary = self._canaries.get(optimizer)
+            self._have_looked_at(optimizer)
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
-        self._watch.read_due, self._watch.canary = self._plan.next_step, self._canaries.get(optimizer)
+        self._watch.read_due = self._plan.next_step
+        self._have_looked_at(optimizer)
+
+    def _have_looked_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """The stopwatch looks at the same gradient; those of more optimizers than a sprint may have are forgotten."""
+        if len(self._watch.canaries) > MAX_MARKS:
+            self._watch.canaries.clear()
+        self._watch.canaries[id(optimizer)] = self._canaries.get(optimizer)
 
     def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
         if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
@@ -203,7 +210,7 @@ class Numbers:
     def forget_canaries(self) -> None:
         """Choose others at the next step: as long as we have a weak reference to a parameter, none can be swapped."""
         self._canaries.clear()
-        self._watch.canary = None
+        self._watch.canaries.clear()
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
