@@ -160,6 +160,68 @@ def test_a_step_has_the_norm_of_all_gradients_that_were_clipped(clipped: tuple[i
     assert num_sprinted > LONG / 3
 
 
+def test_norms_are_added_up_where_the_stopwatch_can_read_only_one_of_them() -> None:
+    norms: list[float] = []
+
+    def train_clipped() -> None:
+        norms.clear()
+        pair = make_pair()
+        pair[1][0].double()
+        for inputs, targets in make_loader(LONG):
+            squares = 0.0
+            for (model, optimizer), dtype in zip(pair, (torch.float32, torch.float64), strict=True):
+                optimizer.zero_grad()
+                error_of(model, inputs.to(dtype), targets.to(dtype)).backward()
+                squares += float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) ** 2
+                optimizer.step()
+            norms.append(math.sqrt(squares))
+
+    sprinted, _, num_sprinted = record_both_ways(train_clipped)
+    assert [step.gradient_norm for step in sprinted] == pytest.approx(norms)
+    assert num_sprinted > LONG / 3
+
+
+def test_a_norm_of_a_sprint_that_ends_before_the_update_is_that_of_one_optimizer() -> None:
+    norms: list[float] = []
+
+    def train_and_evaluate() -> None:
+        norms.clear()
+        (first, of_first), second = make_pair()
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            of_first.zero_grad()
+            error_of(first, inputs, targets).backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(first.parameters(), 1.0)))
+            if number % 15 == 14:
+                with torch.no_grad():
+                    first(inputs)
+            of_first.step()
+            update(*second, inputs, targets)
+
+    sprinted, _, num_sprinted = record_both_ways(train_and_evaluate)
+    in_short = [number for number, step in enumerate(sprinted) if step.num_gradients is None]
+    assert [sprinted[number].gradient_norm for number in in_short] == pytest.approx(
+        [norms[number] for number in in_short]
+    )
+    assert {29, 44, 59} & set(in_short), "some of them"
+    assert num_sprinted > LONG / 4
+
+
+def test_a_step_keeps_the_rate_of_its_first_optimizer_where_the_gradients_of_the_second_have_to_be_read() -> None:
+    def train_on_nothing_at_times() -> None:
+        (first, second) = make_pair()
+        for number, (inputs, targets) in enumerate(make_loader(LONG)):
+            update(*first, inputs, targets)
+            model, optimizer = second
+            optimizer.zero_grad()
+            (error_of(model, inputs, targets) * (number % 7 != 3)).backward()
+            optimizer.step()
+
+    sprinted, walked, num_sprinted = record_both_ways(train_on_nothing_at_times)
+    assert described(sprinted) == described(walked)
+    assert {step.learning_rate for step in sprinted} == {0.01}
+    assert num_sprinted > LONG / 3
+
+
 def test_gradients_are_read_of_all_optimizers_or_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "MAX_STRIDE", 7)
 
