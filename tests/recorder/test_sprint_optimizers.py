@@ -133,6 +133,34 @@ def test_a_sprint_that_ends_between_two_updates_leaves_the_optimizers_their_turn
     assert num_sprinted > LONG / 4
 
 
+def test_optimizers_that_change_their_order_within_a_sprint_take_no_turns_any_more() -> None:
+    def train_then_turn_around() -> None:
+        pair = make_pair()
+        for number in range(LONG):
+            inputs = torch.randn(BATCH, 3)
+            for model, optimizer in pair if number < 40 else pair[::-1]:
+                update(model, optimizer, inputs, inputs.sum(1, keepdim=True))
+
+    sprinted, walked, num_sprinted = record_both_ways(train_then_turn_around)
+    assert described(sprinted) == described(walked)
+    assert stages(sprinted[-1]) == ["forward", "backward", "optimizer"], "each is a step of its own"
+    assert num_sprinted > LONG / 4
+
+
+def test_new_optimizers_are_sprinted_with_after_a_while() -> None:
+    def train_anew() -> None:
+        loader = make_loader(LONG)
+        for _ in range(2):
+            pair = make_pair()
+            for inputs, targets in loader:
+                for model, optimizer in pair:
+                    update(model, optimizer, inputs, targets)
+
+    sprinted, walked, num_sprinted = record_both_ways(train_anew)
+    assert described(sprinted) == described(walked)
+    assert num_sprinted > LONG
+
+
 @pytest.mark.parametrize("clipped", [(0,), (1,), (0, 1)])
 def test_a_step_has_the_norm_of_all_gradients_that_were_clipped(clipped: tuple[int, ...]) -> None:
     norms: list[float] = []
