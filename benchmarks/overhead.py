@@ -1,4 +1,4 @@
-"""What recording costs on four loops, beside what other tools cost on the same: `make bench-overhead`.
+"""What recording costs on five loops, beside what other tools cost on the same: `make bench-overhead`.
 
 Every figure is the median over rounds of a block with the tool against a bare block, side by side, in random order;
 the interval is that median's, at 95 %. What wears off is left out: a recorded block is timed after its first 70 steps.
