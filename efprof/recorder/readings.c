@@ -1,6 +1,5 @@
 /* What a stopwatch reads of tensors and optimizers, without waiting for anything. */
 #include "stopwatch.h"
-#include <math.h>
 
 static PyObject *s_is_cpu, *s_dtype, *s_nbytes, *s_data_ptr, *s_is_neg, *s_storage_offset, *s_grad, *s_param_groups;
 static PyObject *s_lr;
