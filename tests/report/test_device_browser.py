@@ -1,6 +1,5 @@
-"""The map of segments in a real browser: it opens at once, turns to the other instant, and tells what one points at."""
+"""The map of segments in a real browser: it is drawn at once, turns to the other instant, and tells what one points at."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.report.report_sample import make_report, make_segment_map, memory_fin
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-MAX_SECONDS = 2.0
 HEIGHT = 5000
 """All of the page: scrolling would take the note away."""
 SHOWN = ".map-view:not([hidden])"
@@ -82,17 +80,12 @@ def test_a_tap_tells_too_and_a_tap_elsewhere_ends_it(browser: "Browser", tmp_pat
     context.close()
 
 
-def test_two_hundred_segments_with_five_thousand_blocks_open_at_once(browser: "Browser", tmp_path: Path) -> None:
-    path = write_page(tmp_path, 25, 200)
-    assert min(seconds_to_open(browser, path) for _ in range(3)) < MAX_SECONDS  # a busy machine may delay one or two
-
-
-def seconds_to_open(browser: "Browser", path: Path) -> float:
-    page = browser.new_page(viewport={"width": 1000, "height": 900})
-    start = time.monotonic()
-    page.goto(path.as_uri())
-    page.locator(f"{SHOWN} [data-n]").first.wait_for()
-    seconds = time.monotonic() - start
+def test_two_hundred_segments_with_five_thousand_blocks_are_drawn_by_the_page_itself(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    """Nothing has to run or arrive first: that would take as long as torch's own viewer takes for its map."""
+    context = browser.new_context(viewport={"width": 1000, "height": 900}, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(write_page(tmp_path, 25, 200).as_uri())
     assert page.locator(f"{SHOWN} [data-n]").count() >= 5000
-    page.close()
-    return seconds
+    context.close()
