@@ -67,9 +67,9 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     for a short step its share of that of several; `loss` is the sum, over the step's calls of backward, of each loss
     of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
     before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
-    the step's optimizers only; `sequence` is autograd's sequence number at the start of
-    the forward pass; `is_skipped` says that gradients were not finite and an optimizer was held back; `window` names
-    the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
+    the step's optimizers only; `sequence` is autograd's sequence number at the start of the forward pass;
+    `is_skipped` says that an optimizer was held back since gradients were not finite, or that the program threw them
+    away; `window` names the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
     """
 
     step: int

@@ -52,7 +52,7 @@ class OpenStep:
     backward_site: str | None = None
     window: str | None = None
     held_back: tuple[int, ...] = ()
-    """The optimizers that a gradient scaler did not let step, by `id`."""
+    """The optimizers that a gradient scaler, or the program itself, did not let step, by `id`."""
     scale: torch.Tensor | None = None
     """The gradient scaler's, after its update."""
     loss: float | None = None

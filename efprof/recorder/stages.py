@@ -39,9 +39,9 @@ class Stages:
         self.step_ended = self.steps.ended
         self.fetched: list[Listener] = []
         self.backward_began: list[Listener] = []
-        self.backward_ended: list[Callable[[], None]] = []
+        self.backward_ended: list[Callable[[], None]] = [self.steps.skips.note_backward]
         """Told of every pass that the state machine saw the end of."""
-        self.optimizer_began: list[Listener] = []
+        self.optimizer_began: list[Listener] = [self.steps.skips.note_optimizer]
         self.clipped: list[Listener] = []
         self.stage: str | None = None
         self.opener: str | None = None

@@ -12,6 +12,7 @@ from efprof.recorder.optimizer_cycle import OptimizerCycle
 from efprof.recorder.other_threads import OtherThreads
 from efprof.recorder.parameter_probe import ParameterProbe
 from efprof.recorder.process_time import ProcessTime
+from efprof.recorder.skipped_updates import SkippedUpdates
 
 Listener = Callable[..., None]
 
@@ -25,9 +26,9 @@ CHEAP_READING_NS = 5_000
 class Steps:
     """Begins and finishes steps; `open` is the one that is being recorded.
 
-    A step runs from one fetch of a batch to the next one after an optimizer has stepped; in a loop without a
-    loader, or with several updates on each batch, from one forward pass to the next; where the user marks steps, from
-    mark to mark.
+    A step runs from one fetch of a batch to the next one after an optimizer has stepped, or the program has skipped
+    that; in a loop without a loader, or with several updates on each batch, from one forward pass to the next; where
+    the user marks steps, from mark to mark.
     """
 
     def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None]) -> None:
@@ -46,6 +47,7 @@ class Steps:
         self.manual_updates_found: list[Listener] = []
         self.others = OtherThreads()
         self.cycle = OptimizerCycle()
+        self.skips = SkippedUpdates()
         self.probe: ParameterProbe | None = ParameterProbe()
         """None once a torch optimizer has stepped."""
         self.clock: DeviceClock | None = None
@@ -81,7 +83,7 @@ class Steps:
             return self.begin(at)
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if step.stepped and not self.has_marks:
+        if not self.has_marks and (step.stepped or self.skips.is_skipped(step)):
             if self.has_loader and not self.shares_batches:
                 self.num_shared = 0
             return self.finish_and_begin(at)
@@ -107,7 +109,7 @@ class Steps:
             return step
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if step.stepped and self.cycle.is_complete(step.stepped):
+        if self.cycle.is_complete(step.stepped) if step.stepped else self.skips.is_skipped(step):
             return self.finish_and_begin(at)
         return step
 
@@ -221,6 +223,8 @@ class Steps:
     def finish(self, step: OpenStep, at: int) -> None:
         """A step ended at `at`: have it completed and written."""
         self.open = None
+        if step.stepped:
+            self.skips.note_update(step)
         record = self.complete(step, at)
         for listener in self.walked:
             listener(step, record)
