@@ -52,9 +52,9 @@ class NonFinite:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
         if not seen and all(record.loss is None and record.gradient_norm is None for record in records):
             raise ThinEvidence("no step's loss or gradients were seen: backward was not called on a scalar.")
-        searching = _steps_of_scale_search(records)
-        bad = [record for record in records if _badness(record) and record.step not in searching]
-        seen = [event for event in seen if event.step not in searching]
+        harmless = _steps_of_scale_search(records) | _steps_thrown_away(records)
+        bad = [record for record in records if _badness(record) and record.step not in harmless]
+        seen = [event for event in seen if event.step not in harmless]
         first = min([record.step for record in bad] + [event.step for event in seen], default=None)
         if first is None:
             return cls(num_steps=len(records), first_step=None)
@@ -130,6 +130,18 @@ def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
         later = []
     held = [*first, *(stretch for stretch in later if len(stretch) < LONGEST_SEARCH)]
     return {record.step for stretch in held for record in stretch}
+
+
+def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
+    """Those whose loss was not finite and that the program skipped without a scaler, up to one that is fine."""
+    thrown, waiting = set[int](), set[int]()
+    for record in records:
+        if record.is_skipped and record.scaler_scale is None and not math.isfinite(float(record.loss or 0)):
+            waiting.add(record.step)
+        elif not record.is_skipped:
+            thrown |= set() if _badness(record) else waiting
+            waiting.clear()
+    return thrown
 
 
 def _is_held_back(record: StepRecord) -> bool:

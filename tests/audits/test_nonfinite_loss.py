@@ -244,6 +244,32 @@ def test_a_scaler_that_finds_none_is_told_from_where_it_lost_it(
     assert f"The gradient is inf at step {first}" in finding.message
 
 
+def thrown_away(skipped: Container[int], bad: Container[int]) -> list[StepRecord]:
+    """Without a scaler, the program itself cleared the gradients."""
+    return [
+        make_step(step, loss="nan" if step in bad else 1.0, backward_site=BACKWARD, is_skipped=step in skipped)
+        for step in range(60)
+    ]
+
+
+def test_a_bad_batch_that_the_program_throws_away_is_silent(tmp_path: Path) -> None:
+    event = NonFiniteSeen(at_ns=START_NS, step=30, what="loss", value="nan", site=BACKWARD, suspects=[])
+    run = run_with(tmp_path, steps=thrown_away({30, 31, 45}, {30, 31, 45}), events=[event])
+    assert nonfinite_loss(run).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("skipped", "bad", "first"),
+    [({30, 31}, range(30, 60), 30), ({58, 59}, range(58, 60), 58), ({30}, {30, 40}, 40)],
+    ids=["the next one is bad too", "none follows", "a later one is applied"],
+)
+def test_a_batch_that_was_thrown_away_in_vain_is_a_fault(
+    tmp_path: Path, skipped: Container[int], bad: Container[int], first: int
+) -> None:
+    (finding,) = nonfinite_loss(run_with(tmp_path, steps=thrown_away(skipped, bad))).findings
+    assert f"The loss is nan at step {first}" in finding.message
+
+
 @pytest.mark.parametrize("first_seen", [0, FIRST_BAD])
 def test_a_bad_loss_after_the_search_for_a_scale_is_the_first(tmp_path: Path, first_seen: int) -> None:
     bad = [*scaled_steps(FIRST_BAD, range(5)), *steps()[FIRST_BAD:]]
