@@ -324,7 +324,7 @@ def test_memory_is_read_after_the_last_update_of_a_step(tmp_path: Path, monkeypa
         self._watch.memory_due = number + 1
 
     monkeypatch.setattr(EndReadings, "note", read_next)
-    monkeypatch.setattr(Steps, "reads_end", property(lambda _: True, lambda *_: None))
+    monkeypatch.setattr(Steps, "reads_end", property(lambda _: True, lambda *_: None), raising=False)
 
     def train_pair() -> None:
         pair = make_pair()

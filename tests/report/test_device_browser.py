@@ -1,4 +1,4 @@
-"""The map of segments in a real browser: it is drawn at once, turns to the other instant, and tells what one points at."""
+"""The map of segments in a real browser: drawn at once, it turns to the other instant, and tells what one points at."""
 
 from collections.abc import Iterator
 from dataclasses import replace
