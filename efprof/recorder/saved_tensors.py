@@ -40,11 +40,14 @@ class Nodes:
 
 
 def storage_of(tensor: torch.Tensor) -> Storage | None:
-    """None of one that has no storage of its own: a sparse one, one without data."""
+    """None of one that has no storage of its own: a sparse one, one without data, what `torch.func` puts around one."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return None
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except RuntimeError:  # also NotImplementedError: nothing tells beforehand
+        return None
 
 
 def _storages_of(node: Any) -> tuple[Storage, ...]:

@@ -47,6 +47,18 @@ def test_what_the_program_packed_a_saved_tensor_into_is_counted_as_it_is() -> No
     assert unpacked == []
 
 
+def test_what_torch_func_puts_around_a_tensor_has_no_storage_and_ends_no_count() -> None:
+    counted = []
+
+    def loss_of(weight: torch.Tensor) -> torch.Tensor:
+        loss = (weight + 1).square().sum()
+        counted.append(held_by(loss).graph_nodes)
+        return loss
+
+    torch.func.grad(loss_of)(torch.ones(1000))
+    assert counted == [4]
+
+
 def summed_square() -> torch.Tensor:
     return (torch.ones(1000, requires_grad=True) + 2).square().sum()
 
