@@ -110,10 +110,10 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
     for device in devices_of(snapshot) or [0]:
         try:
             history = sized_history(snapshot, device)
+            result = replay(history)
         except NotRecorded as error:
             devices.append(DevicePredictions(device=device, replayable=False, reason=_sentence(error)))
             continue
-        result = replay(history)
         if not result.is_trusted:
             devices.append(_distrusted(device, result))
             continue
@@ -156,7 +156,7 @@ def _distrusted(device: int, result: Replay) -> DevicePredictions:
         replayable=False,
         match_share=result.match_share,
         reason=f"The model places {result.match_share:.1%} of its blocks and segments where they were; below 99 % it "
-        "predicts nothing. The allocator's settings may have been changed while the program ran.",
+        f"predicts nothing. {result.possible_cause}",
     )
 
 

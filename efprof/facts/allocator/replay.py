@@ -10,6 +10,7 @@ from efprof.facts.allocator.corrections import place, widen
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, rounded_bytes
 from efprof.facts.allocator.start_state import restore
+from efprof.model import NotRecorded
 
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
@@ -40,9 +41,22 @@ class Replay:
         """Whether the model knows this program's allocator well enough to predict anything."""
         return self.match_share >= MIN_TRUST
 
+    @property
+    def possible_cause(self) -> str:
+        """Of a low share: what is most likely behind it."""
+        if self.segments == 0:
+            return (
+                "Segment events are missing from the history, as where `skip_actions` leaves them out: when memory "
+                "came from the driver is not known."
+            )
+        return "The allocator's settings may have been changed while the program ran."
+
 
 def replay(history: History) -> Replay:
-    """Replay a device's history from the state before its first event, with the addresses that the driver gave."""
+    """Replay a device's history from the state before its first event, with the addresses that the driver gave.
+
+    Raises NotRecorded where it tells what cannot have been.
+    """
     replayer = Replayer(history)
     replayer.play(len(history.entries))
     return replayer.result
@@ -158,7 +172,11 @@ class Replayer:
         block = self.allocator.malloc(
             entry.size, entry.stream, self._history.private_id_of(entry), has_searched=has_searched
         )
-        assert block is not None, "a device without a limit serves every request"
+        if block is None:  # addresses of an expandable segment end above what any device has
+            raise NotRecorded(
+                f"it tells of a request for {entry.size:,} bytes that was served, more than the device can have; the "
+                "file was edited or made by hand."
+            )
         return block
 
     def _moved(self, block: Block, entry: Entry) -> Block:
@@ -241,7 +259,8 @@ class Replayer:
             else:
                 for block in pool.free_blocks():
                     if block.range.is_expandable and block.address <= entry.addr < block.address + block.size:
-                        self.allocator.unmap(block, entry.addr, entry.size)
+                        free = block.address + block.size - entry.addr  # where the model erred it may be less
+                        self.allocator.unmap(block, entry.addr, min(entry.size, free))
                         return
 
 

@@ -7,7 +7,7 @@ import pytest
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Snapshot, read_snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.history import History, devices_of, history_of
-from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.replay import Replay, Replayer, replay
 from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
 from efprof.model import NotRecorded
 from tests.facts.allocator.recording import Recording, any_size, even_size, run_at_random
@@ -355,3 +355,42 @@ def test_a_segment_that_is_given_back_twice_breaks_nothing() -> None:
         replayed(recording)
     except NotRecorded:
         return
+
+
+def test_more_given_back_than_was_free_takes_no_memory_that_somebody_has() -> None:
+    recording = Recording(EXPANDABLE)
+    blocks = [recording.malloc(20 * MIB) for _ in range(4)]
+    recording.free(blocks[0])
+    recording.allocator.release_cached()
+    history = history_of(recording.snapshot(), 0)
+    unmapped = next(entry for entry in history.entries if entry.action == "segment_unmap")
+    unmapped.size = 60 * MIB
+    replayer = Replayer(history)
+    replayer.play(len(history.entries))
+    assert replayer.allocator.reserved == 60 * MIB
+
+
+def test_a_request_beyond_any_device_in_memory_that_is_not_there_ends_in_a_sentence() -> None:
+    recording = Recording(EVERY_KIND["expandable"])
+    run_at_random(recording, 1, sizes=any_size)
+    entry = next(entry for entry in recording.entries if entry.action == "alloc")
+    entry.size, entry.addr = 1 << 41, 1 << 50
+    with pytest.raises(NotRecorded, match=r"2,199,023,255,552 bytes that was served, more than the device can have"):
+        replayed(recording)
+
+
+def test_segment_events_that_were_left_out_are_named_as_what_is_missing() -> None:
+    recording = Recording(EVERY_KIND["default"])
+    run_at_random(recording, 1, sizes=any_size)
+    assert "settings" in replayed(recording).possible_cause
+    recording.entries = [entry for entry in recording.entries if not entry.action.startswith("segment_")]
+    with pytest.raises(NotRecorded, match=r"segment events are missing from the history"):
+        replayed(recording)
+    recording = Recording(EVERY_KIND["default"])
+    recording.free(recording.malloc(40 * MIB))
+    recording.malloc(25 * MIB)  # in the segment of 40: the one of 30, which fits better, is not there yet
+    recording.malloc(30 * MIB)
+    recording.entries = [entry for entry in recording.entries if not entry.action.startswith("segment_")]
+    result = replayed(recording)
+    assert not result.is_trusted
+    assert result.possible_cause.startswith("Segment events are missing from the history")
