@@ -195,6 +195,8 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
     driver = failure.device_free_bytes
     rest = "" if driver is None else f", and the driver had {format_bytes(driver)}"
     why = "memory was there, but in pieces" if failure.is_fragmentation else "memory was truly short"
+    elsewhere = failure.free_bytes - failure.usable_bytes
+    where = f" ({format_bytes(elsewhere)} of that for other sizes, streams or pools)" if elsewhere else ""
     most = next((owner for owner in failure.instant.owners if owner.site is not None), None)
     held = ""
     if most is not None and most.site is not None:
@@ -202,8 +204,8 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
         held = f". Most was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
     return (
         f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
-        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free, the largest "
-        f"piece {format_bytes(parts.largest_free_bytes)}{rest}; {why}{held}"
+        f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free"
+        f"{where}, the largest piece {format_bytes(max(failure.piece_bytes, default=0))}{rest}; {why}{held}"
     )
 
 
@@ -212,7 +214,7 @@ def what_is_missing(failure: Failure) -> str:
     where = f" at {place_of(failure.most_held_site)}, which holds most" if failure.most_held_site else ""
     if failure.is_fragmentation:
         return f"keep less{where}, so that larger pieces are free"
-    missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.free_bytes
+    missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
     return f"it is {format_bytes(missing)} short at that moment; keep less{where}"
 
 

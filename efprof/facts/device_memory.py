@@ -13,6 +13,7 @@ from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import History, devices_of
 from efprof.facts.allocator.layout import SegmentLayout, layout_of
 from efprof.facts.allocator.replay import Replay, Replayer
+from efprof.facts.allocator.rules import is_small
 from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device_lines import DeviceLines, lines_over_time
@@ -37,6 +38,8 @@ class Failure:
     device_free_bytes: int | None
     site: str | None
     instant: Instant
+    piece_bytes: tuple[int, ...]
+    """The free blocks that a request like this could be given: those of its own pool and stream."""
 
     @property
     def free_bytes(self) -> int:
@@ -45,14 +48,19 @@ class Failure:
         return parts.stranded_bytes + parts.releasable_bytes
 
     @property
+    def usable_bytes(self) -> int:
+        """Of what was free, that which lay where such a request is served."""
+        return sum(self.piece_bytes)
+
+    @property
     def most_held_site(self) -> str | None:
         """The user's line whose tensors had most of the device."""
         return next((owner.site for owner in self.instant.owners if owner.site is not None), None)
 
     @property
     def is_fragmentation(self) -> bool:
-        """Whether the pieces and the driver's rest together would have been enough."""
-        return self.free_bytes + (self.device_free_bytes or 0) >= self.requested_bytes
+        """Whether the pieces it could be given and the driver's rest together would have been enough."""
+        return self.usable_bytes + (self.device_free_bytes or 0) >= self.requested_bytes
 
 
 class DeviceHistory:
@@ -70,17 +78,22 @@ class DeviceHistory:
         failed = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
         replayer = Replayer(history)
         instants: dict[int, Instant] = {}
+        pieces: tuple[int, ...] = ()
         self.layouts: dict[int, tuple[SegmentLayout, ...]] = {}
         """At the peak, at the failure and at the end, by the index of the entry: one replay serves all."""
         for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
             instants[index] = play_to(replayer, history, index, lines.site)
             self.layouts[index] = layout_of(replayer, history, index, lines.site)
+            if index == failed:
+                pieces = _pieces_for(replayer, history, entries[index])
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
         is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
         self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
-        self.failure = None if failed is None else _failure(entries[failed], instants[failed], lines, self.limit_bytes)
+        self.failure = (
+            None if failed is None else _failure(entries[failed], instants[failed], pieces, lines, self.limit_bytes)
+        )
         """The last request that the device could not serve; None where it served all."""
 
     @cached_property
@@ -111,7 +124,14 @@ class DeviceHistory:
         return best_of(self.what_if, self.trials)
 
 
-def _failure(entry: Entry, instant: Instant, lines: UserLines, limit_bytes: int | None) -> Failure:
+def _pieces_for(replayer: Replayer, history: History, request: Entry) -> tuple[int, ...]:
+    pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
+    return tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
+
+
+def _failure(
+    entry: Entry, instant: Instant, pieces: tuple[int, ...], lines: UserLines, limit_bytes: int | None
+) -> Failure:
     """Torch notes what the driver has free whether the program may take it or not."""
     free = entry.device_free
     if free is not None and limit_bytes is not None:
@@ -121,6 +141,7 @@ def _failure(entry: Entry, instant: Instant, lines: UserLines, limit_bytes: int 
         device_free_bytes=free,
         site=lines.site(entry.frames),
         instant=instant,
+        piece_bytes=pieces,
     )
 
 
@@ -189,7 +210,7 @@ def _why_distrusted(device: DeviceHistory) -> str:
     place = f"device {device.history.device} in {device.file}"
     return (
         f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
-        "anything of it; settings that changed while the program ran are one cause."
+        f"anything of it. {device.replay.possible_cause}"
     )
 
 

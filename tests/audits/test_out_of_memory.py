@@ -244,3 +244,22 @@ def test_an_end_without_a_line_of_the_users_is_not_applicable(tmp_path: Path) ->
 def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
         out_of_memory(write_run(tmp_path / "run", steps=make_steps(10)))
+
+
+def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path: Path) -> None:
+    """Small blocks and large ones share no segments: a request for 2 MiB is not in pieces for what is free in small."""
+    program = Program(AllocatorSettings(), capacity=512 * MIB)
+    small = [program.at(OUTPUT).malloc(MIB // 2) for _ in range(16)]
+    for _ in range(12):
+        program.at(CACHE).malloc(40 * MIB)
+    program.at(CACHE).malloc(24 * MIB)
+    for block in small[::2]:
+        program.free(block)
+    program.at(OUTPUT).attempt(2 * MIB)
+    finding = only_finding(run_of(tmp_path / "run", program))
+    assert finding.headline == "Out of memory"
+    assert (
+        "of 512 MiB reserved 4.00 MiB were free (4.00 MiB of that for other sizes, streams or pools), the largest "
+        "piece 0 B, and the driver had 0 B; memory was truly short"
+    ) in finding.message
+    assert "it is 2.00 MiB short at that moment" in finding.fix.summary
