@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, Event, read_events
 from efprof.artifacts.run_file import RunFile, read_run_file, write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.options import Options
 from efprof.recorder.session import Session
 from efprof.recorder.shell import Shell
+from efprof.recorder.steps import Steps
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.builders import make_run_file
 
@@ -77,6 +80,16 @@ def record_here(
     finally:
         session.end()
     return Recorded(folder=folder)
+
+
+def read_memory_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each were long enough for that, whatever the clock says."""
+
+    def read_next(self: EndReadings, number: int, *_: int) -> None:
+        self._watch.memory_due = number + 1
+
+    monkeypatch.setattr(EndReadings, "note", read_next)
+    monkeypatch.setattr(Steps, "reads_end", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def record_command(

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
-from efprof.recorder import end_readings, memory, pattern, sprint, stopwatches
+from efprof.recorder import memory, pattern, sprint, stopwatches
 from efprof.recorder.sprinted_steps import SprintedSteps
 from efprof.units import MIB
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import open_session, record_here
+from tests.recorder.recording import open_session, read_memory_of_every_step, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages, train
 
 LONG = 60
@@ -297,7 +297,7 @@ def test_what_the_process_holds_is_read_together_with_the_memory_of_a_sprinted_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "MIN_INTERVAL_NS", 0)
-    monkeypatch.setattr(end_readings, "READING_SHARE", 1.0)  # as if the steps were long enough for a reading each
+    read_memory_of_every_step(monkeypatch)
     kept: list[bytearray] = []
 
     def train_and_keep() -> None:

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.events import NonFiniteSeen
 from efprof.recorder.collectors import numbers
-from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.sprint import Sprint
-from efprof.recorder.steps import Steps
-from tests.recorder.recording import record_here
+from tests.recorder.recording import read_memory_of_every_step, record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages
 from tests.recorder.test_sprint import described, record_both_ways
 
@@ -319,12 +317,7 @@ def test_a_loss_that_is_no_plain_number_is_not_taken_for_one_because_another_is(
 
 
 def test_memory_is_read_after_the_last_update_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_next(self: EndReadings, number: int, *_: int) -> None:
-        """As if the steps were long enough for a reading each."""
-        self._watch.memory_due = number + 1
-
-    monkeypatch.setattr(EndReadings, "note", read_next)
-    monkeypatch.setattr(Steps, "reads_end", property(lambda _: True, lambda *_: None), raising=False)
+    read_memory_of_every_step(monkeypatch)
 
     def train_pair() -> None:
         pair = make_pair()
