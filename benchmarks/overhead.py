@@ -33,7 +33,8 @@ one recording, for {seconds:.0f} s in each of two processes: slices of about 110
 random length, so that the moods of a shared machine cancel out, their first two steps left out; 6 s of them make a
 round. The first 70 steps of a recording, of which 20 are read in full, are left out. What of it is spent at the hooks
 is timed there as well, in another process, in rounds of 3 s: steady where the difference of two long steps is not, but
-without what the recorder costs by throwing the training's data out of the caches. The other tiers and
+without what the recorder costs by throwing the training's data out of the caches, and without the calls of modules,
+which are seen where nothing can be put around them. The other tiers and
 torch.profiler are turned on and off within one process, in random order, since two processes of one program differ by
 up to 2 % as long as they live. memray, TraceML and the last row, bare against bare, are measured between two
 processes: what that row shows, theirs may owe to chance. CPU time counts all threads of the training process; on the

@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from efprof.recorder import current
+
 MISSING = object()
 
 OWNERS = (
@@ -39,11 +41,15 @@ class Switch:
         self._is_on = True
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[dict[int, Any]] = []
+        self._watch: Any = None
+        self._looks_away = False
 
     def learn(self) -> None:
         """Whatever is not as it was is the recorder's."""
         self._changes = list(self._changed())
         self._hooks = [dict(hooks) for hooks in HOOKS]
+        self._watch = current.session.loop.watch if current.session is not None else None
+        self._looks_away = self._watch is not None and self._watch.are_hooks_in
         if not self._changes:
             raise RuntimeError("the recorder has replaced nothing: there is nothing to measure")
 
@@ -66,12 +72,16 @@ class Switch:
                 setattr(owner, name, bare)
         for hooks in HOOKS:
             hooks.clear()
+        if self._watch is not None:  # calls of modules are seen in their class's slot: there it looks away
+            self._watch.are_hooks_in = True
 
     def _put_back(self) -> None:
         for owner, name, _, recorded in self._changes:
             setattr(owner, name, recorded)
         for hooks, recorded in zip(HOOKS, self._hooks, strict=True):
             hooks.update(recorded)
+        if self._watch is not None:
+            self._watch.are_hooks_in = self._looks_away
 
     def _changed(self) -> Iterable[tuple[Any, str, Any, Any]]:
         for owner, bare in zip(self._owners, self._bare, strict=True):

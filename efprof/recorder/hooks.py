@@ -179,17 +179,15 @@ def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
 
 def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
-    by_norm, by_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
-    # One function for both places of each: it is pickled by its name in one of them.
-    functions = [
-        (by_norm, _clipping(loop, sprint, shell, by_norm)),
-        (by_value, updating(loop, sprint, shell, by_value)),
-    ]
-    undo = [
-        replace(owner, original.__name__, watching)
-        for original, watching in functions
-        for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
-    ]
+    undo = []
+    for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
+        # One function for both places, if it is one there: it is pickled by its name in one of them.
+        watching: dict[int, Callable[..., Any]] = {}
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            original = getattr(owner, name)
+            if id(original) not in watching:
+                watching[id(original)] = watch(loop, sprint, shell, original)
+            undo.append(replace(owner, name, watching[id(original)]))
     for kind, name in _moves_of_schedules():
         undo.append(replace(kind, name, updating(loop, sprint, shell, getattr(kind, name))))
     return undo

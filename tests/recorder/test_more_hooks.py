@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -279,3 +280,27 @@ def test_a_fetch_that_is_called_wrongly_is_the_program_s_error(tmp_path: Path) -
             _BaseDataLoaderIter.__next__()  # type: ignore[call-arg]
 
     assert record_here(tmp_path, train).events(CollectorStopped) == []
+
+
+def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torch.nn.utils.clip_grad_norm_
+
+    def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", wrapped)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_clipped() -> None:
+        for inputs, targets in make_loader(4):
+            error_of(model, inputs, targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    steps = record_here(tmp_path, train_clipped).steps
+    assert [stages(step)[-4:] for step in steps] == [["forward", "backward", "optimizer", "optimizer"]] * 4
+    assert torch.nn.utils.clip_grad_norm_ is wrapped
