@@ -1,4 +1,4 @@
-/* What hooks.c and calls.c share: a function put in torch's place, and how Python's functions are told of a call. */
+/* What hooks.c, calls.c and watched.c share: a function put in torch's place, and how Python's functions are told of a call. */
 #ifndef EFPROF_HOOKS_H
 #define EFPROF_HOOKS_H
 
@@ -11,7 +11,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     Stopwatch *watch;
     PyObject *original;
-    PyObject *told[MAX_TOLD]; /* functions in Python, by the names in calls.c */
+    PyObject *told[MAX_TOLD]; /* functions in Python, by the names where it is made */
     PyObject *dict, *weak_references;
 } Hook;
 

@@ -548,7 +548,7 @@ PyMODINIT_FUNC PyInit_stopwatch(void)
         {&s_shape, "shape"}, {&s_training, "training"}, {&s_is_compiling, "_is_compiling_flag"},
     };
     if (stopwatch_intern(names, sizeof(names) / sizeof(*names)) < 0 ||
-        stopwatch_prepare_readings() < 0 || stopwatch_prepare_calls() < 0)
+        stopwatch_prepare_readings() < 0 || stopwatch_prepare_classes() < 0)
         return NULL;
     PyObject *made = PyModule_Create(&module);
     if (made != NULL && (PyType_Ready(&HookType) < 0 || PyModule_AddType(made, &StopwatchType) < 0))

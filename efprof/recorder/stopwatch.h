@@ -104,7 +104,7 @@ int stopwatch_knows_numbers(Stopwatch *self, PyObject *optimizer);
 typedef struct { PyObject **to; const char *text; } Name;
 int stopwatch_intern(const Name *names, size_t num_names);
 int stopwatch_prepare_readings(void);
-int stopwatch_prepare_calls(void);
+int stopwatch_prepare_classes(void);
 
 /* The error that is raised, which is not raised any more then; and raises it, and takes it over. */
 PyObject *stopwatch_take_raised(void);
