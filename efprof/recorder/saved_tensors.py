@@ -46,7 +46,7 @@ def storage_of(tensor: torch.Tensor) -> Storage | None:
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
-    except RuntimeError:  # also NotImplementedError: nothing tells beforehand
+    except RuntimeError:  # or of a kind derived from it: nothing tells beforehand
         return None
 
 
