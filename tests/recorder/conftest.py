@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.run_file import write_run_file
+from efprof.recorder import memory
 from efprof.recorder.options import Options, encode_options
 from tests.builders import make_run_file
 from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
@@ -20,6 +21,12 @@ def server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def no_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step on, all gradients are read only where the plan can afford it."""
+    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
 
 
 @pytest.fixture

@@ -6,19 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.recorder import memory
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import make_loader
+from tests.recorder.test_numbers import two_weights
+
+pytestmark = pytest.mark.usefixtures("no_full_steps")
 
 
-def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
+def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_two(tmp_path: Path) -> None:
     def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        weights, optimizers = two_weights()
         for _ in make_loader(4):
             for weight, factor, optimizer in zip(weights, (3.0, 4.0), optimizers, strict=True):
                 optimizer.zero_grad()
@@ -33,14 +30,12 @@ def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_
 
 @pytest.mark.parametrize("num_optimizers", [1, 2])
 def test_the_norm_of_one_module_is_not_taken_for_that_of_two_that_are_clipped_by_themselves(
-    num_optimizers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_optimizers: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
     def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        groups = [weights] if num_optimizers == 1 else [[weight] for weight in weights]
-        optimizers = [torch.optim.SGD(group, lr=0.0) for group in groups]
+        weights, optimizers = two_weights()
+        if num_optimizers == 1:
+            optimizers = [torch.optim.SGD(weights, lr=0.0)]
         for _ in make_loader(4):
             torch.autograd.backward([(weights[0] * 30.0).sum(), (weights[1] * 40.0).sum()])
             for weight in weights:
@@ -53,11 +48,7 @@ def test_the_norm_of_one_module_is_not_taken_for_that_of_two_that_are_clipped_by
     assert [step.gradient_norm for step in recorded.steps] == [pytest.approx(math.sqrt(50.0)), None, None, None]
 
 
-def test_gradients_that_are_clipped_after_each_backward_pass_have_the_last_norm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
+def test_gradients_that_are_clipped_after_each_backward_pass_have_the_last_norm(tmp_path: Path) -> None:
     def train() -> None:
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -72,11 +63,7 @@ def test_gradients_that_are_clipped_after_each_backward_pass_have_the_last_norm(
     assert [step.gradient_norm for step in record_here(tmp_path, train).steps] == [pytest.approx(8.0)] * 4
 
 
-def test_a_norm_stands_beside_an_optimizer_of_sparse_gradients_which_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
+def test_a_norm_stands_beside_an_optimizer_of_sparse_gradients_which_has_none(tmp_path: Path) -> None:
     def train() -> None:
         embedding, weight = torch.nn.Embedding(5, 2, sparse=True), torch.ones(1, requires_grad=True)
         optimizers = [torch.optim.SparseAdam(embedding.parameters()), torch.optim.SGD([weight], lr=0.0)]

@@ -14,6 +14,7 @@ from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder.collectors.numbers import MAX_HELD_BACK
 from tests.recorder.recording import Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
+from tests.recorder.test_numbers import two_weights
 
 
 def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimizer], **settings: object) -> object:
@@ -30,6 +31,12 @@ def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimiz
             scaler.update()
 
     return train
+
+
+def make_scaled() -> tuple[torch.Tensor, torch.optim.Optimizer, torch.amp.GradScaler]:
+    """A weight of one, an optimizer that leaves it so, and a scaler."""
+    weight = torch.ones(1, requires_grad=True)
+    return weight, torch.optim.SGD([weight], lr=0.0), torch.amp.GradScaler("cpu", init_scale=16.0)
 
 
 def recorded_steps(recorded: Recorded) -> list[tuple[object, ...]]:
@@ -88,8 +95,7 @@ def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -
 
 def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Path) -> None:
     def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        weights, optimizers = two_weights()
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         for factor in (1.0, math.inf, 1.0):
             for optimizer in optimizers:
@@ -293,9 +299,7 @@ def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        weight, optimizer, scaler = make_scaled()
         for number in range(6):
             optimizer.zero_grad()
             if number % 2:

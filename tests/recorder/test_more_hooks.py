@@ -291,15 +291,13 @@ def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(
         return original(*args, **kwargs)
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", wrapped)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = Trainer()
 
     def train_clipped() -> None:
         for inputs, targets in make_loader(4):
-            error_of(model, inputs, targets).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            trainer.backward(inputs, targets)
+            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+            trainer.optimizer.step()
 
     steps = record_here(tmp_path, train_clipped).steps
     assert [stages(step)[-4:] for step in steps] == [["forward", "backward", "optimizer", "optimizer"]] * 4

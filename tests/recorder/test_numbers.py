@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from efprof.recorder import memory, sprint, stopwatches
+from efprof.recorder import sprint, stopwatches
 from efprof.recorder.collectors import numbers as numbers_collector
 from efprof.recorder.collectors.numbers import Numbers
 from efprof.recorder.gradients import can_be_canary, weighted_losses
@@ -32,6 +32,12 @@ def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Calla
             optimizer.step()
 
     return train
+
+
+def two_weights() -> tuple[list[torch.Tensor], list[torch.optim.Optimizer]]:
+    """With an optimizer for each, which leaves it as it is."""
+    weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    return weights, [torch.optim.SGD([weight], lr=0.0) for weight in weights]
 
 
 def numbers_of(recorded: Recorded) -> list[tuple[object, object]]:
@@ -165,8 +171,7 @@ def test_losses_with_and_without_such_a_gradient_are_added_in_a_sprint_too(tmp_p
 
 def test_the_norm_of_two_optimizers_in_a_step_covers_both(tmp_path: Path) -> None:
     def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        weights, optimizers = two_weights()
         (weights[0] * 3 + weights[1] * 4).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -201,19 +206,17 @@ def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_bad_gradient_is_seen_in_a_step_whose_gradients_are_not_all_read(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
+@pytest.mark.usefixtures("no_full_steps")
+def test_a_bad_gradient_is_seen_in_a_step_whose_gradients_are_not_all_read(dtype: torch.dtype, tmp_path: Path) -> None:
     recorded = record_here(tmp_path, descend([2.0] * 4 + [math.inf], dtype))
     assert [step.num_gradients for step in recorded.steps] == [1, None, None, None, 1]
     assert [event.step for event in recorded.events(NonFiniteSeen)] == [4]
 
 
+@pytest.mark.usefixtures("no_full_steps")
 def test_gradients_on_a_device_are_read_as_seldom_as_the_plan_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
     monkeypatch.setattr(numbers_collector, "answers_late", lambda _: True)
     numbers, weight = Numbers(open_session(tmp_path)), torch.ones(3, device="meta", requires_grad=True)
     weight.grad = torch.ones(3, device="meta")
@@ -252,9 +255,8 @@ def test_a_learning_rate_that_is_a_tensor_is_read_in_every_step(tmp_path: Path) 
     assert rates == [0.5] + [0.25] * 59
 
 
-def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
+@pytest.mark.usefixtures("no_full_steps")
+def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path) -> None:
     def train() -> None:
         weight = torch.ones(3, device="meta", requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.5)
@@ -266,14 +268,10 @@ def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path, monkey
     assert numbers_of(record_here(tmp_path, train)) == [(None, None)] * 4
 
 
-def test_each_of_two_optimizers_has_a_gradient_of_its_own_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
+@pytest.mark.usefixtures("no_full_steps")
+def test_each_of_two_optimizers_has_a_gradient_of_its_own_looked_at(tmp_path: Path) -> None:
     def train() -> None:
-        weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
-        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in weights]
+        weights, optimizers = two_weights()
         for step, _ in enumerate(make_loader(6)):
             for number, (weight, optimizer) in enumerate(zip(weights, optimizers, strict=True)):
                 optimizer.zero_grad()

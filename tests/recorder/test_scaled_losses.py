@@ -8,6 +8,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from tests.recorder.recording import record_here
+from tests.recorder.test_loss_scaling import make_scaled
 
 Scaler = torch.amp.GradScaler
 Losses = list[torch.Tensor]
@@ -35,9 +36,7 @@ BACKWARD: dict[str, Callable[[Scaler, Losses], object]] = {
 @pytest.mark.parametrize("way", BACKWARD)
 def test_however_losses_are_scaled_their_own_values_are_added(way: str, tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        weight, optimizer, scaler = make_scaled()
         for _ in range(4):
             optimizer.zero_grad()
             BACKWARD[way](scaler, [(weight * factor).sum() for factor in (2.0, 3.0, 7.0)])

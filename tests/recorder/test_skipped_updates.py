@@ -14,16 +14,17 @@ from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, s
 from tests.recorder.test_sprint import LONG, described, record_both_ways
 
 
-def train_but(skipped: Container[int], num_steps: int = 12) -> None:
+def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1) -> None:
     """Clear the gradients instead of applying them, as where their norm is not finite."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        error_of(model, inputs * (math.nan if number in skipped else 1), targets).backward()
-        if number in skipped:
-            optimizer.zero_grad()
+    for number, (inputs, targets) in enumerate(make_loader(num_steps * micro_batches)):
+        step, micro_batch = divmod(number, micro_batches)
+        error_of(model, inputs * (math.nan if step in skipped else 1), targets).backward()
+        if micro_batch < micro_batches - 1:
             continue
-        optimizer.step()
+        if step not in skipped:
+            optimizer.step()
         optimizer.zero_grad()
 
 
@@ -82,17 +83,7 @@ def test_so_does_an_update_that_is_left_out_without_a_loader(tmp_path: Path) -> 
 
 
 def test_accumulated_batches_are_thrown_away_together(tmp_path: Path) -> None:
-    def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for number, (inputs, targets) in enumerate(make_loader(24), start=1):
-            error_of(model, inputs, targets).backward()
-            if number % 4 == 0:
-                if number != 12:
-                    optimizer.step()
-                optimizer.zero_grad()
-
-    steps = record_here(tmp_path, train).steps
+    steps = record_here(tmp_path, lambda: train_but({2}, num_steps=6, micro_batches=4)).steps
     assert skipped_in(steps) == [2]
     assert [step.micro_batches for step in steps] == [4] * 6
 

@@ -1,6 +1,7 @@
 """Steps with an update by each of several optimizers are recorded together, too, and read as if they were not."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.recorder.test_sprint import described, record_both_ways
 LONG = 60
 ROUND = ["data", "forward", "backward", "optimizer", "forward", "backward", "optimizer"]
 
+Batch = tuple[torch.Tensor, ...]
 Pair = list[tuple[torch.nn.Module, torch.optim.Optimizer]]
 
 
@@ -30,6 +32,13 @@ def make_pair() -> Pair:
     torch.manual_seed(1)
     models = [make_smooth_model(), make_smooth_model()]
     return [(model, torch.optim.SGD(model.parameters(), lr)) for model, lr in zip(models, (0.01, 0.02), strict=True)]
+
+
+def made_batches(num_batches: int = LONG) -> Iterator[Batch]:
+    """Which no loader gives."""
+    for _ in range(num_batches):
+        inputs = torch.randn(BATCH, 3)
+        yield inputs, inputs.sum(1, keepdim=True)
 
 
 def update(
@@ -66,10 +75,9 @@ def test_a_generator_and_a_critic_leave_the_same_steps_as_without_a_sprint() -> 
 def test_optimizers_that_take_turns_without_a_loader_sprint_too() -> None:
     def train_on_made_tensors() -> None:
         pair = make_pair()
-        for _ in range(LONG):
-            inputs = torch.randn(BATCH, 3)
+        for inputs, targets in made_batches():
             for model, optimizer in pair:
-                update(model, optimizer, inputs, inputs.sum(1, keepdim=True))
+                update(model, optimizer, inputs, targets)
 
     sprinted, walked, num_sprinted = record_both_ways(train_on_made_tensors)
     assert described(sprinted) == described(walked)
@@ -106,8 +114,8 @@ def test_whatever_breaks_a_sprint_of_two_optimizers_leaves_the_same_steps(
     def train_in_turns() -> None:
         third = make_model()
         pair = [*make_pair(), (third, torch.optim.SGD(third.parameters(), lr=0.03))]
-        made = ((torch.randn(BATCH, 3), torch.randn(BATCH, 1)) for _ in kinds)
-        for kind, (inputs, targets) in zip(kinds, make_loader(len(kinds)) if has_loader else made, strict=False):
+        batches = (make_loader if has_loader else made_batches)(len(kinds))
+        for kind, (inputs, targets) in zip(kinds, batches, strict=False):
             run_step(kind, pair, inputs, targets)
 
     sprinted, walked, num_sprinted = record_both_ways(train_in_turns)
@@ -118,13 +126,12 @@ def test_whatever_breaks_a_sprint_of_two_optimizers_leaves_the_same_steps(
 def test_a_sprint_that_ends_between_two_updates_leaves_the_optimizers_their_turns() -> None:
     def train_and_read() -> None:
         pair = make_pair()
-        for number in range(LONG):
-            inputs = torch.randn(BATCH, 3)
-            update(*pair[0], inputs, inputs.sum(1, keepdim=True))
+        for number, (inputs, targets) in enumerate(made_batches()):
+            update(*pair[0], inputs, targets)
             if number % 15 == 14:
                 with torch.no_grad():
                     pair[0][0](inputs)
-            update(*pair[1], inputs, inputs.sum(1, keepdim=True))
+            update(*pair[1], inputs, targets)
 
     sprinted, walked, num_sprinted = record_both_ways(train_and_read)
     assert described(sprinted) == described(walked)
@@ -135,10 +142,9 @@ def test_a_sprint_that_ends_between_two_updates_leaves_the_optimizers_their_turn
 def test_optimizers_that_change_their_order_within_a_sprint_take_no_turns_any_more() -> None:
     def train_then_turn_around() -> None:
         pair = make_pair()
-        for number in range(LONG):
-            inputs = torch.randn(BATCH, 3)
+        for number, (inputs, targets) in enumerate(made_batches()):
             for model, optimizer in pair if number < 40 else pair[::-1]:
-                update(model, optimizer, inputs, inputs.sum(1, keepdim=True))
+                update(model, optimizer, inputs, targets)
 
     sprinted, walked, num_sprinted = record_both_ways(train_then_turn_around)
     assert described(sprinted) == described(walked)
