@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from efprof.artifacts.holders import Holder, read_censuses
 from efprof.facts.holder_lines import HolderGrowth
-from efprof.facts.holder_values import UNKNOWN, Value
+from efprof.facts.possible_values import UNKNOWN, Value
 from efprof.facts.run import Run
 
 Size = tuple[int, float]

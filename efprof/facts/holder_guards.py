@@ -13,7 +13,8 @@ from efprof.facts.growing_statements import GrowingStatement
 from efprof.facts.holder_conditions import FUNCTIONS, Guard, guards_below
 from efprof.facts.holder_counts import HolderCounts
 from efprof.facts.holder_limits import compared_lengths, limits_in, limits_of_made
-from efprof.facts.holder_values import UNKNOWN, KnownValues, Value
+from efprof.facts.holder_values import KnownValues
+from efprof.facts.possible_values import UNKNOWN, Value
 from efprof.facts.run_together import RunTogether
 from efprof.facts.syntax import MODULE, PlacedNode, called_name, mentions, placed_nodes
 

@@ -5,20 +5,15 @@ Names are followed by their last names alone, whoever has them: a value is left 
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Final, cast
 
+from efprof.facts.possible_values import ANY, UNKNOWN, Value, applied, compared, computed, limited
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import PlacedNode, called_name, name_of, placed_nodes
 
-Value = object
-"""What a constant may be, or `UNKNOWN`."""
-UNKNOWN: Final = object()
-ANY: Final = frozenset({UNKNOWN})
-MOST_VALUES = 16
-"""More are as good as unknown."""
 ON_OFF: Final = {"store_true": False, "store_false": True}
 """The actions of argparse that take no value, and what they leave where the option is not given."""
 
@@ -68,14 +63,14 @@ class KnownValues:
             case ast.Constant(value=value):
                 return frozenset({value})
             case ast.IfExp(body=body, orelse=orelse):
-                return _limited((*self._of(body, above), *self._of(orelse, above)))
+                return limited((*self._of(body, above), *self._of(orelse, above)))
             case ast.BoolOp(values=parts):
-                return _limited(value for part in parts for value in self._of(part, above))
+                return limited(value for part in parts for value in self._of(part, above))
             case ast.UnaryOp(operand=operand, op=operator):
-                return _limited(_applied(operator, one) for one in self._of(operand, above))
+                return limited(applied(operator, one) for one in self._of(operand, above))
             case ast.BinOp(left=left, op=operator, right=right):
                 pairs = product(self._of(left, above), self._of(right, above))
-                return _limited(_computed(operator, *pair) for pair in pairs)
+                return limited(computed(operator, *pair) for pair in pairs)
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
                 return self._of_comparison(left, operator, right, above)
             case ast.Call(func=ast.Name(id="int" | "bool" | "float"), args=[inner]):
@@ -91,10 +86,10 @@ class KnownValues:
     ) -> frozenset[Value]:
         if name_of(right) == "argv" and isinstance(operator, ast.In | ast.NotIn):
             is_in = isinstance(operator, ast.In)
-            return _limited(
+            return limited(
                 one if one is UNKNOWN else (one in self._arguments) == is_in for one in self._of(left, above)
             )
-        return _limited(_compared(operator, *pair) for pair in product(self._of(left, above), self._of(right, above)))
+        return limited(compared(operator, *pair) for pair in product(self._of(left, above), self._of(right, above)))
 
     def _of_name(self, name: str, above: frozenset[str]) -> frozenset[Value]:
         if name in above:
@@ -105,7 +100,7 @@ class KnownValues:
         found += [UNKNOWN] if name in self._open else []
         found += [_parsed(self._settings[name])] if name in self._settings else []
         is_set_by_name = self._is_set_by_name and name != name.upper()
-        return _limited(found) if found and not is_set_by_name else ANY
+        return limited(found) if found and not is_set_by_name else ANY
 
     def _of_option(self, option: ast.Call, above: frozenset[str]) -> Iterator[Value]:
         """What the command gives it, or its default."""
@@ -254,53 +249,3 @@ def _parsed(text: str) -> Value:
 
 def _has_star(call: ast.Call) -> bool:
     return any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
-
-
-def _limited(values: Iterable[Value]) -> frozenset[Value]:
-    found = frozenset(islice(values, MOST_VALUES * MOST_VALUES))
-    return ANY if len(found) > MOST_VALUES else found
-
-
-def _applied(operator: ast.unaryop, value: Value) -> Value:
-    if isinstance(operator, ast.Not):
-        return UNKNOWN if value is UNKNOWN else not value
-    return -value if isinstance(operator, ast.USub) and isinstance(value, int) else UNKNOWN
-
-
-def _computed(operator: ast.operator, left: Value, right: Value) -> Value:
-    if not (isinstance(left, int) and isinstance(right, int)):
-        return UNKNOWN
-    match operator:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.FloorDiv() if right:
-            return left // right
-        case ast.Pow() if 0 <= right <= 64:
-            return left**right
-    return UNKNOWN
-
-
-def _compared(operator: ast.cmpop, left: Value, right: Value) -> Value:
-    if left is UNKNOWN or right is UNKNOWN:
-        return UNKNOWN
-    match operator:
-        case ast.Eq() | ast.Is():
-            return left == right
-        case ast.NotEq() | ast.IsNot():
-            return left != right
-    if not (isinstance(left, int) and isinstance(right, int)):
-        return UNKNOWN
-    match operator:
-        case ast.Gt():
-            return left > right
-        case ast.GtE():
-            return left >= right
-        case ast.Lt():
-            return left < right
-        case ast.LtE():
-            return left <= right
-    return UNKNOWN

@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from efprof.facts.holder_values import UNKNOWN, KnownValues
+from efprof.facts.holder_values import KnownValues
+from efprof.facts.possible_values import UNKNOWN
 
 PARSER = """\
 parser.add_argument("kind")
