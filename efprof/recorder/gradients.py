@@ -1,9 +1,7 @@
-"""What is asked of losses and gradients: their norms, which one tells of all others, whether they can be read."""
+"""What is asked of losses and gradients: their values and norms, and whether they can be read."""
 
 import contextlib
-import ctypes
 import math
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
@@ -11,10 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
-
-
-MAX_CANDIDATES = 8
-"""Parameters that are looked at to choose one."""
 
 
 def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -70,42 +64,6 @@ def is_set(found_inf: object) -> bool:
 def answers_late(tensor: torch.Tensor) -> bool:
     """Whether it lies on a device whose values can be copied without waiting; those of others are left alone."""
     return tensor.is_cuda
-
-
-def canary_of(parameters: list[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
-    """The first parameter that can be one: the first layers' gradients are made from all the others'.
-
-    One without a zero is better: a zero may come from a unit that is dead, and stand for nothing.
-    """
-    candidates = [one for one in parameters if can_be_canary(one.grad)][:MAX_CANDIDATES]
-    full = (one for one in candidates if one.grad is not None and not has_zero(one.grad))
-    first = next(full, candidates[0] if candidates else None)
-    return None if first is None else weakref.ref(first)
-
-
-def has_zero(gradient: torch.Tensor) -> bool:
-    """Whether one of its numbers is exactly zero."""
-    with torch.no_grad():
-        return int(torch.count_nonzero(gradient).numpy()) < gradient.numel()
-
-
-def can_be_canary(gradient: torch.Tensor | None) -> bool:
-    """Whether its first number can be read without waiting for anything."""
-    return (
-        gradient is not None
-        and is_plain(gradient)
-        and gradient.is_cpu
-        and gradient.numel() > 0
-        and gradient.untyped_storage().nbytes() > 0  # some free it while they keep the tensor
-    )
-
-
-def first_number(gradient: torch.Tensor) -> float:
-    """Of one that can be a canary."""
-    if gradient.dtype == torch.float32:  # straight from memory: even one torch operator costs 5 us here
-        return ctypes.c_float.from_address(gradient.data_ptr()).value
-    with torch.no_grad():
-        return float(read_value(gradient[(0,) * gradient.ndim]))
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:

@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder import sprint, stopwatches
+from efprof.recorder.canaries import can_be_canary
 from efprof.recorder.collectors import numbers as numbers_collector
 from efprof.recorder.collectors.numbers import Numbers
-from efprof.recorder.gradients import can_be_canary, weighted_losses
+from efprof.recorder.gradients import weighted_losses
 from efprof.recorder.open_step import OpenStep
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model

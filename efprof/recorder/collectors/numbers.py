@@ -5,21 +5,19 @@ import time
 import weakref
 from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
-from efprof.artifacts.pending import MAX_MARKS, NAN_NORM
+from efprof.artifacts.pending import NAN_NORM
 from efprof.artifacts.steps import StepRecord, spelled
+from efprof.recorder.canaries import Canaries
 from efprof.recorder.clips import Clips
 from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.gradients import (
     answers_late,
-    can_be_canary,
-    canary_of,
     device_norm,
-    first_number,
     global_norm,
     is_a_mode_on,
     is_plain,
@@ -48,9 +46,6 @@ MAX_STRIDE = 400
 """Steps between two that have all gradients read, which took 0.4 ms of a step of 9 ms (measured); in between, the norm
 by which they are clipped, or one of them, tells of a bad one."""
 
-MAX_ZERO_READS = 8
-"""Times that another gradient is chosen to be looked at since one was zero; some models have hardly any other."""
-
 
 class Numbers:
     """Adds up the open step's numbers, and fills them into its record."""
@@ -64,15 +59,13 @@ class Numbers:
         self._clips = Clips(self._watch)
         self._plan = ReadingPlan(max_stride=MAX_STRIDE)
         self._step_ns = 0
-        self._canaries: WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[torch.Tensor] | None] = WeakKeyDictionary()
-        """The gradient that is looked at in a step in which not all are read, for each optimizer."""
+        self.canaries = Canaries(self._watch)
         self._normless: WeakSet[torch.optim.Optimizer] = WeakSet()
         """Those whose gradients are all sharded or sparse."""
         self._held_back: Counter[int] = Counter()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
         self._num_held_back = 0
         """That of the optimizer whose gradients are being noted."""
-        self._num_zero_reads = 0
         self._num_bad_reads: Counter[bool] = Counter()
         """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
 
@@ -136,19 +129,13 @@ class Numbers:
             opened.is_read = self._plan.is_due(step.number)
             opened.lacks_norm = bool(step.stepped) and step.gradient_norm is None  # of one that stepped in a sprint
         if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
-            self._have_looked_at(optimizer)
+            self.canaries.share(optimizer)
             return
         before = time.perf_counter_ns()
         self._read_gradients(step, optimizer, clip_norm)
         self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
         self._watch.read_due = self._plan.next_step
-        self._have_looked_at(optimizer)
-
-    def _have_looked_at(self, optimizer: torch.optim.Optimizer) -> None:
-        """The stopwatch looks at the same gradient; those of more optimizers than a sprint may have are forgotten."""
-        if len(self._watch.canaries) > MAX_MARKS:
-            self._watch.canaries.clear()
-        self._watch.canaries[id(optimizer)] = self._canaries.get(optimizer)
+        self.canaries.share(optimizer)
 
     def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
         if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
@@ -167,14 +154,14 @@ class Numbers:
             return True
         if clip_norm is not None:
             value: float | None = read_value(clip_norm)
-        elif optimizer not in self._canaries:
+        elif optimizer not in self.canaries:
             return False
         else:
-            canary = self._canaries[optimizer]
+            canary = self.canaries[optimizer]
             if canary is None:  # on a device, or sharded: no gradient can be looked at alone
                 opened.lacks_norm |= optimizer not in self._normless
                 return True
-            value = self._read_canary(canary)
+            value = self.canaries.read(canary)
         if value is None or not (math.isfinite(value) or self._is_counted_enough()):
             return False
         if clip_norm is not None or not math.isfinite(value):
@@ -192,26 +179,6 @@ class Numbers:
             return self._has_walked
         return self._num_bad_reads[self._num_held_back > 0] >= MAX_BAD_READS
 
-    def _read_canary(self, canary: weakref.ref[torch.Tensor]) -> float | None:
-        """A gradient that a bad one anywhere above would have reached: it is read for little.
-
-        None where it is gone: then all gradients have to be read.
-        """
-        parameter = canary()
-        gradient = None if parameter is None else parameter.grad
-        if gradient is None or not can_be_canary(gradient):
-            return None
-        value = first_number(gradient)
-        if value or self._num_zero_reads >= MAX_ZERO_READS:
-            return value
-        self._num_zero_reads += 1
-        return None  # a unit that is dead, or a row of an embedding that was not looked up: it tells of nothing
-
-    def forget_canaries(self) -> None:
-        """Choose others at the next step: as long as we have a weak reference to a parameter, none can be swapped."""
-        self._canaries.clear()
-        self._watch.canaries.clear()
-
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
         opened = _numbers_of(step)
         parameters = [
@@ -220,7 +187,7 @@ class Numbers:
         opened.num_gradients += len(parameters)
         dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
-        self._canaries[optimizer] = canary_of(parameters)
+        self.canaries.choose(optimizer, parameters)
         if not dense:
             self._normless.add(optimizer)
             return
@@ -296,7 +263,7 @@ def start(session: Session) -> None:
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
-    session.undo_at_end(watch_swaps(session.shell.guarded("numbers", numbers.forget_canaries)))
+    session.undo_at_end(watch_swaps(session.shell.guarded("numbers", numbers.canaries.forget)))
 
 
 def _numbers_of(step: OpenStep) -> StepNumbers:
