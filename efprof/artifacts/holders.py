@@ -36,8 +36,9 @@ class Holder(msgspec.Struct, kw_only=True):
 class HolderCensus(msgspec.Struct, kw_only=True):
     """Two counts and what grew between them, most bytes first; behind it, where all were asked for, what did not.
 
-    `is_partial` where a count ran out of time: a variable that was not counted to its end has the same, least, numbers
-    before and after, one whose graphs were not has so those of its graphs, and what was not reached is missing.
+    `is_partial` where a count ran out of time: a variable that was not counted to its end has the same numbers before
+    and after, the least there are; where only its graphs were not, the numbers of its graphs are so; and what was not
+    reached is missing.
     """
 
     step_before: int

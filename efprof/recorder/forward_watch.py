@@ -127,7 +127,7 @@ class ForwardWatch:
         self._ended()
         is_within = self._depth > 0 or self._loop.steps.others.is_within
         # Not at the step's end, which may come within a call; nor in another thread, while ours is perhaps within one.
-        if is_ours and not is_within and self._left_to_learn <= 0 and self._can_watch_outermost():
+        if is_ours and not is_within and self._left_to_learn <= 0 and self._watch_outermost():
             self._stop_learning()
 
     def _host_found(self, kind: type[torch.nn.Module]) -> None:
@@ -210,10 +210,12 @@ class ForwardWatch:
             for _ in range(self._depth):
                 self._ended()
             self._stop_learning()
-            self._can_watch_outermost()
+            self._watch_outermost()
 
-    def _can_watch_outermost(self) -> bool:
-        """Not where they are called by another way, as by `model.__call__(batch)`, which was always missed so far."""
+    def _watch_outermost(self) -> bool:
+        """Whether their calls are seen; not where they come by another way, as `model.__call__(batch)` does, which was
+        always missed so far.
+        """
         if self._num_missed > MAX_MISSED:
             return False
         return all(self._watch.watch_class(kind, self._began, self._ended) for kind in self._outermost)
