@@ -25,11 +25,6 @@ static PyObject *argument(Py_ssize_t at, const char *name, PyObject *const *args
     return Py_None;
 }
 
-static int has_both_arguments(PyObject *const *args, size_t num_args)
-{
-    return PyVectorcall_NARGS(num_args) == 2 && PyTuple_Check(args[0]) && PyDict_Check(args[1]);
-}
-
 /* `_BaseDataLoaderIter.__next__` */
 
 static int broke_off(Hook *self, PyObject *Py_UNUSED(error)) { return hook_tell(self->told[BROKE_OFF], NULL); }
@@ -111,7 +106,7 @@ static int has_read(Hook *self, PyObject *Py_UNUSED(error)) { return hook_tell(s
 static PyObject *read_value(PyObject *callable, PyObject *const *args, size_t num_args, PyObject *names)
 {
     Hook *self = (Hook *)callable;
-    /* First what an optimizer on the CPU asks for every parameter of every step; and printing makes hundreds of reads. */
+    /* First what an optimizer on the CPU asks for every parameter of every step; printing makes hundreds of reads. */
     if (stopwatch_reads_by_design(self->watch) || self->watch->is_reading)
         return PyObject_Vectorcall(self->original, args, num_args, names);
     PyObject *counts = PyObject_CallOneArg(self->told[BEGAN], argument(0, "input", args, num_args, names));
@@ -136,6 +131,11 @@ static int clipped(Hook *self, PyObject *Py_UNUSED(error))
 {
     int status = stopwatch_mark(self->watch, UPDATED);
     return status ? status : hook_tell(self->told[ENDED], NULL);
+}
+
+static int has_both_arguments(PyObject *const *args, size_t num_args)
+{
+    return PyVectorcall_NARGS(num_args) == 2 && PyTuple_Check(args[0]) && PyDict_Check(args[1]);
 }
 
 /* Not owned. */

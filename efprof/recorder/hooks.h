@@ -1,4 +1,5 @@
-/* What hooks.c, calls.c and watched.c share: a function put in torch's place, and how Python's functions are told of a call. */
+/* What hooks.c, calls.c and watched.c share: a function put in torch's place, and how Python's functions are told of a
+ * call. */
 #ifndef EFPROF_HOOKS_H
 #define EFPROF_HOOKS_H
 
@@ -11,7 +12,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     Stopwatch *watch;
     PyObject *original;
-    PyObject *told[MAX_TOLD]; /* functions in Python, by the names where it is made */
+    PyObject *told[MAX_TOLD]; /* functions in Python, by the names in calls.c and watched.c */
     PyObject *dict, *weak_references;
 } Hook;
 
@@ -21,7 +22,7 @@ PyObject *hook_make(Stopwatch *watch, PyObject *args, vectorcallfunc function, i
 /* Calls a function of Python's with one argument, or with none where that is NULL: 0, or -1 where it raised. */
 int hook_tell(PyObject *function, PyObject *argument);
 
-/* Calls `leave` as a `finally` is run: the error is being handled, and is raised again unless `leave` raises another. */
+/* Calls `leave` as a `finally` is run: the error is being handled, and raised again unless `leave` raises another. */
 PyObject *hook_leave_with_error(Hook *self, int (*leave)(Hook *, PyObject *));
 
 #endif

@@ -221,7 +221,7 @@ int stopwatch_takes_norm(Stopwatch *self, PyObject *norm, PyObject *max_norm)
     return 1;
 }
 
-/* The step's norm is that of all its optimizers' gradients together; where one's is not known, only bad ones are said. */
+/* The step's norm is that of all its optimizers' gradients; where one's is not known, only bad ones are said. */
 
 void stopwatch_adds_norm(Stopwatch *self, double norm)
 {
@@ -241,44 +241,29 @@ void stopwatch_lacks_norm(Stopwatch *self)
 
 /* What Python has found out of the open step, which is noted with the step as well: the process may be killed. */
 
-static PyObject *note(Stopwatch *self, PyObject *value, size_t field)
+static PyObject *noted(Stopwatch *self, PyObject *value, void (*note)(Stopwatch *, double))
 {
     double number = PyFloat_AsDouble(value);
     if (number == -1.0 && PyErr_Occurred())
         return NULL;
     if (self->is_on)
-        *(double *)((char *)self->entry + field) = number;
+        note(self, number);
     return answer(self->is_on);
 }
 
-static PyObject *Stopwatch_note_norm(Stopwatch *self, PyObject *norm)
+static void adds_loss(Stopwatch *self, double loss)
 {
-    double number = PyFloat_AsDouble(norm);
-    if (number == -1.0 && PyErr_Occurred())
-        return NULL;
-    if (self->is_on)
-        stopwatch_adds_norm(self, number);
-    return answer(self->is_on);
+    self->entry->loss += loss;
+    self->entry->num_losses++;
 }
 
-static PyObject *Stopwatch_note_rate(Stopwatch *self, PyObject *rate)
-{
-    PyObject *is_noted = note(self, rate, offsetof(Entry, learning_rate));
-    if (is_noted == Py_True)
-        self->learning_rate = self->entry->learning_rate;
-    return is_noted;
-}
+static void notes_rate(Stopwatch *self, double rate) { self->entry->learning_rate = self->learning_rate = rate; }
 
-static PyObject *Stopwatch_add_loss(Stopwatch *self, PyObject *loss)
-{
-    double before = self->is_on ? self->entry->loss : 0.0;
-    PyObject *is_noted = note(self, loss, offsetof(Entry, loss));
-    if (is_noted == Py_True) {
-        self->entry->loss += before;
-        self->entry->num_losses++;
-    }
-    return is_noted;
-}
+static PyObject *Stopwatch_add_loss(Stopwatch *self, PyObject *loss) { return noted(self, loss, adds_loss); }
+
+static PyObject *Stopwatch_note_norm(Stopwatch *self, PyObject *norm) { return noted(self, norm, stopwatch_adds_norm); }
+
+static PyObject *Stopwatch_note_rate(Stopwatch *self, PyObject *rate) { return noted(self, rate, notes_rate); }
 
 /* Of the arguments of `Optimizer.step`, itself among them. */
 static int has_closure(PyObject *args, PyObject *kwargs)
@@ -300,7 +285,7 @@ static PyObject *answer_of(int status, int knows_the_rest)
 static PyObject *Stopwatch_updates(Stopwatch *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 3)
-        return PyErr_Format(PyExc_TypeError, "updates takes an optimizer, the arguments of its step and the named ones");
+        return PyErr_Format(PyExc_TypeError, "updates takes an optimizer, its step's arguments and the named ones");
     int status = stopwatch_mark(self, has_closure(args[1], args[2]) ? OTHER : STEP);
     return answer_of(status, status > 0 && stopwatch_knows_numbers(self, args[0]));
 }

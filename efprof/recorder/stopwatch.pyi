@@ -121,7 +121,7 @@ class Stopwatch:
     def add_loss(self, value: float, /) -> bool:
         """A loss that Python had to see to; False where no step is open here."""
     def note_norm(self, value: float, /) -> bool:
-        """The same of the norm of all gradients."""
+        """The same of the norm of one optimizer's gradients, `NAN_NORM` where that is NaN."""
     def note_rate(self, value: float, /) -> bool:
         """The same of the learning rate."""
     def use(self, pages: mmap, /) -> None:

@@ -13,8 +13,8 @@ static PyObject *keep(Hook **kept, Hook *made, int is_watched)
     return PyBool_FromLong(is_watched);
 }
 
-/* A function of torch's in C that copies a tensor's value to Python: it is in the program's tables, too. Python calls it
- * through a pointer in it, which is free where it takes a tuple and a dictionary.
+/* A function of torch's in C that copies a tensor's value to Python: it is in the program's tables, too. Python calls
+ * it through a pointer in it, which is free where it takes a tuple and a dictionary.
  */
 
 static Hook *reader; /* whom to tell of the one function there is */
@@ -53,9 +53,9 @@ PyObject *stopwatch_leave_reader(Stopwatch *Py_UNUSED(self), PyObject *Py_UNUSED
 
 /* A call of a module of a watched class.
  *
- * What Python calls for it is put in the place of the class's `tp_call`, and its dictionary stays as it is: to whoever
- * pickles, compiles, traces or asks the class nothing has changed. Whoever sets `__call__` in it or above it puts Python's
- * own function back, by Python's own ways.
+ * The class's `tp_call`, which is what Python calls for it, is replaced, and its dictionary stays as it is: to whoever
+ * pickles, compiles, traces or asks the class nothing has changed. Whoever sets `__call__` in it or above it puts
+ * Python's own function back, by Python's own ways.
  */
 
 static ternaryfunc call_in_python; /* `tp_call` of every class whose `__call__` Python looks up at each call */
@@ -87,11 +87,12 @@ static PyObject *call_module(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     Hook *self = entrance;
     unsigned long thread = PyThread_get_thread_ident();
-    /* The hooks for all modules see this call already; what is exported must not contain ours; and of modules of watched
-     * classes within one another it is the outermost that counts. */
-    if (self == NULL || self->watch->are_hooks_in || self->watch->inside == thread || stopwatch_is_exporting(self->watch))
+    Stopwatch *watch = self ? self->watch : NULL;
+    /* The hooks for all modules see this call already; what is exported must not contain ours; and of modules of
+     * watched classes within one another it is the outermost that counts. */
+    if (watch == NULL || watch->are_hooks_in || watch->inside == thread || stopwatch_is_exporting(watch))
         return call_in_python(module, args, kwargs);
-    self->watch->inside = thread;
+    watch->inside = thread;
     Py_INCREF(self); /* the recording may end within the call */
     PyObject *result = call_told(self, module, args, kwargs);
     Py_DECREF(self);
