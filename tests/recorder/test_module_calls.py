@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped
 from efprof.recorder import sprint, stopwatches
 from efprof.recorder.stopwatches import HAS_STOPWATCH
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -91,10 +90,20 @@ def test_a_class_whose_calls_are_seen_is_as_it_was(kind: type[torch.nn.Module], 
 @pytest.mark.parametrize("name", CALLED)
 def test_what_is_called_for_a_module_need_be_no_function(name: str, tmp_path: Path) -> None:
     kind = type("Called", (torch.nn.Linear,), {"__call__": CALLED[name]})
-    hooks: list[int] = []
-    recorded = record_here(tmp_path, lambda: train(kind(3, 1), MANY, each=lambda _: hooks.append(num_global_hooks())))
-    assert recorded.events(CollectorStopped) == []
-    assert len(recorded.steps) == MANY
+    model, inputs = kind(3, 1), torch.ones(2, 3)
+    expected, began, ended = model(inputs), list[object](), list[bool]()
+    session = open_session(tmp_path)
+    session.start()
+    watch = session.loop.watch
+    try:
+        watch.are_hooks_in = False  # as once it is known what to watch
+        assert watch.watch_class(kind, began.append, lambda: ended.append(True))
+        result = model(inputs)
+    finally:
+        watch.leave_classes(kind)
+        session.end()
+    assert torch.equal(result, expected)
+    assert (began, ended) == ([model], [True])
 
 
 @needs_c

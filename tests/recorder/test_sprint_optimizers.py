@@ -89,7 +89,6 @@ KINDS = ("both", "read between", "by turns", "first alone", "second alone", "fir
 
 
 def run_step(kind: str, pair: Pair, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    (model, optimizer), second = pair[:2]
     of_step = {"by turns": pair[1::-1], "first alone": pair[:1], "second alone": pair[1:2], "a third": pair,
                "first twice": [pair[0], *pair[:2]]}.get(kind, pair[:2])  # fmt: skip
     for number, (model, optimizer) in enumerate(of_step):
@@ -100,7 +99,7 @@ def run_step(kind: str, pair: Pair, inputs: torch.Tensor, targets: torch.Tensor)
             continue
         update(model, optimizer, inputs, targets)
         if kind == "read between" and number == 0:
-            second[0](inputs).sum().item()
+            pair[1][0](inputs).sum().item()
 
 
 @pytest.mark.parametrize("has_loader", [True, False])
