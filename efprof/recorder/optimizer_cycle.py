@@ -4,13 +4,17 @@
 class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
-    Where it is none (two steps of the critic to one of the generator), every optimizer's step ends a step.
+    Where it is none (two steps of the critic to one of the generator), every optimizer's step ends a step. An optimizer
+    that stepped alone several times before the first other came takes turns only once a whole round has shown it: it
+    may as well step five times to the other's one.
     """
 
     def __init__(self) -> None:
         self._order: list[int] = []
         self._last: int | None = None
         self._is_strict = True
+        self._has_repeated = False
+        self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
         """This optimizer, by its `id`, has stepped."""
@@ -18,8 +22,13 @@ class OptimizerCycle:
             return
         if optimizer not in self._order:
             self._order.append(optimizer)
-        elif self._is_strict and optimizer != self._expected():
+            self._is_on_trial = self._has_repeated
+        elif self.is_alone:
+            self._has_repeated = True
+        elif optimizer != self._expected():
             self.broke()
+        elif optimizer == self._order[-1]:
+            self._is_on_trial = False
         self._last = optimizer
 
     def broke(self) -> None:
@@ -28,7 +37,8 @@ class OptimizerCycle:
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        return not self._is_strict or self.is_alone or stepped[-1] == self._order[-1]
+        takes_turns = self._is_strict and not (self.is_alone or self._is_on_trial)
+        return not takes_turns or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:

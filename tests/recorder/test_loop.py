@@ -655,7 +655,20 @@ def test_a_critic_that_steps_more_often_makes_each_update_a_step(tmp_path: Path)
                 optimizer.step()
 
     steps = record_here(tmp_path, train_adversaries).steps
-    assert len(steps) == 12
+    assert [stages(step) for step in steps] == [["forward", "forward", "backward", "optimizer"]] * 12
+
+
+def test_a_critic_that_is_trained_ahead_takes_turns_once_a_whole_round_has_shown_it(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for optimizer in [critics] * 4 + [critics, generators] * 4:
+            critic(generator(torch.randn(BATCH, 2))).mean().backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [stages(step).count("optimizer") for step in steps] == [1] * 8 + [2] * 2
 
 
 def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
