@@ -148,6 +148,7 @@ class Loop(Turns):
             return
         step = self.step_to_train(entered)
         step.num_backwards += 1
+        step.note_fed()
         step.backward_site = site or step.backward_site
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)

@@ -36,6 +36,8 @@ class OpenStep:
     """Of `torch.autograd.grad`, outside of every stage."""
     num_fetches: int = 0
     samples: int = 0
+    fed: tuple[int, int, int] = (0, 0, 0)
+    """How many fetches, samples and loaders it had when its last backward pass began."""
     samples_unused: int = 0
     """Of the last batch, which nothing was done with so far."""
     samples_aside: int = 0
@@ -104,6 +106,10 @@ class OpenStep:
         """A forward or backward pass begins."""
         self.samples += self.samples_aside
         self.samples_unused = self.samples_aside = 0
+
+    def note_fed(self) -> None:
+        """A backward pass begins: what was fetched so far belongs to it."""
+        self.fed = self.num_fetches, self.samples, len(self.loaders)
 
     def note_read(self, site: str, call: str, spent_ns: int) -> None:
         """A tensor's value was copied to Python at this line."""

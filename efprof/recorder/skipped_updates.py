@@ -1,4 +1,4 @@
-"""Tells a batch whose gradients the program threw away: `if not isfinite(norm): optimizer.zero_grad(); continue`.
+"""Tells a batch whose gradients the program threw away: `if not isfinite(norm): continue`, and `zero_grad()` somewhere.
 
 Gradients that are gone before any optimizer stepped may also have been gathered elsewhere, as the clipped ones of
 single samples are, or been made for something else, as an adversary's. So such a batch has as many passes as the last

@@ -36,6 +36,7 @@ def fill(step: OpenStep, pending: PendingStep, pattern: Pattern, done: Codes) ->
     if step.loaders:
         step.had_loader = True  # so had the step before the sprint, which was alike
     step.num_backwards = pattern.num_backwards if is_whole else done.count(BACKWARD)
+    step.note_fed()
     step.has_forward = FORWARD in done
     step.stepped = list(pattern.optimizers[: done.count(STEPPED)])
 

@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.device_clock import DeviceClock
 from efprof.recorder.memory import NUM_FULL_STEPS, Memory, ReadingPlan, ResidentSet
+from efprof.recorder.next_batch import NextBatch, first_span_of_it
 from efprof.recorder.open_step import OpenStep, record_of
 from efprof.recorder.optimizer_cycle import OptimizerCycle
 from efprof.recorder.other_threads import OtherThreads
@@ -105,13 +106,16 @@ class Steps:
             self.drop()
             return self.begin(at)
         fetches_here = step.num_fetches > 0  # not where another thread reads the loader
-        if (self.is_fed and fetches_here) or self.has_marks:
+        if self.has_marks:
             return step
+        if self.is_fed and fetches_here:
+            is_fed_again = step.num_fetches > step.fed[0]
+            return self._leave_behind(step, at) if is_fed_again and self.skips.is_skipped(step) else step
         if self.probe is not None:
             self._note_manual_update(step, at)
-        if self.cycle.is_complete(step.stepped) if step.stepped else self.skips.is_skipped(step):
-            return self.finish_and_begin(at)
-        return step
+        if step.stepped:
+            return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
+        return self._leave_behind(step, at) if self.skips.is_skipped(step) else step
 
     def before_evaluation(self, at: int) -> None:
         """The trained module is called without gradients, in evaluation mode: a step that is whole ends before it."""
@@ -180,6 +184,16 @@ class Steps:
         if self.open is not None:
             self.finish(self.open, at)
         return self.begin(at)
+
+    def _leave_behind(self, skipped: OpenStep, at: int) -> OpenStep:
+        """The gradients of this step were thrown away, maybe after the next batch came: that begins the next one."""
+        first = first_span_of_it(skipped)
+        if first is None:
+            return self.finish_and_begin(at)
+        batch = NextBatch(skipped, first)
+        step = self.finish_and_begin(batch.start_ns)
+        batch.move_to(step)
+        return step
 
     def begin(self, at: int) -> OpenStep:
         """A step begins."""

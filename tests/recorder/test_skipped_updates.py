@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Container
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,24 @@ def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int =
         optimizer.zero_grad()
 
 
+def train_cleared_late(skipped: Container[int], place: str, num_steps: int = 12, loads: bool = True) -> None:
+    """What a batch left is cleared in the round of the next one: at its "top", or just before its "backward"."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    made = [(torch.randn(BATCH, 3), torch.randn(BATCH, 1))] * num_steps
+    for number, (inputs, targets) in enumerate(make_loader(num_steps) if loads else made):
+        if place == "top":
+            optimizer.zero_grad()
+        error = error_of(model, inputs * (math.nan if number in skipped else 1), targets)
+        if place == "backward":
+            optimizer.zero_grad()
+        error.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        if number in skipped or not norm.isfinite():
+            continue
+        optimizer.step()
+
+
 def skipped_in(steps: list[StepRecord]) -> list[int]:
     return [step.step for step in steps if step.is_skipped]
 
@@ -45,6 +64,37 @@ def test_so_it_is_in_a_sprint() -> None:
     assert num_sprinted > 0
     assert skipped_in(sprinted) == skipped_in(walked) == [45]
     assert described(sprinted) == described(walked)
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["loaded", "made"])
+@pytest.mark.parametrize("place", ["top", "backward"])
+def test_so_is_one_whose_gradients_are_cleared_when_the_next_one_has_come(
+    place: str, loads: bool, tmp_path: Path
+) -> None:
+    steps = record_here(tmp_path, lambda: train_cleared_late({3, 9}, place, loads=loads)).steps
+    assert skipped_in(steps) == [3, 9]
+    assert [step.step for step in steps if step.loss == "nan"] == [3, 9]
+    assert [step.micro_batches for step in steps] == [1] * 12
+    assert [step.samples for step in steps] == [BATCH * loads] * 12
+    assert stages(steps[3]) == ["data", "forward", "backward", "optimizer"][not loads :]
+    assert stages(steps[4]) == stages(steps[5])
+
+
+def test_the_next_batch_takes_its_times_and_memory_along(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, lambda: train_cleared_late({3}, "backward")).steps
+    skipped, following = steps[3:5]
+    assert following.started_ns >= skipped.started_ns + skipped.spans[-1].end_us * 1000
+    assert all(0 <= span.start_us <= span.end_us <= following.total_us for span in following.spans)
+    assert [reading.boundary for reading in following.memory] == [reading.boundary for reading in steps[5].memory]
+    assert skipped.loader == following.loader is not None
+
+
+def test_so_they_are_where_a_sprint_ends_with_them() -> None:
+    for place in ("top", "backward"):
+        sprinted, walked, num_sprinted = record_both_ways(partial(train_cleared_late, {45}, place, LONG))
+        assert num_sprinted > 0
+        assert skipped_in(sprinted) == skipped_in(walked) == [45]
+        assert described(sprinted) == described(walked)
 
 
 def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Path) -> None:
@@ -120,6 +170,36 @@ def sharpen() -> None:
                 optimizer.zero_grad()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def sharpen_on_batches() -> None:
+    """The same with a loader, as written by those who clear before each of the two backward passes."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in make_loader(12):
+        for rho in (0.05, -0.05):
+            error = error_of(model, *batch)
+            optimizer.zero_grad()
+            error.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(parameter.grad, alpha=rho)  # type: ignore[arg-type]
+        optimizer.step()
+
+
+def learn_to_learn() -> None:
+    """Two batches for each update: on one the weights are moved by hand, on the other the gradients are taken."""
+    model, batches = make_model(), iter(make_loader(24))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        for moves in (True, False):
+            error = error_of(model, *next(batches))
+            optimizer.zero_grad()
+            error.backward()
+            with torch.no_grad():
+                for parameter in model.parameters() if moves else ():
+                    parameter.sub_(parameter.grad, alpha=0.01)  # type: ignore[arg-type]
+        optimizer.step()
 
 
 def attack() -> None:
@@ -214,7 +294,8 @@ def look_at_saliency() -> None:
 
 
 CLEARING = [
-    gather_clipped_gradients, sharpen, attack, adversaries, adapt, call_back, update_by_hand_after_an_optimizer,
+    gather_clipped_gradients, sharpen, sharpen_on_batches, learn_to_learn, attack, adversaries, adapt, call_back,
+    update_by_hand_after_an_optimizer,
 ]  # fmt: skip
 
 
@@ -222,7 +303,9 @@ CLEARING = [
 def test_gradients_that_are_cleared_for_other_reasons_divide_no_step(
     program: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
     steps = record_here(tmp_path / "looking", program).steps
+    torch.manual_seed(0)  # L-BFGS calls back as often as its inputs need
     monkeypatch.setattr(SkippedUpdates, "is_skipped", lambda *_: False)
     expected = record_here(tmp_path / "blind", program).steps
     assert len(steps) > 5
