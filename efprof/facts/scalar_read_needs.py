@@ -69,16 +69,19 @@ class _Needs:
         return None
 
     def _need_of_name(self, file: str, placed: PlacedNode, target: ast.expr) -> Need | None:
-        """Of the later uses of a name in the innermost loop that binds it; of a sum that it is added to, none."""
+        """Of the later uses of a name within the innermost loop that binds it; of a sum that it is added to, none."""
         bound = next(above for above in reversed(placed.ancestors) if isinstance(above, ast.stmt))
         if not isinstance(target, ast.Name) or id(target) in self._followed:
             return None
         self._followed.add(id(target))
-        where = (placed.function, _loop_around(placed))
+        loop = _loop_around(placed)
         uses = [
             one
             for one in self._nodes[file]
-            if _is_use(one.node, target.id, bound.lineno) and (one.function, _loop_around(one)) == where
+            if _is_use(one.node, target.id, bound.lineno)
+            and one.function == placed.function
+            and (loop is None or loop in one.ancestors)
+            and placed.node not in one.ancestors  # `action = action.item()` reads what had the name before
         ]
         if any(bound in one.ancestors for one in uses):
             return None

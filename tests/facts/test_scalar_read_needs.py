@@ -27,6 +27,8 @@ def in_a_loop(*lines: str) -> str:
         ("state = env.step(actions.cpu().numpy())  # read",),
         ("action = policy(x).item()  # read", "env.render(x)", "state = env.step(int(action))"),
         ("state = env.step(", "    action.item(),  # read", ")"),
+        ("action = policy(x)", "action = action.item()  # read", "state, reward = env.step(action)"),
+        ("action = policy(x).item()  # read", "for _ in range(4):", "    state, reward = env.step(action)"),
     ],
 )
 def test_a_call_whose_result_is_used_cannot_go_on_without_the_number(lines: tuple[str, ...]) -> None:
