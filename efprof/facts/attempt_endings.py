@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from efprof.artifacts.attempts import Attempt
+from efprof.artifacts.attempts import Attempt, read_process
 from efprof.artifacts.events import Event, RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
@@ -19,7 +19,9 @@ def describe_attempts(run: Run) -> str:
     if run.attempt is None or not others:
         return ""
     endings = ", ".join(f"attempt {attempt.number + 1} {_how_it_ended(attempt)}" for attempt in others)
-    return f"This run started its training again; the report is about attempt {run.attempt.number + 1}: {endings}."
+    earlier = [attempt for attempt in run.attempts[:-1] if _is_worth_telling(attempt)]
+    told = "started its training again" if _has_restart(earlier) else "trained in one process after another"
+    return f"This run {told}; the report is about attempt {run.attempt.number + 1}: {endings}."
 
 
 def name_of_error(error: TrainingRaised) -> str:
@@ -31,6 +33,25 @@ def name_of_error(error: TrainingRaised) -> str:
 def _is_worth_telling(attempt: Attempt) -> bool:
     """What neither trained nor failed only looked at something: a script for evaluation, most likely."""
     return attempt.has_steps or any(_error(read_events(rank)[0]) for rank in attempt.rank_folders)
+
+
+def _has_restart(earlier: list[Attempt]) -> bool:
+    """Whether what came after one of these is the same training: after a launcher's, or one that did not end well.
+
+    What ended well without a launcher is not repeated: its successor is another training, as in a search.
+    """
+    return any(_is_launched(rank) or _has_failed(rank) for attempt in earlier for rank in attempt.rank_folders)
+
+
+def _is_launched(rank: Path) -> bool:
+    process = read_process(rank)
+    return process is not None and bool(process.group)
+
+
+def _has_failed(rank: Path) -> bool:
+    events = read_events(rank)[0]
+    end = _end(events)
+    return end is None or end.signal is not None or _error(events) is not None
 
 
 def _how_it_ended(attempt: Attempt) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from efprof.artifacts.attempts import PROCESS_FILE, Process
 from efprof.artifacts.events import EVENTS_FILE, Event, RecordingEnded, TrainingRaised
 from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import STEPS_FILE
@@ -63,9 +64,22 @@ def test_the_first_rank_that_raised_and_those_that_were_killed_are_told(tmp_path
 
 def test_an_attempt_that_a_signal_ended_names_it(tmp_path: Path) -> None:
     write_rank(tmp_path / "rank0", 4, RecordingEnded(at_ns=1, step=4, signal="SIGTERM"))
-    assert "attempt 1 was ended by SIGTERM at step 4." in describe_attempts(open_with_second_attempt(tmp_path))
+    sentence = describe_attempts(open_with_second_attempt(tmp_path))
+    assert sentence.startswith("This run started its training again; ")
+    assert "attempt 1 was ended by SIGTERM at step 4." in sentence
 
 
-def test_an_attempt_that_finished_says_after_how_many_steps(tmp_path: Path) -> None:
+def test_what_follows_a_training_that_ended_well_is_another_one(tmp_path: Path) -> None:
     write_rank(tmp_path / "rank0", 4, ENDED)
-    assert "attempt 1 ended after 4 steps." in describe_attempts(open_with_second_attempt(tmp_path))
+    assert describe_attempts(open_with_second_attempt(tmp_path)) == (
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 4 steps."
+    )
+
+
+def test_an_agents_workers_are_started_again_however_they_ended(tmp_path: Path) -> None:
+    write_rank(tmp_path / "rank0", 4, ENDED)
+    (tmp_path / "rank0" / PROCESS_FILE).write_bytes(msgspec.json.encode(Process(pid=1, group="7.0")))
+    sentence = describe_attempts(open_with_second_attempt(tmp_path))
+    assert sentence == (
+        "This run started its training again; the report is about attempt 2: attempt 1 ended after 4 steps."
+    )

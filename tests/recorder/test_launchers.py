@@ -84,8 +84,9 @@ def test_a_restart_by_torchrun_is_a_further_attempt_and_its_agent_is_no_rank(hom
     run = open_run(recorded.folder)
     places = [folder.relative_to(recorded.folder).as_posix() for folder in run.rank_folders]
     assert places == ["attempt1/rank0", "attempt1/rank1"]
-    warnings = warnings_of(run)
-    assert [warning for warning in warnings if "attempt 1 was ended by ArithmeticError (first) at step 3" in warning]
+    (warning,) = [warning for warning in warnings_of(run) if "attempt 1" in warning]
+    assert warning.startswith("This run started its training again; ")
+    assert "attempt 1 was ended by ArithmeticError (first) at step 3" in warning
     errors = {error for rank in run.rank_folders for error in errors_of(rank)}
     assert errors == {"LookupError"}, "not the agent's ChildFailedError"
 
@@ -164,6 +165,26 @@ def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempt
         f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
     ]
     assert "attempt 1 ended after 3 steps" in warnings_of(open_run(recorded.folder))[-1]
+
+
+SEARCH = f"""
+import torch
+{STEPS}
+if __name__ == "__main__":
+    context = torch.multiprocessing.get_context("spawn")
+    for num_steps in (3, 4):
+        child = context.Process(target=train, args=(num_steps,))
+        child.start()
+        child.join()
+"""
+
+
+def test_a_search_that_spawns_one_training_after_another_is_no_restart(home: Path) -> None:
+    recorded = record(home, SEARCH, sys.executable, "train.py")
+    assert counts_of(recorded) == [{"rank0": 3}, {"rank0": 4}]
+    assert [warning for warning in warnings_of(open_run(recorded.folder)) if "attempt" in warning] == [
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 3 steps."
+    ]
 
 
 WAITING = f"""
