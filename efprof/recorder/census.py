@@ -49,7 +49,7 @@ class Census:
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
                 self._count_frames(sys._getframe())
             for module in list(sys.modules.values()):
-                file = getattr(module, "__file__", None)
+                file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module))
             # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
@@ -66,6 +66,13 @@ class Census:
         self.held = {key: held for key, held in self._walk.holders.held.items() if held.tensors}
         self._walk.holders.held.clear()
         return self.held
+
+    def _file_that_runs(self, module: object) -> str | None:
+        """Of a main module from no file, as a notebook's is, what calls its code that trains by."""
+        if module is not sys.modules.get("__main__"):
+            return None
+        running = (frame for frame in callers(sys._getframe()) if frame.f_globals is vars(module))
+        return next((frame.f_code.co_filename for frame in running if self._sites.is_user_code(frame.f_code)), None)
 
     def _count_frames(self, innermost: FrameType | None) -> None:
         self._walk.running = set(map(id, callers(innermost)))

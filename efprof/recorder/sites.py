@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import itertools
+import linecache
 import os
 import site
 import sys
@@ -18,6 +19,8 @@ from efprof.recorder.writing import LineWriter
 
 MAX_SOURCE_BYTES = 1024**2
 """A longer file is generated; nobody wants its text in a report."""
+TYPED_IN = ("<ipython-input-", "<stdin>")
+"""What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
 
 
 class Sites:
@@ -69,6 +72,9 @@ class Sites:
             file = getattr(module, "__file__", None)
             if file and self.is_user_file(file):
                 self.file(file)
+        for path in list(linecache.cache):
+            if self.is_user_file(path) and _typed_text(path) is not None:
+                self.file(path)
 
     def absolute(self, shortened: str) -> str:
         """The path of a file that torch's profiler names without its folder on `sys.path`."""
@@ -79,7 +85,7 @@ class Sites:
 
     def _is_written_by_user(self, path: str) -> bool:
         if path.startswith("<"):
-            return False
+            return path.startswith(TYPED_IN)
         # As it is spelled: a link into a library is the library's.
         path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
         if self._own_package and path.startswith(self._own_package):
@@ -87,7 +93,7 @@ class Sites:
         return not path.startswith(_library_folders())
 
     def _keep(self, path: str, name: str) -> None:
-        text = _text_of(Path(self._start) / path)
+        text = _text_of(Path(self._start) / path) or _typed_text(path)
         if text is not None:
             self._sources.write(SourceText(file=name, text=without_secrets(text)))
 
@@ -101,6 +107,12 @@ def _text_of(file: Path) -> str | None:
         if is_of_a_signal(error):
             raise
         return None
+
+
+def _typed_text(path: str) -> str | None:
+    """The text that IPython leaves for tracebacks; a notebook's kernel calls a cell by the path of no file."""
+    entry = linecache.cache.get(path)
+    return "".join(entry[2]) if entry and len(entry) == 4 and entry[1] is None else None
 
 
 @cache

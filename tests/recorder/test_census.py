@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
@@ -52,6 +53,14 @@ def big_loss(weight: torch.Tensor) -> torch.Tensor:
 
 # What is counted lies in functions without an assert: pytest rewrites those to call `locals()`, and the census
 # leaves functions alone that do.
+
+
+def test_what_the_variables_of_a_notebook_keep_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    vars(main).update(count=lambda: count(tmp_path), kept=[torch.ones(8)])
+    exec(compile("held = count()", "<ipython-input-2-abc>", "exec"), vars(main))
+    assert vars(main)["held"]["global", "__main__.kept"].file == "<ipython-input-2-abc>"
 
 
 def fail_with_activations(weight: torch.Tensor) -> None:

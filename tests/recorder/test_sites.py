@@ -1,6 +1,7 @@
 """Which files are the user's, and what they are called in reports."""
 
 import errno
+import linecache
 import os
 import signal
 import sys
@@ -136,3 +137,27 @@ def test_what_torch_generated_to_compile_it_is_not_the_users(tmp_path: Path) -> 
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     assert not make_sites(tmp_path).is_user_file(f"{default_cache_dir()}/ab/cabcd.py")
+
+
+@pytest.mark.parametrize("cell", ["<ipython-input-3-0a1b2c>", "/tmp/ipykernel_41/123456.py"])
+def test_a_cell_of_a_notebook_is_the_users_and_its_text_is_what_tracebacks_show(
+    cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = cell.replace("3", "4")
+    for name, text in ((cell, "first = 1\n"), (other, "second = 2\n"), ("<attrs generated init>", "pass\n")):
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, [text], name))
+    sites = make_sites(tmp_path)
+    assert sites.is_user_file(cell)
+    assert sites.file(cell) == cell
+    assert read_sources(tmp_path / "rank0") == {cell: ["first = 1"]}
+    sites.keep_all()
+    kept = read_sources(tmp_path / "rank0")
+    assert kept[other] == ["second = 2"], "of the other cells, too, once something grows"
+    assert "<attrs generated init>" not in kept
+
+
+def test_what_is_piped_into_python_is_the_users_without_a_text(tmp_path: Path) -> None:
+    sites = make_sites(tmp_path)
+    assert sites.is_user_file("<stdin>")
+    assert sites.file("<stdin>") == "<stdin>"
+    assert read_sources(tmp_path / "rank0") == {}
