@@ -11,6 +11,7 @@ import torch
 
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import num_samples
+from efprof.recorder.step_numbers import learning_rate_of
 from efprof.recorder.steps import Listener
 from efprof.recorder.turns import Turns
 
@@ -213,7 +214,7 @@ class Loop(Turns):
         if self.opener == "optimizer" and self.steps.open is not None:
             self.close_stage(self.steps.open, entered)  # the last call raised, and the program went on
         if self.opener == "backward":
-            self._step_within_backward(id(optimizer))
+            self._step_within_backward(optimizer)
         self.leave_function(entered)
         self.leave_host(optimizer, entered)
         if self.stage is not None and self.opener not in ("user", "update"):
@@ -228,13 +229,15 @@ class Loop(Turns):
         if self.stage is None:
             self.open_stage(step, "optimizer", "optimizer", entered)
 
-    def _step_within_backward(self, optimizer: int) -> None:
+    def _step_within_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """A hook of a gradient steps it, as soon as the gradient is there: one optimizer for each parameter."""
         step, steps = self.steps.open, self.steps
-        if step is not None and optimizer not in step.stepped:
+        if step is not None and id(optimizer) not in step.stepped:
             steps.probe = None
-            step.stepped.append(optimizer)
-            steps.cycle.stepped(optimizer)
+            if not step.stepped:
+                step.learning_rate = learning_rate_of(optimizer)
+            step.stepped.append(id(optimizer))
+            steps.cycle.stepped(id(optimizer))
 
     def turn_to(self, optimizer: torch.optim.Optimizer) -> None:
         """It was taken for the optimizer of the sprint, which it broke off: begin its stage again."""

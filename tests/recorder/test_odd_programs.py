@@ -102,6 +102,7 @@ def test_optimizers_that_step_within_backward_end_its_step(tmp_path: Path) -> No
     assert [stages(step)[-3:] for step in fed] == [["data", "forward", "backward"]] * 12
     assert [step.samples for step in fed] == [BATCH] * 12
     assert [step.memory[-1].boundary for step in fed] == ["post_optimizer_step"] * 12
+    assert [step.learning_rate for step in fed] == [0.01] * 12
     unfed = record_here(tmp_path / "unfed", lambda: train_fused(12, has_loader=False)).steps
     assert [step.micro_batches for step in unfed] == [1] * 12
 
