@@ -1,6 +1,5 @@
 """By which name of a program's code one object refers to another, read without running any of that code."""
 
-import sys
 from collections.abc import Sequence
 from types import CellType, FrameType, FunctionType, GeneratorType, MappingProxyType, MethodType, TracebackType
 from typing import Any, Literal
@@ -9,6 +8,7 @@ import torch
 
 from efprof.artifacts.cycles import CycleLink
 from efprof.recorder.sites import Sites
+from efprof.recorder.user_classes import user_file_of
 from efprof.recorder.variables import (
     COLLECTIONS,
     attributes_of,
@@ -43,7 +43,7 @@ class Names:
         """The path of the user's file that defines it; None for what a library defines."""
         code = _code_of(value)
         kind = value if issubclass(type(value), type) else type(value)
-        path = code.co_filename if code is not None else getattr(sys.modules.get(kind.__module__), "__file__", None)
+        path = code.co_filename if code is not None else user_file_of(kind, self._sites)
         return path if path and self._sites.is_user_file(path) else None
 
     def owner_of(self, value: Any) -> str:

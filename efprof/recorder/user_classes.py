@@ -1,9 +1,18 @@
 """Which classes the user wrote, and in which file."""
 
 import sys
+from types import FunctionType
 from typing import Any
 
 from efprof.recorder.sites import Sites
+
+
+def user_file_of(kind: type[Any], sites: Sites) -> str | None:
+    """The user's file that defines a class; in a notebook, whose main module has none, the methods tell it."""
+    module_file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    methods = (value for value in vars(kind).values() if type(value) is FunctionType)
+    files = [module_file] if module_file else [method.__code__.co_filename for method in methods]
+    return next(filter(sites.is_user_file, files), None)
 
 
 class UserClasses:
@@ -17,8 +26,7 @@ class UserClasses:
     def file_of(self, kind: type[Any]) -> str | None:
         """The user's file that defines it; None for what a library defines."""
         if kind not in self._files:
-            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-            self._files[kind] = file if file and self._sites.is_user_file(file) else None
+            self._files[kind] = user_file_of(kind, self._sites)
         return self._files[kind]
 
     def is_record(self, kind: type[Any]) -> bool:

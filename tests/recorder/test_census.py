@@ -55,12 +55,22 @@ def big_loss(weight: torch.Tensor) -> torch.Tensor:
 # leaves functions alone that do.
 
 
+FITS = "<ipython-input-2-abc>"
+TRAINER_IN_A_CELL = """class Trainer:
+    def __init__(self):
+        self.losses = [torch.ones(8)]
+"""
+
+
 def test_what_the_variables_of_a_notebook_keep_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    vars(main).update(count=lambda: count(tmp_path), kept=[torch.ones(8)])
-    exec(compile("held = count()", "<ipython-input-2-abc>", "exec"), vars(main))
-    assert vars(main)["held"]["global", "__main__.kept"].file == "<ipython-input-2-abc>"
+    vars(main).update(count=lambda: count(tmp_path), torch=torch)
+    exec(compile(TRAINER_IN_A_CELL, "<ipython-input-1-abc>", "exec"), vars(main))
+    exec(compile("trainer, kept = Trainer(), [torch.ones(8)]\nheld = count()", FITS, "exec"), vars(main))
+    held = vars(main)["held"]
+    assert held["global", "__main__.kept"].file == FITS
+    assert held["attribute", "Trainer.losses"].file == "<ipython-input-1-abc>"
 
 
 def fail_with_activations(weight: torch.Tensor) -> None:
