@@ -165,7 +165,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -
 
 
 def num_samples(batch: object) -> int:
-    """The first dimension of the first tensor found in a batch; 0 where there is none."""
+    """The first dimension of the first tensor found in a batch; 0 where there is none.
+
+    Pictures of different sizes come as one sequence of them and one of what is known of each, in a dictionary.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
     if isinstance(batch, dict):
@@ -179,4 +182,7 @@ def num_samples(batch: object) -> int:
         for item in batch:
             if isinstance(item, torch.Tensor):
                 return item.shape[0] if item.dim() else 1
+        for item in batch:
+            if isinstance(item, list | tuple) and item and isinstance(item[0], dict):
+                return len(item)
     return 0
