@@ -229,8 +229,9 @@ class Replayer:
     def _is_known(self, address: int) -> bool:
         """Whether the model has something there already, as it may where it went wrong before."""
         pools = self.allocator.pools
-        return any(pool.free_at(address) is not None or pool.unmapped_at(address) is not None for pool in pools) or any(
-            block.range.address == address for block in self.blocks.values()
+        blocks = [*self.blocks.values(), *(block for pool in pools for block in pool.free_blocks())]
+        return any(pool.unmapped_at(address) is not None for pool in pools) or any(
+            block.range.address == address or block.address <= address < block.address + block.size for block in blocks
         )
 
     def _compare(self, address: int, num_bytes: int) -> None:
