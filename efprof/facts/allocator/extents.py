@@ -38,8 +38,8 @@ class Extents:
         self._by_address: dict[int, Extent] = {}
         self._addresses: list[int] = []
         self._mapped: dict[Kind, int] = {}
-        self.heads: dict[Kind, int] = {}
-        """By kind, where the range of what is mapped begins, as far as is known: it lasts while any of it is mapped."""
+        self.lows: dict[Kind, set[int]] = {}
+        """By kind, where stretches began: the lowest tell where ranges begin, which last while any of it is mapped."""
         for segment in segments:
             self.add(_extent_of(segment))
 
@@ -59,7 +59,7 @@ class Extents:
             return False
         if extent.is_expandable:
             self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) + extent.num_bytes
-            self.heads[extent.kind] = min(extent.address, self.heads.get(extent.kind, extent.address))
+            self.lows.setdefault(extent.kind, set()).add(extent.address)
             extent = self._joined(extent)
         self._insert(extent)
         return True
@@ -73,7 +73,7 @@ class Extents:
         if extent.is_expandable:
             self._mapped[extent.kind] = self._mapped.get(extent.kind, 0) - num_bytes
             if not self._mapped[extent.kind]:  # there was another range before, or none
-                self.heads.pop(extent.kind, None)
+                self.lows.pop(extent.kind, None)
         if extent.address < address:
             self._insert(_cut(extent, extent.address, address))
         if address + num_bytes < extent.end:

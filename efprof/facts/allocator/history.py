@@ -62,8 +62,8 @@ class History:
     """Before the first event, by address."""
     fixed_pools: frozenset[tuple[int, int]] = frozenset()
     """Private pools with an allocator of their own, whose segments are not expandable where others are."""
-    heads: dict[Kind, int] = field(default_factory=dict)
-    """The lowest address that the expandable range of a kind is known to have."""
+    lows: dict[Kind, set[int]] = field(default_factory=dict)
+    """Addresses that the expandable ranges of a kind are known to have, among them the lowest."""
     device_bytes: int | None = None
     """What the device has in all; None where nobody knows, and an expandable range has addresses without end."""
 
@@ -104,7 +104,7 @@ def history_of(snapshot: Snapshot, device: int) -> History:
             f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), "
             f"{_why_unfit(entries)}; {HOW_TO_RECORD}"
         )
-    history.extents, history.heads = extents.by_address(), extents.heads
+    history.extents, history.lows = extents.by_address(), extents.lows
     return history
 
 

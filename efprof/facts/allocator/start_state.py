@@ -26,26 +26,50 @@ class Piece:
 def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
     """The blocks that somebody had, by address."""
     blocks: dict[int, Block] = {}
+    for extent in history.extents:
+        if not extent.is_expandable:
+            pool = allocator.pool(extent.private_id, is_small_pool=extent.is_small)
+            pieces = _pieces(extent.address, [extent], history.live)
+            blocks |= _take_over(allocator, Range(extent.address), pool, extent.stream, pieces)
     expandable = sorted((extent for extent in history.extents if extent.is_expandable), key=_kind_of)
-    ranges = [[extent] for extent in history.extents if not extent.is_expandable]
-    ranges += [sorted(group, key=lambda extent: extent.address) for _, group in groupby(expandable, _kind_of)]
-    for extents in ranges:
-        first = extents[0]
-        pool = allocator.pool(first.private_id, is_small_pool=first.is_small)
-        page = page_bytes(allocator.settings, is_small_pool=first.is_small) if first.is_expandable else 0
-        start = history.heads.get(first.kind, first.address) if first.is_expandable else first.address
-        pieces = _pieces(start, extents, history.live)
-        if first.is_expandable:
-            pieces = _with_addresses_to_grow_in(pieces, start + allocator.expandable_bytes(page))
-        range_ = Range(start, page_bytes=page)
-        blocks |= {block.address: block for block in _take_over(allocator, range_, pool, first.stream, pieces)}
+    for (private_id, is_small, stream), group in groupby(expandable, _kind_of):
+        pool = allocator.pool(private_id, is_small_pool=is_small)
+        page = page_bytes(allocator.settings, is_small_pool=is_small)
+        known = sorted(history.lows.get((private_id, is_small, stream), ()))
+        for start, end, extents in _by_range(list(group), known, allocator.expandable_bytes(page)):
+            pieces = _with_addresses_to_grow_in(_pieces(start, extents, history.live), end)
+            blocks |= _take_over(allocator, Range(start, page_bytes=page), pool, stream, pieces)
     return blocks
+
+
+def _by_range(extents: list[Extent], known: list[int], num_bytes: int) -> list[tuple[int, int, list[Extent]]]:
+    """Stretches of one kind by the expandable segments that they belong to, with where each begins and ends.
+
+    One has so many addresses, and what is mapped farther up belongs to the next; each begins at the lowest address
+    that is known of it.
+    """
+    starts: list[int] = []
+    ranges: list[list[Extent]] = []
+    end = 0
+    for extent in extents:
+        if extent.end > end:
+            lowest = bisect_left(known, max(end, extent.end - num_bytes))
+            starts.append(min([extent.address, *known[lowest : lowest + 1]]))
+            ranges.append([])
+            end = starts[-1] + num_bytes
+        ranges[-1].append(extent)
+    following = [*starts[1:], end]
+    return [
+        (start, min(start + num_bytes, stop), range_)
+        for start, stop, range_ in zip(starts, following, ranges, strict=True)
+    ]
 
 
 def _take_over(
     allocator: CachingAllocator, range_: Range, pool: Pool, stream: int, pieces: Iterable[Piece]
-) -> Iterator[Block]:
-    """Take over a range as it was found, piece by piece; gives the blocks that somebody has."""
+) -> dict[int, Block]:
+    """Take over a range as it was found, piece by piece; gives the blocks that somebody has, by address."""
+    blocks: dict[int, Block] = {}
     previous: Block | None = None
     for piece in pieces:
         block = Block(piece.address, piece.num_bytes, stream, pool, range_)
@@ -61,7 +85,8 @@ def _take_over(
             continue
         block.is_allocated, block.requested = True, piece.requested
         allocator.allocated += block.size
-        yield block
+        blocks[block.address] = block
+    return blocks
 
 
 def _kind_of(extent: Extent) -> Kind:
