@@ -75,11 +75,13 @@ class OutOfMemory(_Event, tag="out_of_memory"):
     """The exception that ended the run said that memory ran out.
 
     `requested_bytes` is the request that failed; None where the message does not tell, as Python's own never does.
+    `is_for_tensor` is false of a `MemoryError`, Python's and NumPy's: torch's allocators raise others.
     """
 
     message: str
     site: str | None
     requested_bytes: int | None = None
+    is_for_tensor: bool = True
 
     def __post_init__(self) -> None:
         if self.requested_bytes is None:

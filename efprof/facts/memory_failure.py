@@ -22,6 +22,7 @@ class MemoryFailure:
     stage: str | None
     requested_bytes: int | None
     in_use_bytes: int | None
+    is_for_tensor: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -44,4 +45,5 @@ class MemoryFailure:
             stage=broken[-1].stage if broken else None,
             requested_bytes=event.requested_bytes,
             in_use_bytes=broken[-1].allocated_bytes if broken else None,
+            is_for_tensor=event.is_for_tensor,
         )

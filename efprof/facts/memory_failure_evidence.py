@@ -43,7 +43,9 @@ def what_failed(run: Run, failure: MemoryFailure) -> str:
     stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
     used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
     peak = _peak_of(run, failure)
-    return f"A request{request} failed {stage} step {failure.step:,}{used}{'' if peak is None else _filled(run, peak)}"
+    for_what = "" if failure.is_for_tensor else ", not for a tensor,"
+    filled = "" if peak is None else _filled(run, peak)
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
 
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:

@@ -1,7 +1,7 @@
 """The micro-batch with which a step that ran out of memory would fit, by what in it grows with the batch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ class Shortage:
     missing_bytes: int
     kept_bytes: int | None
     usual_bytes: int | None
+    is_for_tensor: bool = True
 
     @property
     def scaling_bytes(self) -> int | None:
@@ -98,13 +99,14 @@ def shortage_at_end(run: Run) -> Shortage:
     """Of the request that ended the run, as its events tell it; raises NotRecorded where they do not."""
     failure = run.get(MemoryFailure)
     requested = failure.requested_bytes or 0
-    return shortage_in(
+    shortage = shortage_in(
         failure.rank_folder,
         stage=failure.stage,
         in_use_bytes=failure.in_use_bytes or 0,
         requested_bytes=requested,
         missing_bytes=requested,
     )
+    return replace(shortage, is_for_tensor=failure.is_for_tensor)
 
 
 def shortage_on(run: Run, device: DeviceHistory, failure: Failure) -> Shortage:

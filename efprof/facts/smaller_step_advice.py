@@ -16,6 +16,13 @@ from efprof.units import format_bytes
 WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
 WORDS_FOR_ONE: Final = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
 
+NO_TENSOR: Final = (
+    "Look at the sizes on that line: what it asked for is no tensor but an object of Python's or an array of NumPy's. "
+    "Make less of it at once, in parts or in a file that is mapped (`numpy.memmap`); smaller micro-batches help only "
+    "where its size goes with theirs."
+)
+"""What torch's allocators were not asked for has no part in what a step's tensors take."""
+
 
 def fit_step(run: Run, shortage: Shortage) -> Fix:
     """The changes of the batch, else of checkpointing and precision; none where a smaller batch would not help."""
@@ -56,6 +63,8 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
     """Why fewer samples would not do, and what would; None where they may."""
     with contextlib.suppress(NotRecorded):  # of a snapshot alone no machine is known
         limits = run.get(RunLimits)
+        if not shortage.is_for_tensor and limits.is_device:
+            return NO_TENSOR
         if 0 < limits.total_bytes < shortage.requested_bytes:
             return (
                 f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
@@ -69,6 +78,8 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
                 f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
                 "puts the end off."
             )
+    if not shortage.is_for_tensor and _is_most_of_memory(run, shortage):
+        return NO_TENSOR
     if shortage.stage == "optimizer":
         return (
             "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
@@ -80,6 +91,14 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
             "smaller model, an optimizer with less state, or share them among devices."
         )
     return None
+
+
+def _is_most_of_memory(run: Run, shortage: Shortage) -> bool:
+    """Whether the request was for more than all that was in use; one of unknown size for more than what was free."""
+    with contextlib.suppress(NotRecorded):
+        least = shortage.requested_bytes or run.get(RunLimits).total_bytes - shortage.in_use_bytes
+        return least > shortage.in_use_bytes
+    return False
 
 
 def _what_to_mend(run: Run) -> str:

@@ -244,7 +244,8 @@ class Session:
         shortage = shortage_behind(error)
         if shortage is not None:
             at, told = self._sites_of(shortage), without_secrets(str(shortage))
-            events.append(OutOfMemory(at_ns=now, step=number, message=told, site=at[-1] if at else None))
+            site, is_for_tensor = at[-1] if at else None, not isinstance(shortage, MemoryError)
+            events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
         kind = type(error).__name__
         events.append(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
         return events

@@ -128,7 +128,12 @@ def ended(folder: Path, *, allocated_mib: int = 900, stage: str = "forward", **f
     events = [
         StepInterrupted(at_ns=1, step=10, stage=stage, allocated_bytes=allocated_mib * MIB, reserved_bytes=0),
         OutOfMemory(
-            at_ns=1, step=10, message="", site=fields.pop("site"), requested_bytes=fields.pop("requested_bytes")
+            at_ns=1,
+            step=10,
+            message="",
+            site=fields.pop("site"),
+            requested_bytes=fields.pop("requested_bytes"),
+            is_for_tensor=fields.pop("is_for_tensor", True),
         ),
     ]
     return write_run(folder, events=events, ended="out_of_memory", **{"sources": {"train.py": TRAIN}, **fields})
@@ -183,6 +188,21 @@ def test_a_request_larger_than_the_machine_is_no_matter_of_the_batch(tmp_path: P
     fix = only_finding(ended(tmp_path / "run", requested_bytes=1 << 50)).fix
     assert fix.summary.startswith("Look at the sizes on that line")
     assert fix.changes == ()
+
+
+@pytest.mark.parametrize("requested", [None, 2000 * MIB])
+def test_what_python_asked_for_beyond_all_tensors_is_no_matter_of_the_batch(
+    tmp_path: Path, requested: int | None
+) -> None:
+    finding = only_finding(ended(tmp_path / "run", requested_bytes=requested, is_for_tensor=False))
+    assert ", not for a tensor, failed in the forward stage" in finding.message
+    assert "an object of Python's or an array of NumPy's" in finding.fix.summary
+    assert (finding.fix.changes, finding.gain.peak_bytes) == ((), None)
+
+
+def test_a_small_request_of_pythons_fails_for_what_tensors_have_taken(tmp_path: Path) -> None:
+    finding = only_finding(ended(tmp_path / "run", is_for_tensor=False))
+    assert finding.fix.changes == SMALLER
 
 
 def test_what_the_optimizer_lacks_no_smaller_batch_gives(tmp_path: Path) -> None:

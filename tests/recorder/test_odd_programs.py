@@ -359,7 +359,28 @@ for number in range(5):
     (shortage,) = recorded.events(OutOfMemory)
     assert shortage.requested_bytes == 2**48
     assert (shortage.site or "").startswith("train.py:10:")
+    assert shortage.is_for_tensor
     assert [error.error for error in recorded.events(TrainingRaised)] == ["ValueError"]
+
+
+@pytest.mark.parametrize("asked", ["bytearray(2**62)", "[0] * 2**60", "numpy.ones(2**50)"])
+def test_a_request_of_pythons_or_numpys_is_told_from_one_for_a_tensor(asked: str, tmp_path: Path) -> None:
+    text = f"""
+import numpy, torch
+
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.01)
+for number in range(5):
+    weight.square().sum().backward()
+    optimizer.step()
+    if number == 3:
+        {asked}
+"""
+    recorded = record_script(tmp_path / "home", text)
+    assert recorded.run.ended == "out_of_memory"
+    (shortage,) = recorded.events(OutOfMemory)
+    assert not shortage.is_for_tensor
+    assert (shortage.site or "").startswith("train.py:10:")
 
 
 TRACES = """
