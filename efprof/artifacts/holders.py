@@ -13,6 +13,8 @@ class Holder(msgspec.Struct, kw_only=True):
     `path` is code the user knows (`train.history`, `Trainer.losses`); `scope` is `local`, `attribute` or
     `global`; `owner` the function, class or module that the last name of `path` belongs to, `file` where that
     is written. `tensor_bytes` counts each storage once; `graph_nodes` counts autograd nodes reachable.
+    `max_length` is the `maxlen` of a deque, of several of that path together; 0 where there is no such limit, or
+    another one than at the first count, and None where none was recorded.
     """
 
     path: str
@@ -31,6 +33,7 @@ class Holder(msgspec.Struct, kw_only=True):
     graph_bytes_after: int
     length_before: int
     length_after: int
+    max_length: int | None = None
 
 
 class HolderCensus(msgspec.Struct, kw_only=True):

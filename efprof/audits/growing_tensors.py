@@ -54,7 +54,7 @@ def growing_tensors(run: Run) -> Examination:
             keeping.append(only_of(suspect, unbounded))
         for one, bound in bounds:
             if bound is not None:
-                looked_at += f"; `{shown_name(one.holder)}` keeps tensors, and is bounded at {bound}"
+                looked_at += f"; `{shown_name(one.holder)}` keeps tensors, and is bounded {bound}"
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
 
 

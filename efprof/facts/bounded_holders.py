@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from efprof.artifacts.steps import read_steps
+from efprof.facts.counted_limits import counted_limit
 from efprof.facts.growing_statements import JOINING, GrowingStatement
 from efprof.facts.holder_conditions import spans
 from efprof.facts.holder_counts import counts_of
@@ -18,7 +19,6 @@ from efprof.facts.run import Run
 from efprof.facts.run_together import MAKERS, RunTogether
 from efprof.facts.sources import Sources, split_site
 from efprof.facts.syntax import PlacedNode, called_name, mentions, placed_nodes, site_of
-from efprof.model import SourceLine
 
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "clear"})
 TAKING_FROM_QUEUE = frozenset({"get", "get_nowait"})
@@ -27,16 +27,19 @@ COPYING = frozenset({"list", "dict", "tuple", "set", "sorted", "reversed", "copy
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def bound_of(growth: HolderGrowth, run: Run) -> SourceLine | None:
-    """The line that makes it with a `maxlen`, takes entries out, or keeps its length below a limit; None without one.
+def bound_of(growth: HolderGrowth, run: Run) -> str | None:
+    """In words: by the `maxlen` counted, or at the line that makes it with one, takes entries out, or keeps it short.
 
-    What comes after the loop that makes it grow bounds nothing, what nobody calls neither, another variable of its
-    name neither, and nor does what should have acted while the holder was counted to grow.
+    None without one. What comes after the loop that makes it grow bounds nothing, what nobody calls neither, another
+    variable of its name neither, and nor does what should have acted while the holder was counted to grow.
     """
+    limit = counted_limit(growth.holder, run)
+    if limit:
+        return f"by its `maxlen` of {limit:,}"
     sources = run.get(Sources)
     trees = {file: tree for file in sources.files if (tree := sources.tree(file)) is not None}
     together = RunTogether(trees)
-    container = _Container(growth, trees, together)
+    container = _Container(growth, trees, together, is_endless=limit == 0)
     counts = counts_of(run, growth, container.num_keys_below)
     values, sites = run.get(KnownValues), _backward_sites(run)
     guards = HolderGuards(growth.holder.name, counts, container.grown_at, sites, trees, together, values)
@@ -48,7 +51,7 @@ def bound_of(growth: HolderGrowth, run: Run) -> SourceLine | None:
         if guards.may_still_bound(file, placed)
     )
     site = next(found, None)
-    return None if site is None else sources.line(site)
+    return None if site is None else f"at {sources.line(site)}"
 
 
 def _backward_sites(run: Run) -> list[tuple[str, int, str]]:
@@ -59,7 +62,9 @@ def _backward_sites(run: Run) -> list[tuple[str, int, str]]:
 class _Container:
     """What grows: a holder, an entry of it, or every entry of it."""
 
-    def __init__(self, growth: HolderGrowth, trees: Mapping[str, ast.AST], together: RunTogether) -> None:
+    def __init__(
+        self, growth: HolderGrowth, trees: Mapping[str, ast.AST], together: RunTogether, *, is_endless: bool
+    ) -> None:
         self._keys = keys_in(growth.holder)
         self.grown_at = growth.statements[: growth.num_likeliest]
         self._places = HolderPlaces(growth.holder, self.grown_at, trees)
@@ -67,6 +72,7 @@ class _Container:
         self._depth = max([len(self._keys), *map(_depth_of, self.grown_at)])
         # Where a count is taken between adding and taking out, one entry more may be seen.
         self._is_longer = growth.holder.length_after > growth.holder.length_before + 1
+        self._is_endless = is_endless
         self._is_queue = growth.holder.type in QUEUES
         self.num_keys_below = self._depth - len(self._keys)
 
@@ -144,7 +150,7 @@ class _Container:
 
         Not where there are more and more entries, each of them short.
         """
-        if not self._is(file, placed, target, target):
+        if self._is_endless or not self._is(file, placed, target, target):
             return False
         is_of_entries = len(keys_of(target)) < self._depth and not (self._is_longer and self._is_itself(target))
         made = ast.walk(value) if is_of_entries else [value]

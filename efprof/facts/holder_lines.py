@@ -109,6 +109,7 @@ def _since(first: Holder, last: Holder) -> Holder:
         graph_nodes_before=first.graph_nodes_before,
         graph_bytes_before=first.graph_bytes_before,
         length_before=first.length_before,
+        max_length=last.max_length if first.max_length == last.max_length else 0,
     )
 
 

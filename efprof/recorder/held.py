@@ -51,6 +51,8 @@ class Held:
     file: str | None
     type: str
     length: int = 0
+    max_length: int = 0
+    """Of a deque; 0 where there is none."""
     tensors: int = 0
     tensor_bytes: int = 0
     graph_nodes: int = 0

@@ -1,9 +1,13 @@
 """Where a walk from a variable stands, and what was found to be held by each of the places that it came through."""
 
+from collections import deque
 from typing import Any, NamedTuple
 
 from efprof.recorder.held import Held
 from efprof.recorder.variables import COLLECTIONS
+
+_MAXLEN: Any = vars(deque)["maxlen"]
+"""Read past the attributes of the user's own subclasses, which may run his code."""
 
 Key = tuple[str, str]
 """Scope and path."""
@@ -42,7 +46,10 @@ class Holders:
         key = (place.scope, place.path)
         self.here.add(key)
         held = self.held.get(key)
-        if held is None:
+        limit = (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
+        if held is not None:
+            held.max_length = held.max_length + limit if held.max_length and limit else 0
+        else:
             held = self.held[key] = Held(
                 path=place.path,
                 scope=place.scope,
@@ -50,6 +57,7 @@ class Holders:
                 name=place.name,
                 file=place.file,
                 type=type(value).__name__,
+                max_length=limit,
             )
         held.length += len(value) if issubclass(type(value), (*COLLECTIONS, dict)) else 1
         return held

@@ -155,6 +155,26 @@ def test_a_limit_in_a_configuration_file_counts(tmp_path: Path) -> None:
     assert not is_leak(tmp_path / "given", source, configuration={"data.buffer_size": "500"})
 
 
+def test_what_was_counted_of_a_deque_goes_before_what_its_source_says(tmp_path: Path) -> None:
+    unlimited = counted(type="deque", max_length=0)
+    assert not is_leak(tmp_path / "unknown", program(before="kept = deque(maxlen=cfg.unknown)"))
+    assert is_leak(tmp_path / "no limit", program(before="kept = deque(maxlen=cfg.unknown)"), censuses=unlimited)
+    limited = counted(type="deque", max_length=500)
+    assert not is_leak(tmp_path / "limited", program(before="kept = make(cfg)"), censuses=limited)
+
+
+def test_a_deque_that_fills_memory_before_it_is_full_is_as_good_as_unlimited(tmp_path: Path) -> None:
+    """It keeps a mebibyte of each step."""
+    censuses = counted(type="deque", max_length=10**9)
+    assert is_leak(tmp_path, program(before="kept = deque(maxlen=10**9)"), censuses=censuses)
+
+
+def test_what_grows_within_a_full_deque_is_not_bounded_by_its_length(tmp_path: Path) -> None:
+    """Nine lists, each of which gets longer."""
+    full = counted(type="deque", max_length=9, length_before=9, length_after=9)
+    assert is_leak(tmp_path, program(before="kept = make(cfg)"), censuses=full)
+
+
 def test_a_method_of_the_steps_with_a_flag_is_no_bound_one_of_an_epoch_is(tmp_path: Path) -> None:
     text = """\
 class Keeper(Callback):

@@ -1,6 +1,7 @@
 """Who holds tensors: found by name, and let go again."""
 
 import asyncio
+import collections
 import queue
 import sys
 import weakref
@@ -39,6 +40,13 @@ class Trainer:
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []
         self.metrics: dict[str, list[torch.Tensor]] = {"loss": []}
+
+
+class Window:
+    """Keeps the last tensors."""
+
+    def __init__(self, most: int) -> None:
+        self.window: collections.deque[torch.Tensor] = collections.deque(maxlen=most)
 
 
 def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -472,6 +480,25 @@ def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> N
     recorded = record_here(tmp_path, train)
     (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "bank"]
     assert holder.tensor_bytes_after - holder.tensor_bytes_before == 4 * 20_000
+
+
+def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_they_hold_together(
+    tmp_path: Path,
+) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
+        first, second = Window(300), Window(400)
+        for _ in range(20):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+            for kept in (limited, endless, first.window, second.window):
+                kept.append(torch.ones(10_000))
+
+    holders = read_censuses(record_here(tmp_path, train).rank)[0].holders
+    assert {holder.name: holder.max_length for holder in holders} == {"limited": 500, "endless": 0, "window": 700}
 
 
 def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:

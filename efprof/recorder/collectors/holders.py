@@ -229,4 +229,5 @@ def _holder(before: Held | None, after: Held) -> Holder:
         graph_bytes_after=after.graph_bytes,
         length_before=before.length if before else 0,
         length_after=after.length,
+        max_length=after.max_length if before is None or before.max_length == after.max_length else 0,
     )
