@@ -30,6 +30,8 @@ class Replay:
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
     peak_allocated_bytes: int
+    is_expandable: bool = False
+    """Whether the recorded settings had expandable segments."""
 
     @property
     def match_share(self) -> float:
@@ -48,6 +50,11 @@ class Replay:
             return (
                 "Segment events are missing from the history, as where `skip_actions` leaves them out: when memory "
                 "came from the driver is not known."
+            )
+        if self.is_expandable:
+            return (
+                "The allocator's settings may have been changed while the program ran, or the addresses of an "
+                "expandable segment ran out: how many it has depends on the device's memory, which no file tells."
             )
         return "The allocator's settings may have been changed while the program ran."
 
@@ -98,6 +105,7 @@ class Replayer:
             peak_reserved_recorded_bytes=self._peak_recorded,
             peak_reserved_replayed_bytes=self.allocator.peak_reserved,
             peak_allocated_bytes=self._peak_allocated,
+            is_expandable=self._history.settings.expandable_segments,
         )
 
     def play(self, end: int) -> None:
