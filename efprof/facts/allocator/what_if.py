@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.caching_allocator import CachingAllocator, NewRange
+from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator, NewRange
 from efprof.facts.allocator.driver_calls import Calls
 from efprof.facts.allocator.driver_costs import DriverCosts, driver_costs
 from efprof.facts.allocator.history import History
@@ -140,8 +140,9 @@ class WhatIf:
 
     def _run(self, settings: AllocatorSettings, new_range: NewRange, *, is_warm: bool) -> _Layout:
         allocator = CachingAllocator(settings, new_range, capacity=self.capacity)
-        if self._history.device_bytes is not None and self.capacity == self.script.capacity:
-            allocator.device_bytes = self._history.device_bytes
+        if self._history.settings.expandable_segments and self.capacity == self.script.capacity:
+            # A retry tells only what the device has at least: addresses end where the replay found that they do.
+            allocator.device_bytes = self._history.device_bytes or UNKNOWN_DEVICE_BYTES
         allocator.fixed_pools = self._history.fixed_pools
         blocks: dict[int, Block] = {}
         first = 0

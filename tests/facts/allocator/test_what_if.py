@@ -3,6 +3,7 @@
 import pytest
 
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
+from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
@@ -297,3 +298,14 @@ def test_a_request_that_failed_in_a_private_pool_is_tried_in_that_pool() -> None
         recording.free(block)
     assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
     assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
+
+
+def test_addresses_do_not_run_out_sooner_than_they_did_where_a_retry_is_all_that_tells_of_the_device() -> None:
+    recording = Recording(AllocatorSettings(expandable_segments=True), capacity=480 * MIB, device_bytes=480 * MIB)
+    blocks = [recording.malloc(size * MIB) for size in (20, 160, 20, 150)]
+    recording.free(blocks[1])
+    recording.malloc(190 * MIB)
+    what_if = WhatIf(sized_history(recording.snapshot(), 0))
+    assert what_if.capacity == 380 * MIB
+    assert not what_if.recorded.is_out_of_memory
+    assert what_if.recorded.peak_reserved_bytes == 380 * MIB
