@@ -6,6 +6,7 @@ import re
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+TIB = 1024**4
 
 MOST_BYTES = 2**63 - 1
 """The largest count that every reader of our JSON takes."""
@@ -14,7 +15,7 @@ MOST_BYTES = 2**63 - 1
 def format_bytes(num_bytes: float) -> str:
     """Bytes in the largest binary unit that keeps at least one whole one: `61.0 MiB`."""
     size = abs(num_bytes)
-    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
             return f"{num_bytes / factor:.{_decimals(size / factor)}f} {unit}"
     return f"{num_bytes:.0f} B"

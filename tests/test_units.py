@@ -51,6 +51,11 @@ def test_a_prediction_has_two_digits() -> None:
     assert (format_about(50_645), format_about(2_214), format_about(87)) == ("~51,000", "~2,200", "~87")
 
 
+def test_a_size_has_the_largest_unit_of_which_it_has_one() -> None:
+    sizes = [2**power for power in (0, 10, 20, 30, 40, 50)]
+    assert [format_bytes(size) for size in sizes] == ["1 B", "1.00 KiB", "1.00 MiB", "1.00 GiB", "1.00 TiB", "1024 TiB"]
+
+
 @given(st.integers(min_value=0, max_value=MOST_BYTES - MOST_BYTES // 100))
 def test_a_size_that_is_printed_is_read_as_the_same_to_the_digits_printed(num_bytes: int) -> None:
     assert abs(parse_bytes(format_bytes(num_bytes)) - num_bytes) <= num_bytes * 0.005 + 0.5

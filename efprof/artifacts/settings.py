@@ -107,8 +107,9 @@ def _refuse_unknown(path: Path, section: str, table: Mapping[str, Any], kind: ty
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)[0]
-            raise EfprofError(f"{path}: there is no setting '{section}{key}'; did you mean '{section}{near}'?")
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+            hint = f"did you mean '{section}{near[0]}'?" if near else f"there are {', '.join(sorted(known))}."
+            raise EfprofError(f"{path}: there is no setting '{section}{key}'; {hint}")
 
 
 def _files(path: Path, names: Words) -> tuple[Path, ...]:

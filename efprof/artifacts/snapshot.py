@@ -26,6 +26,8 @@ SPOILT: Final = (
 )  # fmt: skip
 """What a pickle raises that is torn, or made of bytes that happen to be operations."""
 
+WHAT_TO_GIVE: Final = "give a file that torch.cuda.memory._dump_snapshot wrote, whole"
+
 FIXED_BYTES: Final = 12 * 1024**2
 BYTES_PER_BYTE: Final = 64
 """What reading may take: a snapshot of a million events takes about ten times its own size."""
@@ -120,15 +122,17 @@ def read_snapshot(path: Path) -> Snapshot:
             _refuse_copies(content, num_bytes)
             snapshot = msgspec.convert(content, Snapshot, strict=True)
     except OSError as error:
-        raise UnreadableInput(f"{path} cannot be read: {error.strerror}.") from None
+        raise UnreadableInput(f"{path} cannot be read: {error.strerror}; {WHAT_TO_GIVE}.") from None
     except _Forbidden as error:
         raise UnreadableInput(
             f"{path} is no snapshot: its pickle asks for {error}, which a snapshot never does; nothing of it was run."
         ) from None
     except msgspec.ValidationError as error:
-        raise UnreadableInput(f"{path} is no snapshot of CUDA's allocator: {_printable(str(error))}.") from None
+        raise UnreadableInput(
+            f"{path} is no snapshot of CUDA's allocator: {_printable(str(error))}; {WHAT_TO_GIVE}."
+        ) from None
     except SPOILT as error:
-        raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); record it again.") from None
+        raise UnreadableInput(f"{path} is no whole pickle ({type(error).__name__}); {WHAT_TO_GIVE}.") from None
     for segment in snapshot.segments:
         _place_blocks(segment)
     return snapshot

@@ -85,7 +85,7 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
         fix=set_allocator(device.what_if.recorded_configuration, best.configuration, caution=" ".join(best.warnings)),
         gain=_gain(device, best),
         evidence=(
-            reserved_series(device, ((float(device.peak_index + 1), "peak"),)),
+            reserved_series(device, ((float(device.peak_index + 1), "peak"),), blame),
             sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),

@@ -140,10 +140,18 @@ def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded",
     )
 
 
-def reserved_series(device: DeviceHistory, marks: tuple[tuple[float, str], ...]) -> Series:
-    """Reserved memory, and below it what tensors asked for, by the user's line, over the recorded events."""
+def reserved_series(
+    device: DeviceHistory, marks: tuple[tuple[float, str], ...], blame: SourceLine | None = None
+) -> Series:
+    """Reserved memory, and below it what tensors asked for, by the user's line, over the recorded events.
+
+    The blamed one is highlighted, as it is in the map of the segments.
+    """
     found = device.lines_over_time
-    curves = (SeriesLine(label=label, x=found.num_events, y=sizes) for label, sizes in found.curves)
+    curves = (
+        SeriesLine(label=label, x=found.num_events, y=sizes, is_highlighted=f"/{blame}".endswith(f"/{label}"))
+        for label, sizes in found.curves
+    )
     return Series(
         title=f"Memory of device {device.history.device} over the recorded events, by your lines",
         x_label="event of the allocator",

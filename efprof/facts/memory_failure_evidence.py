@@ -26,7 +26,7 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame:
     sources, instant, most = run.get(Sources), failure.instant, failure.most_held_site
     most_held = sources.line(most) if most else None
     return (
-        reserved_series(device, ((float(instant.index + 1), "the failed request"),)),
+        reserved_series(device, ((float(instant.index + 1), "the failed request"),), most_held),
         sources.snippet(blame),
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),

@@ -135,5 +135,8 @@ def _peak_bytes(run: Run) -> int | None:
 
 
 def _last_line(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("efprof:")]
-    return lines[-1].strip() if lines else "nothing"
+    """The program's, or the recorder's where it printed none: that says why it could not be started."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    of_program = [line for line in lines if not line.startswith("efprof:")]
+    last = [*lines, *of_program][-1:]
+    return last[0].removeprefix("efprof: ") if last else "nothing"

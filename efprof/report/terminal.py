@@ -19,6 +19,8 @@ MAX_FINDINGS: Final = 4
 MAX_WARNINGS: Final = 1
 MAX_WIDTH: Final = 240
 """Two lines of a wide terminal: past that a line hides its neighbours."""
+VERDICT_WIDTH: Final = 2 * MAX_WIDTH
+"""What one came for: who filled memory, and what to do, come last in a long sentence."""
 PATH_WIDTH: Final = 60
 
 
@@ -47,15 +49,16 @@ def _verdict_lines(report: Report) -> list[str]:
     if verdict.blame is not None:
         where = f"   {shorten_path(str(verdict.blame), PATH_WIDTH)}   {one_line(verdict.blame.text)}"
     lines = [f"Verdict  {verdict.verdict}", f"Why      {verdict.why}{where}", f"Next     {verdict.next}"]
-    return [_cut(line) for line in (*lines, *(f"         {command}" for command in verdict.commands))]
+    lines += [f"         {command}" for command in verdict.commands]
+    return [_cut(line.rstrip(), VERDICT_WIDTH) for line in lines]
 
 
-def _cut(line: str) -> str:
-    """The line cut to the width of the summary, after a word: no number loses digits. Label and indentation stay."""
-    if len(line) <= MAX_WIDTH:
+def _cut(line: str, width: int = MAX_WIDTH) -> str:
+    """The line cut to this width, after a word: no number loses digits. Label and indentation stay."""
+    if len(line) <= width:
         return line
-    whole_words = line[: MAX_WIDTH - 3].rpartition(" ")[0].rstrip(" ,;:")
-    return (whole_words if len(whole_words) > MAX_WIDTH // 2 else line[: MAX_WIDTH - 3]) + "..."
+    whole_words = line[: width - 3].rpartition(" ")[0].rstrip(" ,;:")
+    return (whole_words if len(whole_words) > width // 2 else line[: width - 3]) + "..."
 
 
 def _finding_lines(ranked: tuple[RankedFinding, ...]) -> list[str]:

@@ -44,6 +44,7 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
     [
         ("[record]\nholder = true\n", "there is no setting 'record.holder'; did you mean 'record.holders'?"),
         ("[record]\nhost-memory = true\n", "no setting 'record.host-memory'; did you mean 'record.host_memory'?"),
+        ("[record]\nbogus = 1\n", "there is no setting 'record.bogus'; there are "),
         ("[recrod]\n", "there is no setting 'recrod'; did you mean 'record'?"),
         ("config = 'a.toml'\n", "there is no setting 'config'; did you mean 'configuration'?"),
         ("[record]\nholders = 'yes'\n", "'record.holders' is wrong: expected `bool`, got `str`."),

@@ -47,7 +47,7 @@ def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snaps
     nameless = snapshot.rename(snapshot.with_name("dump"))
     assert "dump   a memory snapshot, without its run" in run(report, nameless, "--format", "text").output
     nameless.write_text("no pickle")
-    with pytest.raises(UnreadableInput, match="is not a run folder"):
+    with pytest.raises(UnreadableInput, match="is neither a run nor a CUDA snapshot"):
         run(report, nameless, "--format", "text")
 
 
@@ -345,7 +345,7 @@ def test_without_times_no_column_is_left_empty(snapshot: Path) -> None:
 
 
 def test_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:
-    with pytest.raises(EfprofError, match="did you mean 'expandable_segments'"):
+    with pytest.raises(EfprofError, match=r"--conf 'expandable_segment:True': .*did you mean 'expandable_segments'"):
         run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")
 
 

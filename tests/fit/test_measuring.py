@@ -53,6 +53,11 @@ def test_a_command_that_fails_is_told_by_what_it_said_last(tmp_path: Path) -> No
         measure_peak([sys.executable, str(script)], 2)
 
 
+def test_a_command_that_cannot_be_started_is_told_as_the_recorder_tells_it() -> None:
+    with pytest.raises(EfprofError, match=r"could not be recorded: .*no_such_program"):
+        measure_peak(["no_such_program", "{batch}"], 2)
+
+
 def test_memory_that_runs_out_is_no_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAINING).replace("    optimizer.zero_grad()", "    torch.empty(1 << 50)"))

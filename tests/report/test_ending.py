@@ -66,4 +66,4 @@ def test_a_run_that_goes_on_is_not_called_sound() -> None:
 def test_the_request_that_failed_is_told_in_words() -> None:
     error = RunError(kind="RuntimeError", message="you tried to allocate 4503599627370496 bytes.", step=5, stage=None,
                      blame=None)  # fmt: skip
-    assert "4503599627370496 bytes (4194304 GiB)" in error_phrase(make_run(ended="out_of_memory", error=error))
+    assert "4503599627370496 bytes (4096 TiB)" in error_phrase(make_run(ended="out_of_memory", error=error))

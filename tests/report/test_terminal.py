@@ -3,7 +3,7 @@
 import dataclasses
 
 from efprof.model import AuditResult
-from efprof.report.terminal import MAX_WIDTH, render_text
+from efprof.report.terminal import VERDICT_WIDTH, render_text
 from tests.report.report_sample import HOSTILE, certain_finding, make_clean_report, make_report, time_finding
 
 
@@ -33,11 +33,11 @@ def test_nothing_outside_can_send_escape_codes_to_the_terminal() -> None:
 
 
 def test_a_long_verdict_is_cut_after_a_word_so_that_no_number_loses_digits() -> None:
-    finding = dataclasses.replace(certain_finding(), message=f"{'so ' * 74}until ~2,000,000 steps are done")
+    finding = dataclasses.replace(certain_finding(), message=f"{'so ' * 154}until ~2,000,000 steps are done")
     audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(finding,))
     verdict = next(line for line in render_text(make_report(audits=(audit,))).splitlines() if "Verdict" in line)
     assert verdict.endswith(" so until...")
-    assert len(verdict) <= MAX_WIDTH < len("Verdict  ") + len(finding.message)
+    assert len(verdict) <= VERDICT_WIDTH < len("Verdict  ") + len(finding.message)
 
 
 def test_long_paths_keep_their_end() -> None:

@@ -125,6 +125,7 @@ def test_commas_within_brackets_separate_no_settings() -> None:
         ("roundup_power2_divisions:[0:2]", "power of two"),
         ("roundup_power2_divisions:[256]", "256"),
         ("roundup_power2_divisions:[256:1", "bracket"),
+        ("expandable_segments=True", "is written 'expandable_segments:True'"),
     ],
 )
 def test_what_torch_refuses_is_refused_and_named(text: str, named: str) -> None:
