@@ -47,7 +47,7 @@ NORMAL_95 = 1.96
 Point = tuple[int, int]
 """(step, bytes)."""
 IN_WINDOW = None
-"""Stands for a step inside a window, whose collector keeps memory itself."""
+"""Stands for a step inside a window, whose collector keeps memory itself, or for a count of holders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,12 @@
 """Whether memory that is retained after each step grows without end."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from efprof.artifacts.holders import Holder, read_censuses
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.growing_graphs import GrowingGraphs
 from efprof.facts.growth import (
@@ -21,7 +23,7 @@ from efprof.facts.growth import (
 )
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import read_throughout
-from efprof.model import ThinEvidence
+from efprof.model import NotRecorded, ThinEvidence, UnreadableInput
 
 LEAST_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
@@ -48,7 +50,7 @@ class MemoryGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
-        samples = _samples(records)
+        samples = _samples(records, _counted_after(run))
         steps = steps_read(samples)
         if len(steps) < LEAST_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
@@ -78,16 +80,31 @@ def _is_as_counted(run: Run, found: Fit) -> bool:
     return counted > 0 and is_fast and found.trend.low > 0 and found.reaches_end
 
 
-def _samples(records: Sequence[StepRecord]) -> list[Point | None]:
-    """What each step whose memory was read leaves allocated after the optimizer."""
+def _samples(records: Sequence[StepRecord], counted_after: Container[int]) -> list[Point | None]:
+    """What each step whose memory was read leaves allocated after the optimizer.
+
+    A count of holders is as a window: on a CPU up to 200 KiB of it stay with the process.
+    """
     samples: list[Point | None] = []
     for record in records:
         left = _left(record)
-        if record.window is not None:
-            samples.append(IN_WINDOW)
-        elif left is not None:
+        if record.window is None and left is not None:
             samples.append((record.step, left))
+        if record.window is not None or record.step in counted_after:
+            samples.append(IN_WINDOW)
     return samples
+
+
+def _counted_after(run: Run) -> set[int]:
+    """The steps at whose ends holders were counted and none was found to grow: what grew was maybe the counts' own."""
+    with contextlib.suppress(NotRecorded, UnreadableInput):
+        in_vain = (census for census in read_censuses(run.rank_folder) if not any(map(_has_grown, census.holders)))
+        return {step for census in in_vain for step in (census.step_before, census.step_after)}
+    return set()
+
+
+def _has_grown(holder: Holder) -> bool:
+    return holder.tensor_bytes_after + holder.graph_bytes_after > holder.tensor_bytes_before + holder.graph_bytes_before
 
 
 def _within(records: Sequence[StepRecord]) -> list[int]:

@@ -15,7 +15,7 @@ from efprof.facts.run import Run
 from efprof.model import Examination, Table, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, census, leaking_steps
-from tests.builders import START_NS, write_run
+from tests.builders import START_NS, make_step, write_run
 
 Audit = Callable[[Run], Examination]
 
@@ -33,6 +33,24 @@ def test_where_variables_were_counted_and_none_keeps_it_the_report_says_so(tmp_p
     assert "no variable that was counted" in finding.fix.summary
     assert "no variable of the program was seen to keep it" in str(finding.evidence)
     assert not any(isinstance(one, Table) for one in finding.evidence), "an empty one tells nothing"
+
+
+SIZES = (
+    139033536, 139062112, 139068912, 139076288, 139081648, 144521680, 149306448, 139679136, 139678064, 139678528,
+    139678912, 139869312, 139869632, 139869616, 139870000, 139869872, 139869712, 139869952, 139870656, 139870848,
+    140009552, 140008928, 140008768, 140008752,
+)  # fmt: skip
+"""After the steps of a sound program: steps 5 and 6 are a window, after steps 10 and 19 holders were counted."""
+
+
+def test_what_counting_holders_leaves_behind_is_no_growth(tmp_path: Path) -> None:
+    steps = [
+        make_step(step, allocated_bytes=[size] * 5, window="trace-1" if step in (5, 6) else None)
+        for step, size in enumerate(SIZES)
+    ]
+    counted = HolderCensus(step_before=10, step_after=19, holders=[])
+    assert memory_growth(write_run(tmp_path / "counted", steps=steps, censuses=[counted])).findings == ()
+    assert len(memory_growth(write_run(tmp_path / "uncounted", steps=steps)).findings) == 1, "else it looks like some"
 
 
 def test_what_no_variable_keeps_is_told_here_alone(tmp_path: Path) -> None:
