@@ -38,7 +38,8 @@ which are seen where nothing can be put around them. The other tiers and
 torch.profiler are turned on and off within one process, in random order, since two processes of one program differ by
 up to 2 % as long as they live. memray, TraceML and the last row, bare against bare, are measured between two
 processes: what that row shows, theirs may owe to chance. CPU time counts all threads of the training process; on the
-CPU, what is added per step and the budgets go by it, since neighbours disturb it less; torch has one thread. Peak
+CPU, what is added per step and the budgets go by it, since neighbours disturb it less; torch has one thread, and the
+C library keeps the memory that a step frees, without which page faults make the convolutions' 20 ms 15 to 28. Peak
 memory is the training process's largest resident set, less the bare one's. TraceML runs as its README says for a
 plain loop: `traceml run` in its default mode, with `traceml.init(mode="auto")` and `trace_step` in the script; its
 aggregator is another process and is not counted.
