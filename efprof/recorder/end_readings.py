@@ -15,6 +15,14 @@ READING_SHARE: Final = 0.001
 SHORT_READING_NS: Final = 2_000
 """In a short step, which has an amount for all of the recorder in place of a share."""
 
+COSTLY_READING_NS: Final = 1_000
+"""The same where a heap full of holes takes long to read, as that of a program that leaks: it is read more seldom than
+every `MAX_STRIDE` steps, but it is. Without, a run of some seconds had no reading after its first ones but one every
+2.5 seconds, and a leak of 80 MiB was not told."""
+
+MAX_COSTLY_STRIDE: Final = 20 * MAX_STRIDE
+"""One reading that the machine interrupted must not be the last."""
+
 NUM_FIRST_STEPS: Final = 500
 """Up to here a short step may cost its share, too: a run that has no more needs its readings sooner."""
 
@@ -35,10 +43,6 @@ class EndReadings:
         """A sprint begins with this step."""
         self._last = number, at_ns
 
-    def cannot(self, number: int) -> None:
-        """This program's steps cannot afford a reading; ask again later."""
-        self._watch.memory_due = number + MAX_STRIDE
-
     def note(self, number: int, at_ns: int, spent_ns: int) -> None:
         """Memory was read at the end of this step."""
         (before, before_ns), self._last = self._last, (number, at_ns)
@@ -46,4 +50,7 @@ class EndReadings:
         affordable_ns = max(SHORT_READING_NS, READING_SHARE * step_ns)
         if step_ns < SHORT_STEP_NS and number >= NUM_FIRST_STEPS:
             affordable_ns = SHORT_READING_NS
-        self._watch.memory_due = number + min(MAX_STRIDE, max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns)))
+        stride = max(1, ceil((spent_ns + TOUCHED_NS) / affordable_ns))
+        if stride > MAX_STRIDE and step_ns < SHORT_STEP_NS:
+            stride = ceil((spent_ns + TOUCHED_NS) / COSTLY_READING_NS)
+        self._watch.memory_due = number + min(stride, MAX_COSTLY_STRIDE)

@@ -121,9 +121,6 @@ class Sprint:
 
     def read_memory(self) -> None:
         """The optimizer is done."""
-        if not self._steps.reads_end:
-            self.readings.cannot(self.watch.number)
-            return
         step, entered = self.step, perf_counter_ns()
         step.memory.append(("post_optimizer_step", entered, self._memory.read()))
         step.resident_bytes = self._steps.resident_bytes(entered)

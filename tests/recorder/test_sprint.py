@@ -17,7 +17,10 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.pending import FILE_BYTES, MAX_PENDING, PENDING_FILE, read_pending
 from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 from efprof.recorder import memory, pattern, sprint, stopwatches
+from efprof.recorder.end_readings import MAX_COSTLY_STRIDE, EndReadings
 from efprof.recorder.sprinted_steps import SprintedSteps
+from efprof.recorder.steps import Steps
+from efprof.recorder.stopwatches import NoStopwatch
 from efprof.units import MIB
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import open_session, read_memory_of_every_step, record_here
@@ -317,6 +320,38 @@ def test_what_the_process_holds_is_read_together_with_the_memory_of_a_sprinted_s
     ]
     # Now and then the process gives back what an earlier test had.
     assert sum(is_as_expected) >= 0.8 * len(is_as_expected)
+
+
+@pytest.mark.parametrize(
+    ("spent_us", "step_ms", "most_of_a_step"), [(1500, 1, 0.001), (60, 1, 0.002), (9000, 30, 0.001)]
+)
+def test_memory_that_takes_long_to_read_is_read_all_the_same_but_more_seldom(
+    spent_us: int, step_ms: int, most_of_a_step: float
+) -> None:
+    watch = NoStopwatch()
+    readings = EndReadings(watch)
+    readings.begin(1000, 0)
+    readings.note(1010, 10 * step_ms * 1_000_000, spent_us * 1000)
+    num_steps = watch.memory_due - 1010
+    assert spent_us / num_steps <= most_of_a_step * step_ms * 1000
+    assert num_steps <= 10 * spent_us / (most_of_a_step * step_ms * 1000)
+
+
+def test_one_reading_that_was_interrupted_is_not_the_last() -> None:
+    watch = NoStopwatch()
+    readings = EndReadings(watch)
+    readings.begin(1000, 0)
+    readings.note(1010, 10_000_000, 5_000_000_000)
+    assert watch.memory_due <= 1010 + MAX_COSTLY_STRIDE
+
+
+def test_a_heap_that_is_slow_to_read_is_read_within_a_sprint_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_memory_of_every_step(monkeypatch)
+    monkeypatch.setattr(Steps, "reads_end", property(lambda _: False, lambda *_: None), raising=False)
+    recorded = record_here(tmp_path, train_long)
+    assert any(step.memory for step in recorded.steps[memory.NUM_WELL_READ_STEPS // 2 :])
 
 
 def test_the_stage_of_an_error_within_a_sprint_is_known(tmp_path: Path) -> None:
