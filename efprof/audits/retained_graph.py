@@ -15,7 +15,7 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
 from efprof.fixes.source_edit import make_together
-from efprof.fixes.tensor_values import is_caught_error
+from efprof.fixes.tensor_values import caught_error
 from efprof.fixes.weak_reference import without_traceback
 from efprof.model import Examination, Finding, Fix
 
@@ -71,13 +71,13 @@ def _fix(run: Run, suspect: GrowthSuspect, slope: float) -> tuple[Fix, float]:
     assert tree is not None, "the statement was found in it"
     others = [other for other in map(sources.tree, sources.files) if other is not None]
     makers = [partial(_fix_of, statement, tree, others) for statement in statements]
-    left = sum(0.0 if is_caught_error(one.value, tree) else one.tensor_bytes_per_step for one in statements)
+    left = sum(0.0 if caught_error(one.value, tree) else one.tensor_bytes_per_step for one in statements)
     return make_together(statements[0].file, lines, makers), left
 
 
 def _fix_of(statement: KeepingStatement, tree: ast.Module, others: list[ast.Module], lines: Sequence[str]) -> Fix:
-    if is_caught_error(statement.value, tree):
-        return without_traceback(statement.file, lines, statement.names[0], statement.value)
+    if error := caught_error(statement.value, tree):
+        return without_traceback(statement.file, lines, statement.names[0], error)
     return keep_without_graph(statement, lines, tree, others)
 
 

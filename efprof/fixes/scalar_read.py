@@ -57,7 +57,7 @@ def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int)
                 read = _read_in(value)
             case _:
                 continue
-        if read is not None:
+        if read is not None and sum(map(_is_read, ast.walk(value))) == 1:  # an edit must end all that the line reads
             call, tensor = read
             return replace_expression(file, lines, call, f"{as_receiver(lines, tensor)}.detach()")
     return None
@@ -96,6 +96,10 @@ def _read_in(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
             found = [read for read in (_read_in(left), _read_in(right)) if read is not None]
             return found[0] if len(found) == 1 else None
     return None
+
+
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and not isinstance(node, ast.BinOp) and _read_in(node) is not None
 
 
 def _without_copies(tensor: ast.expr) -> ast.expr:

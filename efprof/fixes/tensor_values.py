@@ -60,10 +60,18 @@ def is_tensor_with_graph(value: ast.expr, tree: ast.Module, others: Sequence[ast
     return False
 
 
-def is_caught_error(value: ast.expr, tree: ast.Module) -> bool:
-    """Whether it is the name of an error in the handler that caught it."""
-    if not isinstance(value, ast.Name):
-        return False
+def caught_error(value: ast.expr, tree: ast.Module) -> ast.Name | None:
+    """The name of an error in the handler that caught it: `error`, or that of `(step, error)` beside no tensor."""
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+    errors = [part for part in parts if isinstance(part, ast.Name) and _is_caught(part, tree)]
+    if len(errors) != 1:
+        return None
+    tensors = _tensor_names(tree)
+    kept = {ast.unparse(node) for part in parts if part is not errors[0] for node in ast.walk(part)}
+    return None if kept & tensors else errors[0]
+
+
+def _is_caught(value: ast.Name, tree: ast.Module) -> bool:
     handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
     return any(node.name == value.id and node.lineno <= value.lineno <= (node.end_lineno or 0) for node in handlers)
 

@@ -91,6 +91,22 @@ def test_an_error_is_kept_without_its_traceback_and_with_it_goes_all_that_it_kee
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
+def test_of_an_error_that_is_kept_with_a_number_the_error_alone_is_changed(tmp_path: Path) -> None:
+    source = CAUGHT.replace("append(error)", "append((len(errors), error))")
+    finding = finding_of(tmp_path, source, path="train.errors", name="errors")
+    (change,) = finding.fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new.strip() == "errors.append((len(errors), error.with_traceback(None)))"
+
+
+def test_an_error_that_is_kept_with_a_tensor_is_not_all_that_keeps_graphs(tmp_path: Path) -> None:
+    source = CAUGHT.replace("model(x).backward()", "loss = model(x)\n            loss.backward()")
+    finding = finding_of(
+        tmp_path, source.replace("append(error)", "append((loss, error))"), path="train.errors", name="errors"
+    )
+    assert "with_traceback" not in str(finding.fix)
+
+
 def test_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
     run = write_run(
         tmp_path,

@@ -31,7 +31,15 @@ def test_a_value_that_is_only_kept_stays_on_the_device(before, after):
 
 @pytest.mark.parametrize(
     "source",
-    ["value = loss.item()", "total -= loss.item()", "total += loss.item() * w.item()", "f(loss.item())", "x += g(y)"],
+    [
+        "value = loss.item()",
+        "total -= loss.item()",
+        "total += loss.item() * w.item()",
+        "f(loss.item())",
+        "x += g(y)",
+        "accuracies.append(right.item() / max(1, mask.sum().item()))",
+        "total += float(loss.item())",
+    ],
 )
 def test_any_other_form_is_left_alone(source):
     assert edit(source) is None
