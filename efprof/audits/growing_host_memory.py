@@ -9,17 +9,11 @@ from efprof.facts.host_growth_evidence import (
     host_growth_severity,
     most_steps_kept,
 )
-from efprof.facts.host_growth_lines import HOST_FILE, HostGrowthLines
+from efprof.facts.host_growth_lines import HOST_FILE, WAYS_TO_BOUND, HostGrowthLines
 from efprof.facts.run import Run
 from efprof.fixes.keep_less import listed
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
 from efprof.units import format_bytes
-
-WAYS = (
-    "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), write it "
-    "to a file every so often, or keep one number of what is put into it"
-)
-"""To keep less in a container."""
 
 
 def growing_host_memory(run: Run) -> Examination:
@@ -80,14 +74,14 @@ def _fix(run: Run, lines: HostGrowthLines) -> Fix:
     kept = most_steps_kept(run)
     bound = "" if kept is None else f" What {kept:,} steps put into it takes 1 % of the host's memory."
     if lines.name is not None:
-        return Fix(summary=f"Bound `{lines.name}` {WAYS}.{bound}", applicability="manual")
+        return Fix(summary=f"Bound `{lines.name}` {WAYS_TO_BOUND}.{bound}", applicability="manual")
     found = [
         f"`{name}` at {line}" for name, line in zip(lines.names, lines.statements, strict=True) if name is not None
     ]
     if not found:
         return Fix(summary=f"Find what is kept: {_how_to_find(run, lines)}.", applicability="manual")
     return Fix(
-        summary=f"Bound what nothing empties: {listed(found)}; each {WAYS}. If one of them is meant to grow: "
+        summary=f"Bound what nothing empties: {listed(found)}; each {WAYS_TO_BOUND}. If one of them is meant to grow: "
         f"{_how_to_find(run, lines)}.",
         applicability="manual",
     )

@@ -31,6 +31,11 @@ def why_it_grows(suspect: GrowthSuspect) -> str:
             )
         case "survivors":
             return "; most of it is allocated by this line and still alive a step later"
+        case "container":
+            return (
+                f"; no variable keeps more tensors, and `{suspect.container}` is the one container that the loop fills "
+                "and never empties"
+            )
     return "; what holds it is not known, so this is the line that runs backward"
 
 
@@ -64,6 +69,12 @@ def how_the_line_is_known(suspect: GrowthSuspect, counted: tuple[str, ...] | Non
         return (
             f"Python's objects were counted twice: `{suspect.fed.holder.path}` grew, and this is the first line of the "
             "steps that gives such an object more. Nothing takes out again what is given to it."
+        )
+    if suspect.container is not None:
+        return (
+            "Python's objects were counted twice, and no variable keeps more tensors. Arrays and long texts lie in the "
+            "same memory. The sources as they ran hold one statement that every step runs and whose container nothing "
+            "empties: by its text, not by a count of what it holds."
         )
     if suspect.holder is None and counted:
         return (

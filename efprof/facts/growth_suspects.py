@@ -1,6 +1,7 @@
 """The line to blame for memory that grows, by the best evidence.
 
-That is what a holder is fed by, a library's too; a gradient's cycle; survivors; only the loop.
+That is what a holder is fed by, a library's too; a gradient's cycle; survivors; a container of what is no tensor; only
+the loop.
 """
 
 import contextlib
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from efprof.artifacts.holders import read_censuses
 from efprof.artifacts.steps import read_steps
 from efprof.facts.gradient_cycles import GradientCycle, GradientCycles
 from efprof.facts.holder_lines import HolderGrowth, HolderLines
+from efprof.facts.host_growth_lines import HostGrowthLines
 from efprof.facts.library_feeders import feeding_site
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
@@ -35,16 +38,18 @@ MOST_SHARES = 1.1
 class GrowthSuspect:
     """A line, how it is known, and the share of the measured slope that it stands for.
 
-    `beside` are further holders that the same line feeds, `fed` is an object of a library that it feeds.
+    `beside` are further holders that the same line feeds, `fed` is an object of a library that it feeds. `container` is
+    what the line fills where no variable was counted to keep more tensors.
     """
 
     blame: SourceLine
-    known_by: Literal["holder", "feeder", "cycle", "survivors", "loop"]
+    known_by: Literal["holder", "feeder", "cycle", "survivors", "container", "loop"]
     share: float
     holder: HolderGrowth | None = None
     beside: tuple[HolderGrowth, ...] = ()
     fed: HolderGrowth | None = None
     cycle: GradientCycle | None = None
+    container: str | None = None
 
     @property
     def holders(self) -> tuple[HolderGrowth, ...]:
@@ -80,6 +85,7 @@ class GrowthSuspects:
             or _by_cycle(run, slope)
             or _by_survivors(run, slope)
             or _by_only_holder(run, slope)
+            or _by_container(run)
             or _by_loop(run)
         )
         if not suspects:
@@ -168,6 +174,21 @@ def _by_only_holder(run: Run, slope: float) -> list[GrowthSuspect]:
         if share >= LEAST_ONLY_SHARE:
             blame = run.get(Sources).line(growing[0].statements[0].site)
             return [GrowthSuspect(blame=blame, known_by="holder", share=share, holder=growing[0])]
+    return []
+
+
+def _by_container(run: Run) -> list[GrowthSuspect]:
+    """The one container that every step fills and nothing empties, where the C heap grows and no tensors are kept.
+
+    Arrays and texts of more than half a kilobyte lie in that heap too, and nobody counts them.
+    """
+    with contextlib.suppress(NotRecorded, ThinEvidence):
+        is_counted = any(not census.is_partial for census in read_censuses(run.rank_folder))
+        is_heap_read = "CUDA" not in run.run_file.memory_source
+        if is_heap_read and is_counted and not run.get(HolderLines).holders:
+            lines = run.get(HostGrowthLines)
+            if lines.name is not None:
+                return [GrowthSuspect(blame=lines.blame, known_by="container", share=1.0, container=lines.name)]
     return []
 
 

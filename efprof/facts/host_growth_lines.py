@@ -22,6 +22,12 @@ MAPPING = frozenset(
 )
 """Names of what maps files into memory: their pages count as resident from when they are read, and are no leak."""
 
+WAYS_TO_BOUND = (
+    "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), write it "
+    "to a file every so often, or keep one number of what is put into it"
+)
+"""To keep less in a container."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostGrowthLines:

@@ -32,15 +32,23 @@ LOGGING = frozenset({"debug", "info", "warning", "error", "critical", "exception
 
 
 def feeding_site(holder: Holder, code: StepCode) -> str | None:
-    """The first such call that every step runs."""
+    """The first such call that every step runs; else the first in a loop around the steps, as that of epochs."""
     is_of_log = is_log(holder)
     numbers = _number_names(placed.node for file in code.trees for placed in code.nodes(file)) if is_of_log else set()
-    for file in code.trees:
-        for placed in code.nodes(file):
-            is_feeder = _feeds(placed, holder) or (is_of_log and _logs_objects(placed.node, numbers))
-            if is_feeder and code.is_in_step(placed):
-                return site_of(file, placed)
-    return None
+    feeders = [
+        (file, placed)
+        for file in code.trees
+        for placed in code.nodes(file)
+        if _feeds(placed, holder) or (is_of_log and _logs_objects(placed.node, numbers))
+    ]
+    again = [one for one in feeders if code.is_in_step(one[1])] or [one for one in feeders if _is_around(one[1], code)]
+    return site_of(*again[0]) if again else None
+
+
+def _is_around(placed: PlacedNode, code: StepCode) -> bool:
+    """Whether a loop runs it again that the steps' own loop is in."""
+    loops = (above for above in placed.ancestors if isinstance(above, ast.For | ast.AsyncFor | ast.While))
+    return any(code.is_step_loop(node) for loop in loops for node in ast.walk(loop))
 
 
 def how_to_end(holder: Holder) -> str:

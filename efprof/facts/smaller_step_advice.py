@@ -107,6 +107,8 @@ def _what_to_mend(run: Run) -> str:
         suspect = run.get(GrowthSuspects).suspects[0]
         if suspect.holder is not None:
             return f"mend {suspect.blame}, where `{shown_name(suspect.holder.holder)}` keeps more and more"
+        if suspect.container is not None:
+            return f"mend {suspect.blame}, where `{suspect.container}` keeps more and more"
         if suspect.known_by != "loop":
             return f"mend {suspect.blame}, whose memory outlives its step"
     return "find what keeps it"

@@ -11,7 +11,7 @@ from typing import Self
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, split_site
-from efprof.facts.syntax import MODULE, PlacedNode, called_name, placed_nodes
+from efprof.facts.syntax import MODULE, PlacedNode, called_name, name_of, placed_nodes
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -94,15 +94,35 @@ class StepCode:
     def _called(self) -> set[str]:
         """The names of what the loops call, and of what that calls; no name leads from `model(x)` to its `forward`."""
         names = {"forward"} if self._loops else set()
+        callable_names = self._names_of_callables()
         while True:
             called = {
                 name
                 for placed, name in self._calls
                 if placed.function.rpartition(".")[2] in names or self._is_in_loop(placed)
             }
+            if called & callable_names:
+                called.add("__call__")
             if called <= names:
                 return names
             names |= called
+
+    def _names_of_callables(self) -> set[str]:
+        """The variables and attributes that are given an object of a class with a `__call__` of its own."""
+        nodes = [placed.node for nodes in self._nodes.values() for placed in nodes]
+        classes = {
+            node.name
+            for node in nodes
+            if isinstance(node, ast.ClassDef)
+            and any(isinstance(one, ast.FunctionDef) and one.name == "__call__" for one in node.body)
+        }
+        return {
+            name
+            for node in nodes
+            if isinstance(node, ast.Assign) and classes and called_name(node.value) in classes
+            for name in map(name_of, node.targets)
+            if name is not None
+        }
 
     def _is_in_loop(self, placed: PlacedNode) -> bool:
         return any(id(above) in self._loops for above in placed.ancestors)

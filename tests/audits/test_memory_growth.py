@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
@@ -27,12 +28,60 @@ def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own(tmp_path: Path) -
 
 
 def test_where_variables_were_counted_and_none_keeps_it_the_report_says_so(tmp_path: Path) -> None:
-    counted = HolderCensus(step_before=10, step_after=14, holders=[])
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[counted])
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": PASSES}, censuses=[IN_VAIN])
     (finding,) = memory_growth(run).findings
     assert "no variable that was counted" in finding.fix.summary
     assert "no variable of the program was seen to keep it" in str(finding.evidence)
     assert not any(isinstance(one, Table) for one in finding.evidence), "an empty one tells nothing"
+
+
+IN_VAIN = HolderCensus(step_before=10, step_after=14, holders=[])
+PASSES = """\
+def train(model, loader, optimizer):
+    features, names = [], []
+    for x, y in loader:
+        loss = model(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+FILLS = f"{PASSES}        features.append(numpy.array(x))\n"
+
+
+def test_where_no_variable_keeps_tensors_the_one_container_that_is_never_emptied_is_blamed(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": FILLS}, censuses=[IN_VAIN])
+    (finding,) = memory_growth(run).findings
+    assert str(finding.blame) == "train.py:8"
+    assert finding.headline == "`features` is filled, and never emptied"
+    assert "collections.deque(maxlen=...)" in finding.fix.summary
+    assert "by its text, not by a count" in str(finding.evidence), "how sure it is"
+
+
+def test_of_two_such_containers_neither_is_blamed_and_both_are_named(tmp_path: Path) -> None:
+    both = f"{FILLS}        names.append(describe(x))\n"
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": both}, censuses=[IN_VAIN])
+    (finding,) = memory_growth(run).findings
+    assert str(finding.blame) == "train.py:6"
+    assert "`features` at train.py:8 and `names` at train.py:9" in finding.fix.summary
+
+
+@pytest.mark.parametrize(
+    ("censuses", "memory_source"),
+    [
+        ([], "C allocator"),
+        ([msgspec.structs.replace(IN_VAIN, is_partial=True)], "C allocator"),
+        ([IN_VAIN], "CUDA caching allocator"),
+    ],
+    ids=["nobody counted", "the count was cut off", "of a GPU, which holds tensors alone"],
+)
+def test_a_container_is_not_blamed_where_tensors_may_be_it(
+    censuses: list[HolderCensus], memory_source: str, tmp_path: Path
+) -> None:
+    run = write_run(
+        tmp_path, steps=leaking_steps(), sources={"train.py": FILLS}, censuses=censuses, memory_source=memory_source
+    )
+    (finding,) = memory_growth(run).findings
+    assert str(finding.blame) == "train.py:6"
 
 
 SIZES = (

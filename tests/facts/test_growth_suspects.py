@@ -170,9 +170,32 @@ def test_a_line_of_the_steps_that_gives_a_librarys_object_more_is_blamed(tmp_pat
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
     (finding,) = memory_growth(run).findings
     assert finding.blame.text == ADD
-    assert finding.headline == "`Adam.param_groups` is given more by every step"
+    assert finding.headline == "`Adam.param_groups` is given more and more"
     assert "Take this call out of the loop" in finding.fix.summary
     assert growing_tensors(run).findings == ()
+
+
+EPOCHS = """\
+def train(model, loader, optimizer):
+    {before}
+    for epoch in range(9):
+        {within}
+        for x in loader:
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("before", "within", "is_known"), [("pass", ADD, True), (ADD, "pass", False)])
+def test_a_line_of_the_epochs_that_gives_a_librarys_object_more_is_blamed_one_before_them_not(
+    tmp_path: Path, before: str, within: str, is_known: bool
+) -> None:
+    counted = HolderCensus(step_before=10, step_after=14, holders=[library_holder()])
+    source = EPOCHS.format(before=before, within=within)
+    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
+    (finding,) = memory_growth(run).findings
+    assert (finding.blame.text == ADD) is is_known
 
 
 FED = """\

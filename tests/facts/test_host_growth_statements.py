@@ -153,3 +153,25 @@ for batch in loader:
     step(batch)
 """
     assert found(text, 4, "step") == [5]
+
+
+CALLED = """\
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def __call__(self, entry):
+        self.lines.append(describe(entry))
+
+
+log = Log()
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    {statement}
+"""
+
+
+def test_an_object_that_is_called_runs_its_own_call() -> None:
+    assert found(CALLED.format(statement="log(batch)"), 12, "<module>") == [6]
+    assert found(CALLED.format(statement="log.flush()"), 12, "<module>") == [], "it is not called in the step"
