@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 IN_FLOAT32 = torch.autocast("cpu", enabled=False)
 
 SETTINGS = [
-    "training.steps=60",  # of 80: where the margins are twice what is asked for, no more is needed
+    "training.steps=120",  # at 60, another processor's rounding took most of the margin of retrieval
     "training.validation_share=0.2",  # 353 pairs: among the 88 of the default, one pair is a percent
     "data.word_dropout=0",  # embedding what is left of a text costs more than the rest of the batch
     "data.num_workers=0",
@@ -138,7 +138,7 @@ def test_one_line_says_it_all() -> None:
 
 @pytest.mark.slow
 def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: Path) -> None:
-    """On held-out pairs; the smallest margins were 0.027 and 3.7 % over the control, 2.0 % over none, seeds 0 and 1."""
+    """On held-out pairs; the smallest margins were 0.063 and 5.7 % over the control, 4.2 % over none, seeds 0 and 1."""
     config = load_config("cpu_demo", assignments=SETTINGS)
     dataset = build_dataset(config, tmp_path / "true")
     shuffled = ShuffledTargets(dataset)
@@ -153,7 +153,7 @@ def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: P
         )
     )
     assert trained.cosine > untrained.cosine + 0.1
-    assert trained.cosine > control.cosine + 0.013
+    assert trained.cosine > control.cosine + 0.03
     assert trained.retrieval_accuracy > untrained.retrieval_accuracy + 0.01
     assert trained.retrieval_accuracy > control.retrieval_accuracy + 0.01
     assert trained.token_accuracy > untrained.token_accuracy + 0.1
