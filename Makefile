@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 INSTALLED := $(VENV)/installed
+TESTS_INSTALLED := $(VENV)/installed-tests
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
@@ -14,11 +15,15 @@ GPU_PYTHON ?= $(BIN)/python
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## Make .venv and install both packages into it
+install: $(TESTS_INSTALLED) ## Make .venv and install both packages into it, with what the tests need
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard efprof/recorder/*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "efprof needs Python 3.11 or newer: install it, or name it as in 'make PYTHON=/path/to/python3.12 demo'."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(TESTS_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -29,41 +34,41 @@ demo: $(INSTALLED) ## Record energy_flow healthy and with its old faults, and wr
 test: check ## Check the format, lint, type-check and run the tests
 	@$(MAKE) --no-print-directory -j 2 types tests
 
-check: $(INSTALLED)
+check: $(TESTS_INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(INSTALLED)
+types: $(TESTS_INSTALLED)
 	$(BIN)/mypy
 
 # Most of a test is a process that starts: two at once take little more than half the time. Where one of them crashes,
 # all end: pytest-xdist gives the one that takes its place nothing to do (its issue 784), and would wait for ever.
-tests: $(INSTALLED)
+tests: $(TESTS_INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
-format: $(INSTALLED) ## Format the code and mend what the linter can
+format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-casebook: $(INSTALLED) ## Record every planted fault and its healthy twin, and score the audits
+casebook: $(TESTS_INSTALLED) ## Record every planted fault and its healthy twin, and score the audits
 	$(BIN)/python -m tests.casebook
 
-bench-overhead: $(INSTALLED) ## Measure what recording costs, bare and recorded by turns
+bench-overhead: $(TESTS_INSTALLED) ## Measure what recording costs, bare and recorded by turns
 	$(BIN)/python -m benchmarks.overhead
 
-bench-memory: $(INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
+bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
 	$(BIN)/python -m benchmarks.memory
 
-bench-trainer: $(INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
+bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
 
-stability: $(INSTALLED) ## Train energy_flow in four phases on every device there is, and check that nothing grows, slows or breaks
+stability: $(TESTS_INSTALLED) ## Train energy_flow in four phases on every device there is, and check that nothing grows, slows or breaks
 	$(BIN)/python -m benchmarks.stability --write reports/stability.md
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs
 
-fixtures: $(INSTALLED) ## Record the small runs in tests/runs/ anew
+fixtures: $(TESTS_INSTALLED) ## Record the small runs in tests/runs/ anew
 	$(BIN)/python -m tests.record_fixtures
 
 clean: ## Remove what the other commands made

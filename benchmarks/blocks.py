@@ -5,18 +5,23 @@ from typing import Any, Literal
 
 import msgspec
 
+from efprof.recorder.sampling import EARLY_STEPS
+
 SHARE_KEPT = 0.9
 """Of a block's steps, the fastest: what another program takes from the rest is not ours, while a cost that comes
 with every tenth step still counts."""
 
-STEPS_TO_SETTLE = 70
-"""Before a recorded block is timed: the recorder learns the loop's modules, and reads its first 60 steps in full."""
+STEPS_TO_SETTLE = EARLY_STEPS
+"""Before a recorded block is timed: up to there, bursts come more often, at the expense of the allowance."""
 
 Under = Literal["nothing", "efprof", "torch.profiler"]
 
+Side = Literal["bare", "recorded", "light", "full"]
+"""Without the recorder; with it, as it likes; with it, every step light, or every step in full."""
+
 
 class SwitchRequest(msgspec.Struct, kw_only=True, tag=True):
-    """Slices of `steps` bare steps and of as many recorded ones by turns, for so long, within one recording.
+    """Slices of `steps` steps of each side by turns, for so long, within one recording.
 
     So many `slices` of each make a round.
     """
@@ -24,14 +29,9 @@ class SwitchRequest(msgspec.Struct, kw_only=True, tag=True):
     seconds: float
     steps: int
     slices: int
-    options: dict[str, Any] = {}
-
-
-class AtHooksRequest(msgspec.Struct, kw_only=True, tag=True):
-    """So many `rounds` of so many `steps` without a recording and as many within one, timed at its hooks."""
-
-    rounds: int
-    steps: int
+    sides: tuple[Side, ...] = ("bare", "recorded")
+    is_compiled: bool = False
+    """Whether the loop's model is compiled first."""
     options: dict[str, Any] = {}
 
 
@@ -46,20 +46,11 @@ class BlockRequest(msgspec.Struct, kw_only=True, tag=True):
 
 
 class SwitchTimes(msgspec.Struct, kw_only=True):
-    """Milliseconds per step of the recorded slices of each round, and of the bare ones; by CPU time and by the wall."""
+    """Milliseconds per step of each side's slices in each round, by CPU time and by the wall."""
 
-    recorded_cpu_ms: list[float]
-    bare_cpu_ms: list[float]
-    recorded_ms: list[float]
-    bare_ms: list[float]
+    cpu_ms: dict[Side, list[float]]
+    wall_ms: dict[Side, list[float]]
     folder: str
-
-
-class AtHooksTimes(msgspec.Struct, kw_only=True):
-    """Microseconds per step and round."""
-
-    bare_us: list[float]
-    recorded_us: list[float]
 
 
 class BlockTimes(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""Five training loops of different kinds, plain enough that every recorder sees what it was made for."""
+"""Ten training loops of different kinds, plain enough that every recorder sees what it was made for."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,8 +39,7 @@ class SameBatch(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def mlp(device: torch.device) -> TrainingLoop:
     """A small perceptron: a step of about two milliseconds, the hardest case for a recorder."""
-    layers = [nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10)]
-    return _classify(nn.Sequential(*layers), torch.randn(96, 256), device)
+    return _classify(_perceptron(), torch.randn(96, 256), device)
 
 
 def transformer(device: torch.device) -> TrainingLoop:
@@ -75,8 +74,76 @@ def gan(device: torch.device) -> TrainingLoop:
         loss.backward()  # type: ignore[no-untyped-call]
         of_generator.step()
 
-    loader = DataLoader(SameBatch(torch.randn(96, 256, device=device), 10), batch_size=None)
-    return TrainingLoop(model=nn.ModuleList([generator, critic]), batches=iter(loader), train=train)
+    batches = _same_batches(torch.randn(96, 256), device)
+    return TrainingLoop(model=nn.ModuleList([generator, critic]), batches=batches, train=train)
+
+
+def by_hand(device: torch.device) -> TrainingLoop:
+    """The perceptron, updated without an optimizer."""
+    model = _perceptron().to(device)
+
+    def train(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        inputs, labels = batch
+        functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=1e-4)
+                    parameter.grad = None
+
+    return TrainingLoop(model=model, batches=_same_batches(torch.randn(96, 256), device), train=train)
+
+
+def scaler(device: torch.device) -> TrainingLoop:
+    """The perceptron with an enabled gradient scaler."""
+    model = _perceptron().to(device)
+    optimizer, scaling = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.amp.GradScaler(device.type)
+
+    def train(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        inputs, labels = batch
+        loss = functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        scaling.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaling.step(optimizer)
+        scaling.update()
+
+    return TrainingLoop(model=model, batches=_same_batches(torch.randn(96, 256), device), train=train)
+
+
+def teacher(device: torch.device) -> TrainingLoop:
+    """The perceptron learns from a teacher, which is called without gradients in each step."""
+    of_it = _perceptron().to(device).eval()
+
+    def wanted(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            answer: torch.Tensor = of_it(inputs)
+            return answer.softmax(dim=1)
+
+    return _classify(_perceptron(), torch.randn(96, 256), device, wanted=wanted)
+
+
+def accumulation(device: torch.device) -> TrainingLoop:
+    """Four micro-batches make a step of the perceptron."""
+    return _classify(_perceptron(), torch.randn(96, 256), device, micro_batches=4)
+
+
+def closures(device: torch.device) -> TrainingLoop:
+    """L-BFGS calls back for its gradients, up to four times in a step."""
+    model = _perceptron().to(device)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=4, history_size=4)
+
+    def train(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        inputs, labels = batch
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+    return TrainingLoop(model=model, batches=_same_batches(torch.randn(96, 256), device), train=train)
 
 
 def energy_flow(device: torch.device) -> TrainingLoop:
@@ -106,19 +173,42 @@ def energy_flow(device: torch.device) -> TrainingLoop:
     return TrainingLoop(model=trainer.model, batches=iter(build_loader(config, dataset, device)), train=train)
 
 
-LOOPS = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions, "gan": gan, "energy_flow": energy_flow}
+COMPARED = {
+    "mlp": mlp, "transformer": transformer, "convolutions": convolutions, "gan": gan, "energy_flow": energy_flow
+}  # fmt: skip
+"""On these, other tools are measured too."""
+
+LOOPS = {
+    **COMPARED,
+    "by_hand": by_hand, "scaler": scaler, "teacher": teacher, "accumulation": accumulation, "closures": closures,
+}  # fmt: skip
 
 
-def _classify(model: nn.Module, inputs: torch.Tensor, device: torch.device) -> TrainingLoop:
-    model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def _perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10))
+
+
+def _classify(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    device: torch.device,
+    *,
+    micro_batches: int = 1,
+    wanted: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> TrainingLoop:
+    batches = _same_batches(inputs, device)
+    optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=1e-4)
 
     def train(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        inputs, labels = batch
-        loss = functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        for number in range(micro_batches):
+            inputs, labels = next(batches) if number else batch
+            loss = functional.cross_entropy(model(inputs), labels if wanted is None else wanted(inputs))
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    loader = DataLoader(SameBatch(inputs.to(device), 10), batch_size=None)
-    return TrainingLoop(model=model, batches=iter(loader), train=train)
+    return TrainingLoop(model=model, batches=batches, train=train)
+
+
+def _same_batches(inputs: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return iter(DataLoader(SameBatch(inputs.to(device), 10), batch_size=None))

@@ -7,16 +7,17 @@ shows by how much a pair differs that should not differ at all.
 """
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
-from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, SwitchTimes
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, Side, SwitchTimes
 from benchmarks.processes import Worker, started
 from benchmarks.variants import PLAIN, RECORDED, Variant, bare_request
-from efprof.artifacts.events import WindowClosed, read_events
+from efprof.artifacts.events import RecordingCost, WindowClosed, read_events
 from efprof.artifacts.steps import read_steps
 
 FIRST_STEPS = 30
@@ -47,12 +48,19 @@ def run_recorded(loop: str, device: str) -> BlockTimes:
     return _run_once(RECORDED, loop, device)
 
 
-def run_at_hooks(variant: Variant, loop: str, device: str, bare_ms: float) -> list[float]:
-    """Microseconds per step that a variant's recording takes at its hooks, in each round."""
-    with _workers(variant, loop, device) as (worker, _):
-        times = worker.time_hooks(variant.at_hooks_request(bare_ms))
-    without = median(times.bare_us)
-    return [recorded - without for recorded in times.recorded_us]
+def run_whole(loop: str, device: str, bare_ms: float, seconds: float) -> float:
+    """What windows and counts took beyond the stated allowance, as a share of a whole run with default options.
+
+    Their own clock's word: two processes of one program differ by more than that.
+    """
+    request = BlockRequest(under="efprof", warm_up=0, steps=round(seconds * 1000 / bare_ms))
+    with started(PLAIN, loop, device) as worker:
+        began = time.perf_counter()
+        times = worker.run(request)
+        took_s = time.perf_counter() - began
+        costs = [event for event in read_events(_rank(times.folder))[0] if isinstance(event, RecordingCost)]
+    spent_s = sum(spent for what, spent in costs[-1].seconds.items() if what != "steps")
+    return max(0.0, spent_s - costs[-1].allowance_s) / took_s
 
 
 def measure(variant: Variant, loop: str, device: str, bare_ms: float, *, rounds: int) -> list[Pair]:
@@ -100,23 +108,28 @@ def _round(variant: Variant, tool: Worker, bare: Worker, bare_ms: float, order: 
 
 
 def _switched(times: SwitchTimes) -> list[Pair]:
-    own_us = fmean(step.recorder_us for step in read_steps(Path(times.folder) / "rank0")[0][STEPS_TO_SETTLE:])
+    own_us = fmean(step.recorder_us for step in read_steps(_rank(times.folder))[0][STEPS_TO_SETTLE:])
 
-    def block(wall_ms: float, cpu_ms: float) -> BlockTimes:
-        return BlockTimes(times_ms=[wall_ms], cpu_ms=cpu_ms, around_s=0.0, peak_bytes=0)
+    def blocks(side: Side) -> list[BlockTimes]:
+        both = zip(times.wall_ms[side], times.cpu_ms[side], strict=True)
+        return [BlockTimes(times_ms=[wall_ms], cpu_ms=cpu_ms, around_s=0.0, peak_bytes=0) for wall_ms, cpu_ms in both]
 
-    recorded = map(block, times.recorded_ms, times.recorded_cpu_ms)
-    bare = map(block, times.bare_ms, times.bare_cpu_ms)
-    return [Pair(tool=one, bare=other, own_us=own_us) for one, other in zip(recorded, bare, strict=True)]
+    pairs = zip(blocks("recorded"), blocks("bare"), strict=True)
+    return [Pair(tool=recorded, bare=bare, own_us=own_us) for recorded, bare in pairs]
 
 
 def _pair(variant: Variant, tool: BlockTimes, bare: BlockTimes) -> Pair:
     if tool.folder is None:
         return Pair(tool=tool, bare=bare, window_s=tool.around_s if variant.has_window else None)
-    rank = Path(tool.folder) / "rank0"
+    rank = _rank(tool.folder)
     if variant.expects and not (rank / variant.expects).exists():
         raise RuntimeError(f"its recording left no {variant.expects}")
     warm_up = variant.request(1.0).warm_up
     own_us = fmean(step.recorder_us for step in read_steps(rank)[0][warm_up:])
     closed = [event.seconds for event in read_events(rank)[0] if isinstance(event, WindowClosed)]
     return Pair(tool=tool, bare=bare, own_us=own_us, window_s=sum(closed) if variant.has_window else None)
+
+
+def _rank(folder: str | None) -> Path:
+    assert folder is not None
+    return Path(folder) / "rank0"

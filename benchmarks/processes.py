@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.blocks import AtHooksRequest, AtHooksTimes, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
+from benchmarks.blocks import BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,14 +38,10 @@ class Worker:
         return msgspec.json.decode(self._ask(request), type=BlockTimes)
 
     def switch(self, request: SwitchRequest) -> SwitchTimes:
-        """Have it run recorded blocks and bare ones by turns; raises RuntimeError if it died."""
+        """Have it run the sides by turns; raises RuntimeError if it died."""
         return msgspec.json.decode(self._ask(request), type=SwitchTimes)
 
-    def time_hooks(self, request: AtHooksRequest) -> AtHooksTimes:
-        """Have it time the recorder at its hooks; raises RuntimeError if it died."""
-        return msgspec.json.decode(self._ask(request), type=AtHooksTimes)
-
-    def _ask(self, request: BlockRequest | SwitchRequest | AtHooksRequest) -> bytes:
+    def _ask(self, request: BlockRequest | SwitchRequest) -> bytes:
         self._lines.write(msgspec.json.encode(request) + b"\n")
         self._lines.flush()
         answer = self._lines.readline()

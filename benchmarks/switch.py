@@ -6,16 +6,19 @@ over seconds cancels out: pairs of blocks half a second long differ by 150 us pe
 """
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.modules.module as modules
 import torch.optim.optimizer as optimizers
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from benchmarks.blocks import Side
 from efprof.recorder import current
+from efprof.recorder.session import Session
 
 MISSING = object()
 
@@ -29,40 +32,45 @@ OWNERS = (
 HOOKS: tuple[dict[int, Any], ...] = (
     optimizers._global_optimizer_pre_hooks,
     optimizers._global_optimizer_post_hooks,
+    modules._global_forward_pre_hooks,
+    modules._global_forward_hooks,
+    modules._global_forward_hooks_always_called,
 )
+"""Those of modules are the recorder's in bursts only."""
 
 
 class Switch:
-    """Made before the recording starts; `learn` is called when all its hooks are in place."""
+    """Made before the recording starts; `learn` is called when all its functions are in place."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._owners = [*OWNERS, *{type(module) for module in model.modules()}]
-        self._bare = [dict(vars(owner)) for owner in self._owners]
-        self._is_on = True
+        self._before = [dict(vars(owner)) for owner in self._owners]
+        self._side: Side = "recorded"
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[dict[int, Any]] = []
-        self._watch: Any = None
-        self._looks_away = False
+        self._listeners: list[Callable[..., Any]] = []
 
     def learn(self) -> None:
         """Whatever is not as it was is the recorder's."""
         self._changes = list(self._changed())
-        self._hooks = [dict(hooks) for hooks in HOOKS]
-        self._watch = current.session.loop.watch if current.session is not None else None
-        self._looks_away = self._watch is not None and self._watch.are_hooks_in
         if not self._changes:
             raise RuntimeError("the recorder has replaced nothing: there is nothing to measure")
 
-    @property
-    def places(self) -> list[tuple[Any, str]]:
-        """The owners and names of what it has learnt."""
-        return [(owner, name) for owner, name, _, _ in self._changes]
-
-    def turn(self, is_on: bool) -> None:
-        """From here on the steps are recorded, or bare."""
-        if is_on != self._is_on:
-            self._is_on = is_on
-            (self._put_back if is_on else self._take_out)()
+    def turn(self, side: Side) -> None:
+        """From here on the steps are bare, or recorded in this way; it takes effect between two steps."""
+        was, self._side = self._side, side
+        if side == was:
+            return
+        session = current.session
+        if session is None:
+            raise RuntimeError("the recording has ended: there is nothing to measure")
+        if was == "bare":
+            self._put_back()
+            session.loop.resume()
+        _choose(session, side)
+        if side == "bare":
+            session.loop.pause()
+            self._take_out()
 
     def _take_out(self) -> None:
         for owner, name, bare, _ in self._changes:
@@ -70,21 +78,30 @@ class Switch:
                 delattr(owner, name)
             else:
                 setattr(owner, name, bare)
+        self._hooks, self._listeners = [dict(hooks) for hooks in HOOKS], list(gc.callbacks)
         for hooks in HOOKS:
             hooks.clear()
-        if self._watch is not None:  # calls of modules are seen in their class's slot: there it looks away
-            self._watch.are_hooks_in = True
+        gc.callbacks.clear()
 
     def _put_back(self) -> None:
         for owner, name, _, recorded in self._changes:
             setattr(owner, name, recorded)
         for hooks, recorded in zip(HOOKS, self._hooks, strict=True):
             hooks.update(recorded)
-        if self._watch is not None:
-            self._watch.are_hooks_in = self._looks_away
+        gc.callbacks[:] = self._listeners
 
     def _changed(self) -> Iterable[tuple[Any, str, Any, Any]]:
-        for owner, bare in zip(self._owners, self._bare, strict=True):
+        for owner, before in zip(self._owners, self._before, strict=True):
             for name, value in vars(owner).items():
-                if callable(value) and value is not bare.get(name, MISSING):
-                    yield owner, name, bare.get(name, MISSING), value
+                if callable(value) and value is not before.get(name, MISSING):
+                    yield owner, name, before.get(name, MISSING), value
+
+
+def _choose(session: Session, side: Side) -> None:
+    """Have every step recorded lightly, or in full, or leave that to the recorder."""
+    loop = session.loop
+    if side in ("light", "full"):
+        vars(loop.sampling)["wants_full"] = lambda _: side == "full"
+        loop.light.is_burst_due = side == "full"
+    else:
+        vars(loop.sampling).pop("wants_full", None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import STEPS_TO_SETTLE, AtHooksRequest, BlockRequest, SwitchRequest, Under
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, Side, SwitchRequest, Under
 
 BIN = Path(sys.executable).parent
 WORKER = "benchmarks/worker.py"
@@ -23,18 +23,10 @@ TIMED_MS = 400.0
 """Of a block: long against a switch between blocks, short against the moods of a shared machine."""
 
 SLICE_MS = 110.0
-"""Of timed steps between two turns: short against the moods of the machine; and the recorder takes a gap below 200 ms
-for a step like the others."""
+"""Of timed steps between two turns: short against the moods of the machine."""
 
-ROUND_MS = 6000.0
-"""Of slices by turns: long against the two seconds after which what was recorded of them is written."""
-
-AT_HOOKS_ROUNDS = 10
-AT_HOOKS_MS = 3000.0
-"""Of a round: as long as it takes until what was recorded is written."""
-
-LONG_STEP_MS = 20.0
-"""From here on the always-on tier's budget is a share of the step."""
+ROUND_MS = 4000.0
+"""Of slices by turns: long against the distance of two bursts, and the second after which light steps are written."""
 
 LEAST_STEPS, MOST_STEPS = 10, 100
 
@@ -73,18 +65,28 @@ class Variant:
 
     def switch_request(self, bare_ms: float) -> SwitchRequest:
         """Recorded blocks and bare ones by turns, in one of its processes."""
-        steps = max(1, round(SLICE_MS / bare_ms))
-        return SwitchRequest(
-            seconds=self.switched_s,
-            steps=steps,
-            slices=max(1, round(ROUND_MS / (2 * steps * bare_ms))),
-            options=dict(self.options),
-        )
+        return switch_request(bare_ms, self.switched_s, ("bare", "recorded"), self.options)
 
-    def at_hooks_request(self, bare_ms: float) -> AtHooksRequest:
-        """Rounds of it timed at its hooks, in one process."""
-        rounds = min(AT_HOOKS_ROUNDS, max(2, round(self.switched_s * 1000 / (2 * AT_HOOKS_MS))))
-        return AtHooksRequest(rounds=rounds, steps=max(1, round(AT_HOOKS_MS / bare_ms)), options=dict(self.options))
+
+def switch_request(
+    bare_ms: float,
+    seconds: float,
+    sides: tuple[Side, ...],
+    options: Mapping[str, Any],
+    *,
+    round_ms: float = ROUND_MS,
+    is_compiled: bool = False,
+) -> SwitchRequest:
+    """Slices of each side by turns."""
+    steps = max(1, round(SLICE_MS / bare_ms))
+    return SwitchRequest(
+        seconds=seconds,
+        steps=steps,
+        slices=max(1, round(round_ms / (len(sides) * steps * bare_ms))),
+        sides=sides,
+        is_compiled=is_compiled,
+        options=dict(options),
+    )
 
 
 def bare_request(bare_ms: float) -> BlockRequest:
@@ -112,7 +114,6 @@ TIER_2 = Variant(
     has_window=True,
     expects="trace-1.json.gz",
 )
-HOLDERS = Variant(name="tier 3: --holders", rounds=9, under="efprof", options={"windows": "none", "holders": True})
 HOST_MEMORY = Variant(
     name="tier 3: --host-memory",
     rounds=9,
@@ -140,4 +141,4 @@ TRACEML = Variant(
 )
 BARE = Variant(name="bare, another process", rounds=12, is_whole_process=True, num_processes=2)
 
-VARIANTS = (TIER_1, TIER_2, HOLDERS, HOST_MEMORY, PROFILER, MEMRAY, TRACEML, BARE)
+VARIANTS = (TIER_1, TIER_2, HOST_MEMORY, PROFILER, MEMRAY, TRACEML, BARE)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a script, by to
 import msgspec
 import torch
 
-from benchmarks.blocks import STEPS_TO_SETTLE, AtHooksRequest, BlockRequest, BlockTimes, SwitchRequest, SwitchTimes
+from benchmarks.blocks import STEPS_TO_SETTLE, BlockRequest, BlockTimes, Side, SwitchRequest, SwitchTimes
 from benchmarks.loops import LOOPS, TrainingLoop
 
 if TYPE_CHECKING:
@@ -48,19 +48,15 @@ def main() -> None:
         connection.connect(chosen.socket)
         with connection.makefile("rwb") as lines:
             for line in lines:
-                request = msgspec.json.decode(line, type=BlockRequest | SwitchRequest | AtHooksRequest)
+                request = msgspec.json.decode(line, type=BlockRequest | SwitchRequest)
                 lines.write(msgspec.json.encode(run(step, loop, request)) + b"\n")
                 lines.flush()
 
 
-def run(step: Step, loop: TrainingLoop, request: BlockRequest | SwitchRequest | AtHooksRequest) -> msgspec.Struct:
+def run(step: Step, loop: TrainingLoop, request: BlockRequest | SwitchRequest) -> msgspec.Struct:
     """What was asked for."""
     if isinstance(request, SwitchRequest):
         return run_switched(step, loop, request)
-    if isinstance(request, AtHooksRequest):
-        from benchmarks.at_hooks import run_at_hooks
-
-        return run_at_hooks(step, loop, request)
     return run_block(step, request)
 
 
@@ -114,53 +110,55 @@ def run_block(step: Step, request: BlockRequest) -> BlockTimes:
 
 
 def run_switched(step: Step, loop: TrainingLoop, request: SwitchRequest) -> SwitchTimes:
-    """Rounds of recorded slices and bare ones by turns, within one recording that writes when it always does."""
+    """Rounds of slices of each side by turns, within one recording."""
     import efprof
     from benchmarks.switch import Switch
-    from efprof.recorder import sprint
 
-    # It goes by the clock, of which half belongs to bare steps: so it writes as often per recorded step as always.
-    sprint.MAX_SPRINT_NS *= 2  # type: ignore[misc]
-    switch, rounds, order = Switch(loop.model), [], random.Random(0)
+    switch, order = Switch(loop.model), random.Random(0)
+    times = SwitchTimes(
+        cpu_ms={side: [] for side in request.sides}, wall_ms={side: [] for side in request.sides}, folder=""
+    )
     with efprof.record(**request.options) as recording:
+        if request.is_compiled:
+            loop.model.compile()
         for _ in range(STEPS_TO_SETTLE):
             step()
         switch.learn()
-        switch.turn(False)
         end = time.perf_counter() + request.seconds
         while time.perf_counter() < end:
-            rounds.append(_round(step, switch, request, order))
-        switch.turn(True)
-    recorded, bare = ([[times[side][clock] for times in rounds] for clock in (0, 1)] for side in (0, 1))
-    return SwitchTimes(
-        recorded_cpu_ms=recorded[0],
-        recorded_ms=recorded[1],
-        bare_cpu_ms=bare[0],
-        bare_ms=bare[1],
-        folder=str(recording.folder),
-    )
+            _add_round(step, switch, request, order, times)
+        switch.turn("recorded")
+    times.folder = str(recording.folder)
+    return times
 
 
-def _round(step: Step, switch: "Switch", request: SwitchRequest, order: random.Random) -> list[tuple[float, float]]:
-    """Milliseconds per step, by CPU time and by the wall, of the recorded steps and of the bare ones.
-
-    How long a pair of slices is, is drawn: turns of one length could give one side the same batches of an epoch,
-    again and again.
+def _add_round(step: Step, switch: "Switch", request: SwitchRequest, order: random.Random, times: SwitchTimes) -> None:
+    """How long its slices are, and which side's comes first, is drawn: turns of one length could give one side the same
+    batches of an epoch, again and again.
     """
-    sums, num_steps = [[0.0, 0.0], [0.0, 0.0]], 0
+    cpu_s, wall_s, num_steps = dict.fromkeys(request.sides, 0.0), dict.fromkeys(request.sides, 0.0), 0
     for _ in range(request.slices):
         steps = max(1, request.steps + order.choice((-1, 0, 1)))
         num_steps += steps
-        for times, is_recorded in zip(sums, (True, False), strict=True):
-            switch.turn(is_recorded)
-            for _ in range(STEPS_AFTER_TURN):
-                step()
-            began, cpu_began = _now(), time.process_time()
-            for _ in range(steps):
-                step()
-            times[0] += time.process_time() - cpu_began
-            times[1] += _now() - began
-    return [(cpu_s / num_steps * 1000, wall_s / num_steps * 1000) for cpu_s, wall_s in sums]
+        for side in order.sample(request.sides, len(request.sides)):
+            cpu, wall = _time_slice(step, switch, side, steps)
+            cpu_s[side] += cpu
+            wall_s[side] += wall
+    for side in request.sides:
+        times.cpu_ms[side].append(cpu_s[side] / num_steps * 1000)
+        times.wall_ms[side].append(wall_s[side] / num_steps * 1000)
+
+
+def _time_slice(step: Step, switch: "Switch", side: Side, steps: int) -> tuple[float, float]:
+    """Seconds by CPU time and by the wall."""
+    switch.turn(side)
+    for _ in range(STEPS_AFTER_TURN):
+        step()
+    began, cpu_began = _now(), time.process_time()
+    for _ in range(steps):
+        step()
+    cpu_s = time.process_time() - cpu_began
+    return cpu_s, _now() - began
 
 
 def peak_host_bytes() -> int:

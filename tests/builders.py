@@ -11,7 +11,7 @@ import msgspec
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR, AllocationEvent
 from efprof.artifacts.events import EVENTS_FILE, Event, LoaderBuilt
-from efprof.artifacts.holders import HolderCensus
+from efprof.artifacts.holders import Count, Watch
 from efprof.artifacts.run_file import SCHEMA_VERSION, Device, Host, RunFile, write_run_file
 from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.sources import SOURCES_FILE, SourceText
@@ -33,7 +33,8 @@ def write_run(
     sources: Mapping[str, str] | None = None,
     traces: Sequence[TraceEvents] = (),
     allocations: Sequence[Iterable[AllocationEvent]] = (),
-    censuses: Iterable[HolderCensus] = (),
+    counts: Iterable[Count] = (),
+    watches: Iterable[Watch] = (),
     snapshots: Iterable[Snapshot] = (),
     num_cpus: int = 8,
     **run_fields: Any,
@@ -49,8 +50,10 @@ def write_run(
         write_trace(rank, number, trace)
     for number, window in enumerate(allocations, start=1):
         write_allocations(rank, number, window)
-    for number, census in enumerate(censuses, start=1):
-        (rank / f"holders-{number}.json").write_bytes(msgspec.json.encode(census))
+    for number, count in enumerate(counts, start=1):
+        (rank / f"holders-{number}.json").write_bytes(msgspec.json.encode(count))
+    for number, watch in enumerate(watches, start=1):
+        (rank / f"watch-{number}.json").write_bytes(msgspec.json.encode(watch))
     for number, snapshot in enumerate(snapshots, start=1):
         write_snapshot(rank / f"memory-{number}.pickle", snapshot)
     return open_run(folder)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.patience import MAX_WAIT_S
+from tests.processes import adopt_orphans, end_processes_since, started_processes
+
 # Two workers share two cores with the type checker: threads of torch would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -15,9 +18,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
+adopt_orphans()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    """A test ends what it starts: one after which a process goes on running fails, and the process is killed."""
+    before = set(started_processes())
+    yield
+    left = end_processes_since(before, patience_s=MAX_WAIT_S)
+    assert not left, f"left running, and killed now: {'; '.join(left)}"
 
 
 @pytest.fixture(autouse=True)

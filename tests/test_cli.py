@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from efprof.cli import main
+from tests.patience import MAX_WAIT_S
 
 EFPROF = str(Path(sys.executable).parent / "efprof")
 
 
 def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([EFPROF, *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run([EFPROF, *arguments], cwd=folder, capture_output=True, text=True, timeout=MAX_WAIT_S)
 
 
 @pytest.mark.parametrize(

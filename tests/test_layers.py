@@ -137,4 +137,4 @@ def test_exceptions_are_caught_wholesale_in_two_places_only() -> None:
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
         and not any(isinstance(statement, ast.Raise) and statement.exc is None for statement in node.body)
     ]
-    assert sorted(found) == ["efprof/recorder/shell.py", "efprof/runner.py"]
+    assert set(found) == {"efprof/recorder/shell.py", "efprof/runner.py"}

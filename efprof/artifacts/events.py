@@ -121,6 +121,19 @@ class RecordingEnded(_Event, tag="recording_ended"):
     signal: str | None = None
 
 
+class RecordingCost(_Event, tag="recording_cost"):
+    """What the recording had cost by its own clock when it ended, in seconds by what it was spent on.
+
+    It may cost `allowance_s` at the start, and then a `share` of the time.
+    """
+
+    allowance_s: float
+    share: float
+    seconds: dict[str, float]
+    num_full_steps: int
+    num_light_steps: int
+
+
 class StepsWithoutOptimizer(_Event, tag="steps_without_optimizer"):
     """Parameters changed though no torch optimizer stepped: steps end where the program goes on after such a change."""
 
@@ -135,7 +148,7 @@ class OtherThreadTrained(_Event, tag="other_thread_trained"):
 
 
 class Census(_Event, tag="census"):
-    """Memory had grown for a while, so the holders of tensors were counted."""
+    """The holders of tensors were counted."""
 
     file: str
     seconds: float
@@ -159,6 +172,53 @@ class GradientClearing(_Event, tag="gradient_clearing"):
     step_site: str | None = None
 
 
+class BackwardCalls(_Event, tag="backward_calls"):
+    """What was seen so far of the calls of backward at `site`, in steps recorded in full; a later one replaces it.
+
+    `num_retained` of them were told to keep their graph, `num_created` by `create_graph=True`. Of those `num_watched`
+    graphs were watched, up to the step `last_watched_step`, which had `kept_bytes` at most: `num_released` are gone,
+    `num_released_later` of them in a later step than their own, and `num_run_again` were gone through once more.
+    `num_cycles` leaves, no parameters, lived on at once, each with a gradient that has a graph; `leaf` is what the
+    program calls one.
+    """
+
+    site: str
+    num_calls: int = 0
+    num_retained: int = 0
+    num_created: int = 0
+    num_watched: int = 0
+    last_watched_step: int = -1
+    num_released: int = 0
+    num_released_later: int = 0
+    num_run_again: int = 0
+    kept_bytes: int = 0
+    num_cycles: int = 0
+    leaf: str | None = None
+
+
+class DeviceTensor(msgspec.Struct, kw_only=True):
+    """The storage of a tensor on a device, and what was read of it in the steps that were looked at.
+
+    `taken_bytes` in all of them. `is_varied` says that not always the same stretch was read, `is_written` that
+    something wrote to it. `sites` are the lines that took parts of it, or read it.
+    """
+
+    address: int
+    num_bytes: int
+    taken_bytes: int
+    is_varied: bool
+    is_written: bool
+    sites: list[str]
+
+
+class DeviceData(_Event, tag="device_data"):
+    """What `num_steps` steps used of tensors on a device that were no part of a model; or `why_not`: nobody looked."""
+
+    num_steps: int
+    tensors: list[DeviceTensor]
+    why_not: str = ""
+
+
 Event = (
     LoaderBuilt
     | StepsWithoutOptimizer
@@ -171,8 +231,11 @@ Event = (
     | StepInterrupted
     | CollectorStopped
     | RecordingEnded
+    | RecordingCost
     | Census
     | GradientClearing
+    | BackwardCalls
+    | DeviceData
 )
 
 

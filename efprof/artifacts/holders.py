@@ -1,21 +1,136 @@
-"""holders-<n>.json: which Python objects keep surviving tensors alive, counted twice some steps apart."""
+"""holders-<n>.json: one count of who keeps tensors alive, and of the containers that grew; watch-<n>.json: which
+lines made them grow, as they were seen to do it.
+"""
 
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import msgspec
 
 from efprof.model import NotRecorded, UnreadableInput
 
+Moment = Literal["step", "loader_ended", "loader_began", "end"]
 
-class Holder(msgspec.Struct, kw_only=True):
-    """One container or variable whose tensors, or whose graph, grew between two counts.
 
-    `path` is code the user knows (`train.history`, `Trainer.losses`); `scope` is `local`, `attribute` or
-    `global`; `owner` the function, class or module that the last name of `path` belongs to, `file` where that
-    is written. `tensor_bytes` counts each storage once; `graph_nodes` counts autograd nodes reachable.
-    `max_length` is the `maxlen` of a deque, of several of that path together; 0 where there is no such limit, or
-    another one than at the first count, and None where none was recorded.
+class Counted(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one variable, attribute or container held at one count.
+
+    `path` is code the user knows (`train.history`, `Trainer.losses`, `load.cache_info` of an `lru_cache`: the name of
+    its function); `scope` is `local`, `attribute` or `global`; `owner` the function, class or module that the last name
+    of `path` belongs to, `file` where that is written. `tensor_bytes` counts each storage once, whole; `value_bytes` is
+    what the tensors themselves take of it: far less where a detached scalar keeps a large storage. `graph_nodes` are
+    the autograd nodes reachable, `graph_bytes` what they saved. `max_length` is the `maxlen` of a deque or of an
+    `lru_cache`, of several of that path together; 0 where there is none. `entry` is the type of the last entries and,
+    of a tuple, list or dict of few, the types of its parts (`tuple`, `int`, `Tensor`); empty where they are not alike.
+    `is_cut` where the count ran out of time in it: the numbers are the least there are. `number` tells the object apart
+    from others as long as it lives, where it is one container; None for several objects of one path.
     """
+
+    path: str
+    scope: str
+    owner: str
+    name: str
+    file: str | None
+    type: str
+    length: int
+    max_length: int = 0
+    tensors: int
+    tensor_bytes: int
+    value_bytes: int
+    graph_nodes: int
+    graph_bytes: int
+    entry: list[str] = []
+    is_cut: bool = False
+    number: int | None = None
+
+
+class Container(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A list, dict, set or deque (whatever it contains) that is longer than at an earlier count of the same object.
+
+    `number` is that of a `Counted` where it is one of those. `path`, `scope`, `owner` and `file` as there, or those of
+    the holder that it lies in; None where nobody knows a name for it. `entry_bytes` is what an entry takes of the
+    host's memory, by a sample of the last ones. Once listed it is listed again at every count while it lives, shorter
+    or not: `length_before` is what it was at the last one.
+    """
+
+    number: int
+    type: str
+    length: int
+    length_before: int
+    max_length: int = 0
+    holds_tensors: bool
+    entry_bytes: int
+    path: str | None = None
+    scope: str | None = None
+    owner: str | None = None
+    file: str | None = None
+
+
+class Count(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """All holders of tensors at the end of step `step`, most bytes first, and the containers that grew since the last
+    count. `moment` tells a count around the restart of a loader, and the one at the program's end. `is_partial` where
+    time ran out: what was not reached is missing.
+    """
+
+    step: int
+    moment: Moment
+    holders: list[Counted]
+    containers: list[Container] = []
+    is_partial: bool = False
+
+
+class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line of the user's after which a watched thing had changed: `file:line:function`.
+
+    `grew` and `shrank` by `entries` in all (of a container), or `bound` anew (an attribute, a variable, an entry);
+    `times` seen. `is_within_call` where the line called a library that did it. `candidates` are other lines that could
+    have done it, where it was seen only once per step (a local variable before Python 3.13).
+    """
+
+    site: str
+    how: Literal["grew", "shrank", "bound"]
+    times: int
+    entries: int = 0
+    is_within_call: bool = False
+    candidates: list[str] = []
+
+
+class Watched(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One thing that was watched: a holder by its scope, path and file, or a container by its number; or both."""
+
+    path: str | None = None
+    scope: str | None = None
+    file: str | None = None
+    number: int | None = None
+    changes: list[Change]
+
+
+class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The lines seen in steps `first_step` to `last_step`; `why_not` where nothing could be watched (a debugger)."""
+
+    first_step: int
+    last_step: int
+    watched: list[Watched]
+    why_not: str | None = None
+
+
+def read_counts(rank_folder: Path) -> list[Count]:
+    """What every holders-<n>.json of a rank counted, in order; raises NotRecorded where there is none."""
+    paths = _numbered(rank_folder, "holders")
+    if not paths:
+        raise NotRecorded(
+            "holders-<n>.json is missing: holders are counted after 20 steps, and never with 'record --no-holders'."
+        )
+    return [count for path in paths for count in _counts_in(path)]
+
+
+def read_watches(rank_folder: Path) -> list[Watch]:
+    """What every watch-<n>.json of a rank saw, in order; empty where there is none."""
+    return [_decoded(path, Watch) for path in _numbered(rank_folder, "watch")]
+
+
+class _OldHolder(msgspec.Struct, kw_only=True):
+    """One that grew between two counts, as recordings had it before each count had a file of its own."""
 
     path: str
     scope: str
@@ -36,28 +151,61 @@ class Holder(msgspec.Struct, kw_only=True):
     max_length: int | None = None
 
 
-class HolderCensus(msgspec.Struct, kw_only=True):
-    """Two counts and what grew between them, most bytes first; behind it, where all were asked for, what did not.
-
-    `is_partial` where a count ran out of time: a variable that was not counted to its end has the same numbers before
-    and after, the least there are; where only its graphs were not, the numbers of its graphs are so; and what was not
-    reached is missing.
-    """
+class _OldCensus(msgspec.Struct, kw_only=True):
+    """Two counts in one file; mostly without what had not grown."""
 
     step_before: int
     step_after: int
-    holders: list[Holder]
+    holders: list[_OldHolder]
     is_partial: bool = False
 
 
-def read_censuses(rank_folder: Path) -> list[HolderCensus]:
-    """Every holders-<n>.json of a rank in order; raises NotRecorded where there is none."""
-    paths = sorted(rank_folder.glob("holders-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-    if not paths:
-        raise NotRecorded(
-            "holders-<n>.json is missing; it is written when memory grows, or with 'efprof record --holders'."
-        )
+class _Either(msgspec.Struct):
+    """Tells the two apart."""
+
+    step_before: int | None = None
+
+
+_File = TypeVar("_File")
+
+
+def _numbered(folder: Path, stem: str) -> list[Path]:
+    return sorted(folder.glob(f"{stem}-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+
+
+def _decoded(path: Path, kind: type[_File]) -> _File:
     try:
-        return [msgspec.json.decode(path.read_bytes(), type=HolderCensus) for path in paths]
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:
-        raise UnreadableInput(f"{rank_folder / 'holders-<n>.json'} is not what efprof writes ({error}).") from None
+        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
+
+
+def _counts_in(path: Path) -> list[Count]:
+    if _decoded(path, _Either).step_before is None:
+        return [_decoded(path, Count)]
+    old = _decoded(path, _OldCensus)
+    before = [_counted(holder, "before") for holder in old.holders if holder.tensors_before]
+    after = [_counted(holder, "after") for holder in old.holders]
+    return [
+        Count(step=step, moment="step", holders=holders, is_partial=old.is_partial)
+        for step, holders in ((old.step_before, before), (old.step_after, after))
+    ]
+
+
+def _counted(holder: _OldHolder, when: Literal["before", "after"]) -> Counted:
+    """What views take of their storages was not counted then: they count as all of it."""
+    numbers = {
+        name: getattr(holder, f"{name}_{when}")
+        for name in ("length", "tensors", "tensor_bytes", "graph_nodes", "graph_bytes")
+    }
+    return Counted(
+        path=holder.path,
+        scope=holder.scope,
+        owner=holder.owner,
+        name=holder.name,
+        file=holder.file,
+        type=holder.type,
+        max_length=holder.max_length or 0,
+        value_bytes=numbers["tensor_bytes"],
+        **numbers,
+    )

@@ -1,15 +1,10 @@
-"""steps.pending: the last short steps of a process that was killed before it wrote them to steps.jsonl.
-
-A step of a millisecond cannot pay for a line of its own, so the recorder writes several at once; until then each
-lies here, in memory that is mapped to this file and outlives the process. `recorder/stopwatch.c` writes it.
-"""
+"""steps.pending, of recordings of schema version 1: the last short steps of a process that was killed."""
 
 import struct
 from collections.abc import Sequence
 from math import inf, isnan, nan
-from mmap import mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -76,25 +71,9 @@ def read_pending(rank_folder: Path) -> tuple[list[PendingStep], list[Stretch]]:
     codes = codes[: max(0, num_codes)]
     if not 0 <= count <= MAX_PENDING or any(not 0 <= code < 2 * len(STAGE_CODES) for code in codes):
         return [], []
-    return [parse_step(content, index) for index in range(count)], stretches_of(codes)
-
-
-def parse_step(content: bytes | mmap, index: int) -> PendingStep:
-    """One of the steps; the one after them is the step that is not over. Raises struct.error where there is none."""
-    fields = ENTRY.unpack_from(content, HEADER.size + index * ENTRY.size)
-    return PendingStep(*fields[:10], fields[10:])  # type: ignore[call-arg]
-
-
-def rows_of(content: bytes | mmap, count: int, num_codes: int) -> list[tuple[Any, ...]]:
-    """The first `count` steps as plain tuples, with as many instants as there are calls."""
-    entry = struct.Struct(f"<7q3d{num_codes}q{(MAX_MARKS - num_codes) * 8}x")
-    with memoryview(content) as view, view[HEADER.size : HEADER.size + count * ENTRY.size] as entries:
-        return list(entry.iter_unpack(entries))
-
-
-def stretches_of(codes: Sequence[int]) -> list[Stretch]:
-    """The stages that are over: each begins and ends before the next one does."""
-    return [(STAGE_CODES[codes[begin] // 2], begin, begin + 1) for begin in range(0, len(codes) - 1, 2)]
+    entries = ENTRY.iter_unpack(content[HEADER.size : HEADER.size + count * ENTRY.size])
+    steps = [PendingStep(*fields[:10], fields[10:]) for fields in entries]  # type: ignore[call-arg]
+    return steps, [(STAGE_CODES[codes[begin] // 2], begin, begin + 1) for begin in range(0, len(codes) - 1, 2)]
 
 
 def num_backwards(stretches: Sequence[Stretch]) -> int:

@@ -1,4 +1,4 @@
-"""steps.jsonl: one line per step of the main loop, or one for many short steps that are alike."""
+"""steps.jsonl: one line per step that was recorded in full, one for several light ones between them."""
 
 from collections.abc import Iterable, Iterator
 from math import isfinite, isnan, nan
@@ -63,13 +63,17 @@ class BoundaryMemory(msgspec.Struct, array_like=True, gc=False):
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One step, its micro-batches included. Sites are written `file:line:function`.
 
-    `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process,
-    for a short step its share of that of several; `loss` is the sum, over the step's calls of backward, of each loss
+    `started_ns` is on the epoch's clock, as are a profiler window's events; `cpu_us` is CPU time of the whole process;
+    `loss` is the sum, over the step's calls of backward, of each loss
     of one element times the gradient that `Tensor.backward` was given for it, 1 where it was given none, and as it was
     before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
     the step's optimizers only; `sequence` is autograd's sequence number at the start of the forward pass;
     `is_skipped` says that an optimizer was held back since gradients were not finite, or that the program threw them
     away; `window` names the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
+
+    Of a light step, which is not `is_full`, no more is known than its loss, its number of micro-batches, and its length
+    from the update before to its own; the site and the loader are those of the full step before. One that `has_pause`
+    may have had something else within it, such as an evaluation.
     """
 
     step: int
@@ -97,10 +101,31 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     loader: int | None = None
     sequence: int | None = None
     window: str | None = None
+    is_full: bool = True
+    has_pause: bool = False
+
+
+IS_SKIPPED = 1
+"""A gradient scaler held the update back."""
+HAS_PAUSE = 2
+"""Something else ran within the step: a loader started, as for an evaluation, or holders were counted."""
+
+
+class LightLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Light steps in a row, in one line: of each its number, its start in ns of the epoch, its length in us, how many
+    micro-batches it had, its loss as in a StepRecord, and the sum of what holds of it: IS_SKIPPED, HAS_PAUSE.
+
+    The recorder took `recorder_us` of each.
+    """
+
+    light: list[tuple[int, int, float, int, float | str | None, int]]
+    recorder_us: float
+    backward_site: str | None = None
+    loader: int | None = None
 
 
 class AlikeSteps(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Short steps that made the same calls, in one line: a step of a millisecond cannot pay for one of its own.
+    """Of recordings of schema version 1: short steps that made the same calls, in one line.
 
     A row of `alike` has the fields of a PendingStep, its instants not in a list of their own, null where there is no
     number; `stages` tells which instants begin and end which stage. The steps share their CPU time by their lengths.
@@ -130,14 +155,37 @@ def records_of(line: AlikeSteps) -> Iterator[StepRecord]:
         yield record
 
 
+def light_records_of(line: LightLine) -> Iterator[StepRecord]:
+    """Each of the light steps."""
+    for number, started_ns, length_us, num_passes, loss, flags in line.light:
+        yield StepRecord(
+            step=number,
+            started_ns=started_ns,
+            total_us=length_us,
+            spans=[],
+            memory=[],
+            cpu_us=0.0,
+            rss_bytes=0,
+            micro_batches=num_passes,
+            samples=0,
+            recorder_us=line.recorder_us,
+            loss=loss,
+            is_skipped=bool(flags & IS_SKIPPED),
+            has_pause=bool(flags & HAS_PAUSE),
+            backward_site=line.backward_site,
+            loader=line.loader,
+            is_full=False,
+        )
+
+
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     """All steps of steps.jsonl, those a killed process had no time to write, and the number of torn lines.
 
     Where a step has two lines, the later one is whole: the device's numbers come late.
     """
     how_to_record = "record the run with 'efprof record -- COMMAND'."
-    lines: list[StepRecord | AlikeSteps]
-    lines, num_torn = read_lines(rank_folder / STEPS_FILE, StepRecord, how_to_record, AlikeSteps)
+    lines: list[StepRecord | LightLine | AlikeSteps]
+    lines, num_torn = read_lines(rank_folder / STEPS_FILE, StepRecord, how_to_record, LightLine, AlikeSteps)
     records: dict[int, StepRecord] = {}
     for line in lines:
         try:
@@ -151,12 +199,17 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     return sorted(records.values(), key=lambda record: record.step), num_torn
 
 
-def _records_in(line: StepRecord | AlikeSteps) -> Iterable[StepRecord]:
-    return records_of(line) if isinstance(line, AlikeSteps) else (line,)
+def _records_in(line: StepRecord | LightLine | AlikeSteps) -> Iterable[StepRecord]:
+    match line:
+        case LightLine():
+            return light_records_of(line)
+        case AlikeSteps():
+            return records_of(line)
+    return (line,)
 
 
 def record_of_pending(step: PendingStep, stretches: list[Stretch], micro_batches: int) -> StepRecord:
-    """The line of a step of which no more is known than its process had noted in short."""
+    """The record of a step of which no more is known than its process had noted in short."""
     start, instants = step.start_ns, step.instants
     length_us = (step.end_ns - start) / 1000
     return StepRecord(

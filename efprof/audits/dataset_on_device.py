@@ -1,6 +1,7 @@
 """A data set that lies on the device while steps use a slice of it."""
 
 from efprof.facts.device_dataset import DeviceDataset, DeviceDatasets
+from efprof.facts.device_dataset_edit import dataset_edit
 from efprof.facts.device_evidence import composition_numbers, owner_map
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
@@ -19,8 +20,8 @@ def dataset_on_device(run: Run) -> Examination:
 
     What it finds
     -------------
-    Lines that move data to the device before the first step, of which each step takes a part by its index, or a
-    loader does, and which is still there when most is reserved and when the recording ends.
+    Lines that put tensors on the device before the first step, of which two steps were seen to read a part each, not
+    the same, and to write to none; and which are still there when most is reserved and when the recording ends.
 
     Why it matters
     --------------
@@ -68,8 +69,8 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
                 title="What it means, how we know, when it is wrong",
                 paragraphs=(
                     f"{device.file} tells what was allocated where, and that this was not given back. That it is a "
-                    "data set is read from the text of the program: what is moved here is taken in parts later, and "
-                    "never written to while training.",
+                    "data set was seen: in two steps every call of torch's functions was looked at, and those read "
+                    f"{format_bytes(dataset.batch_bytes)} of it per step, not always the same, and wrote nothing.",
                     "It is right where the device has memory to spare and copying would take longer than computing: "
                     "what moving each batch costs in time is not known before it is tried.",
                 ),
@@ -87,26 +88,26 @@ def _device_share(run: Run, dataset: DeviceDataset) -> float:
 
 
 def _use_of(dataset: DeviceDataset) -> str:
-    places = [place_of(site) for site in dataset.use.use_sites]
+    places = [place_of(site) for site in dataset.use_sites]
+    if not places:
+        return "each step"
     return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
 
 
 def _less(dataset: DeviceDataset) -> str:
-    if dataset.batch_bytes is None:
-        return "from which two batches go off, whose size the recording does not tell; the time it costs is not known"
     return f"less two batches of {format_bytes(dataset.batch_bytes)}; the time it costs is not known"
 
 
 def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
     numbers = [("put there by this line", dataset.held.num_bytes), ("largest tensor", dataset.held.largest_bytes)]
-    numbers += [] if dataset.batch_bytes is None else [("what a batch takes", dataset.batch_bytes)]
+    numbers += [("what a step reads of it", dataset.batch_bytes)]
     tensors = Number(label="tensors", value=float(dataset.held.num_blocks), unit="count")
     return (*(Number(label=label, value=float(value), unit="bytes") for label, value in numbers), tensors)
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    use = dataset.use
-    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), use.moves, use.slices)
+    edit = dataset_edit(sources.tree(blame.file), blame.line)
+    edits = keep_on_host(blame.file, sources.files[blame.file], edit.moves, edit.slices) if edit else ()
     return Fix(
         summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
         "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",

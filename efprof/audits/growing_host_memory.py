@@ -2,27 +2,30 @@
 
 import shlex
 
-from efprof.facts.host_growth import HostGrowth, is_told_of_tensors
-from efprof.facts.host_growth_evidence import (
+from efprof.facts.host_growth import (
+    HostGrowth,
     host_growth_evidence,
-    host_growth_message,
-    host_growth_severity,
-    most_steps_kept,
+    host_limits,
+    is_told_of_tensors,
 )
-from efprof.facts.host_growth_lines import HOST_FILE, WAYS_TO_BOUND, HostGrowthLines
+from efprof.facts.leaks import place_to_blame
 from efprof.facts.run import Run
-from efprof.fixes.keep_less import listed
+from efprof.fixes.keep_less import WAYS_TO_BOUND
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
-from efprof.units import format_bytes
+from efprof.units import format_bytes, format_interval, in_brackets
+
+HOST_FILE = "host.memray"
+"""In the rank folder, with `--host-memory`; memray itself reads it."""
 
 
 def growing_host_memory(run: Run) -> Examination:
-    """Find a process whose resident memory rises with every step beyond what its tensors take.
+    """Find containers of Python objects that fill the host's memory, and the line that was seen to feed them.
 
     What it finds
     -------------
-    Python objects that outlive their step: a log of dictionaries, a cache keyed by the step, lists of numbers. Where
-    tensors grow by more than all else, the audits of tensors tell of it, and this one is silent until that is mended.
+    Python objects that outlive their step: a log of dictionaries, a cache keyed by the step, lists of numbers. They are
+    containers that were longer at every count, whose entries explain the growth of resident memory or take much by
+    themselves. Resident memory alone never decides: files that are mapped and a heap in pieces look like a leak.
 
     Why it matters
     --------------
@@ -30,7 +33,7 @@ def growing_host_memory(run: Run) -> Examination:
 
     Fix
     ---
-    Bound what the line fills, or write it to a file; where the line is not known, a recording that tells it.
+    Bound what the line fills, or write it to a file.
 
     Predicted gain
     --------------
@@ -38,57 +41,54 @@ def growing_host_memory(run: Run) -> Examination:
     """
     growth = run.get(HostGrowth)
     looked_at = f"memory of the host {growth.fit.looked_at}"
-    if not growth.is_growing:
-        return Examination(looked_at=looked_at)
-    if is_told_of_tensors(run):
+    if growth.is_explained:
+        return Examination(looked_at=looked_at, findings=(_finding(run, growth),))
+    if growth.is_growing and is_told_of_tensors(run):
         return Examination(looked_at=f"{looked_at}, which grows no more than tensors do")
-    lines = run.get(HostGrowthLines)
-    if lines.mapping is not None:
+    if growth.is_growing:
         raise ThinEvidence(
-            f"{looked_at} rises, but {lines.mapping} maps files into memory, which count as its own once "
-            "they are read; record a second epoch, where they add nothing."
+            f"{looked_at} grows {format_bytes(growth.fit.trend.slope)} per step, but no container was counted that "
+            f"explains it, and resident memory alone tells no leak; {_how_to_find(run)}."
         )
-    return Examination(looked_at=looked_at, findings=(_finding(run, growth, lines),))
+    for one in growth.containers:
+        if one.verdict == "leak":
+            raise ThinEvidence(
+                f"`{one.name}` was counted to take {format_bytes(one.rate.slope)} more per step, of which {looked_at} "
+                "shows little; record a longer run to tell."
+            )
+    return Examination(looked_at=looked_at)
 
 
-def _finding(run: Run, growth: HostGrowth, lines: HostGrowthLines) -> Finding:
+def _finding(run: Run, growth: HostGrowth) -> Finding:
+    main, limits = growth.containers[0], host_limits(run)
+    blame, trend = place_to_blame(run, main), growth.fit.trend
+    most = limits.most_kept(max(main.rate.slope, trend.slope))
+    rate = f"{format_bytes(trend.slope)} per step{in_brackets(format_interval(trend.low, trend.high, 'bytes'))}"
+    what = "memory outside of tensors" if growth.is_heap_read else "memory on the host"
+    unseen = f" The line that feeds it is not known: {main.unseen}." if main.site is None else ""
     return Finding(
-        blame=lines.blame,
+        blame=blame,
         category="memory",
-        headline="Host memory grows with every step"
-        if lines.name is None
-        else f"`{lines.name}` fills the host's memory",
-        message=host_growth_message(run),
-        fix=_fix(run, lines),
+        headline=f"`{main.name}` fills the host's memory",
+        message=f"The process's {what} grows {rate}, of which `{main.name}` was counted to take "
+        f"at least {format_bytes(main.rate.slope)}{limits.outlook(trend.slope)}.{unseen}",
+        fix=Fix(
+            summary=f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it "
+            "takes 1 % of the host's memory.",
+            applicability="manual",
+        ),
         gain=Gain(
             basis="measured bound",
             explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory {growth.fit.stretch}; it is no "
             "part of the peak of allocated memory, so nothing is claimed of that",
         ),
-        evidence=host_growth_evidence(run),
-        severity=host_growth_severity(run),
+        evidence=host_growth_evidence(run, blame),
+        severity=limits.severity(trend.slope),
     )
 
 
-def _fix(run: Run, lines: HostGrowthLines) -> Fix:
-    kept = most_steps_kept(run)
-    bound = "" if kept is None else f" What {kept:,} steps put into it takes 1 % of the host's memory."
-    if lines.name is not None:
-        return Fix(summary=f"Bound `{lines.name}` {WAYS_TO_BOUND}.{bound}", applicability="manual")
-    found = [
-        f"`{name}` at {line}" for name, line in zip(lines.names, lines.statements, strict=True) if name is not None
-    ]
-    if not found:
-        return Fix(summary=f"Find what is kept: {_how_to_find(run, lines)}.", applicability="manual")
-    return Fix(
-        summary=f"Bound what nothing empties: {listed(found)}; each {WAYS_TO_BOUND}. If one of them is meant to grow: "
-        f"{_how_to_find(run, lines)}.",
-        applicability="manual",
-    )
-
-
-def _how_to_find(run: Run, lines: HostGrowthLines) -> str:
-    if lines.captured:
+def _how_to_find(run: Run) -> str:
+    if (run.rank_folder / HOST_FILE).exists():
         return f"'python -m memray tree {shlex.quote(str(run.rank_folder / HOST_FILE))}' prints what was held, by line"
     command = shlex.join(run.run_file.command)
     return (

@@ -3,27 +3,27 @@
 import contextlib
 
 from efprof.facts.cycle_sawtooth import CycleSawtooth
-from efprof.facts.growth_evidence import counted_holders, growth_evidence, growth_gain, growth_message, growth_severity
-from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
+from efprof.facts.growth_blame import UnheldGrowth
 from efprof.facts.host_growth import may_be_pointers
-from efprof.facts.host_growth_lines import WAYS_TO_BOUND, HostGrowthLines
-from efprof.facts.library_feeders import how_to_end, is_log
-from efprof.facts.memory_growth import MemoryGrowth
+from efprof.facts.leaks import EXPLAINED, Leaks
+from efprof.facts.memory_growth import MemoryGrowth, growth_gain
 from efprof.facts.run import Run
-from efprof.fixes.keep_less import listed
+from efprof.facts.run_limits import RunLimits
+from efprof.fixes.keep_less import WAYS_TO_BOUND
+from efprof.fixes.library_holders import end_feeding
 from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
+from efprof.units import format_bytes
 
 
 def memory_growth(run: Run) -> Examination:
-    """Find memory that is more after every step, where nobody knows what keeps it.
+    """Find memory that is more after every step, where nothing that was counted keeps it.
 
     What it finds
     -------------
     Memory still allocated after the optimizer's step that rises steadily from step to step, and is held by no
-    variable that was counted: `retained_graph` and `growing_tensors` tell of those. Where `backward(create_graph=True)`
-    gives a tensor of the step a gradient whose graph leads back to it, that call is blamed, and so is a line that gives
-    an object of torch more in every step (`add_param_group`), or a log handler that keeps its records a tensor. On a
-    CPU arrays and long texts count too: where no variable keeps more tensors, the one container that is never emptied.
+    variable that was counted: `retained_graph` and `growing_tensors` tell of those. Blamed is the line whose
+    allocations were seen to survive, or the call of backward whose gradients were seen to keep their tensors alive
+    (`create_graph=True`). On a CPU arrays and long texts count too: then a container that was counted to grow.
 
     Why it matters
     --------------
@@ -37,14 +37,28 @@ def memory_growth(run: Run) -> Examination:
     --------------
     The measured slope times the steps recorded, and never more than the rise that was measured.
     """
-    growth = run.get(MemoryGrowth)
+    growth, leaks = run.get(MemoryGrowth), run.get(Leaks)
     looked_at = f"memory retained {growth.fit.looked_at}"
+    if growth.is_rising and not _is_sawtooth(run):
+        raise ThinEvidence(
+            f"{looked_at} rises by {format_bytes(growth.fit.trend.slope)} per step to the end, but not as steadily as "
+            "a leak does; record a longer run to tell."
+        )
     if not growth.is_growing or _is_sawtooth(run):
-        return Examination(looked_at=looked_at)
-    unheld = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.holder is None]
-    if unheld and all(suspect.known_by in {"container", "loop"} for suspect in unheld) and may_be_pointers(run):
+        told = ", ".join(f"`{one.name}`" for leak in leaks.leaks for one in leak.kept)
+        return Examination(
+            looked_at=looked_at + (f", which does not show what {told} was counted to keep" if told else "")
+        )
+    if leaks.explained >= EXPLAINED:
+        return Examination(looked_at=f"{looked_at}: what grows was counted to be kept by a variable")
+    if leaks.grown is not None:
+        leaks.abstain_if_unclear("graphs")
+        leaks.abstain_if_unclear("tensors")
+    if leaks.is_bounded:
+        return Examination(looked_at=f"{leaks.looked_at()}: that is what grows")
+    if may_be_pointers(run):
         return Examination(looked_at=f"{looked_at}, which grows no more than what Python's objects may take of it")
-    return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in unheld))
+    return Examination(looked_at=looked_at, findings=(_finding(run, growth, 1.0 - leaks.explained),))
 
 
 def _is_sawtooth(run: Run) -> bool:
@@ -54,61 +68,36 @@ def _is_sawtooth(run: Run) -> bool:
     return False
 
 
-def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
+def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
+    unheld = run.get(UnheldGrowth)
     return Finding(
-        blame=suspect.blame,
+        blame=unheld.blame,
         category="memory",
-        headline=_headline(suspect),
-        message=growth_message(run, suspect),
-        fix=_fix(run, suspect),
-        gain=growth_gain(growth.fit, suspect.share),
-        evidence=growth_evidence(run, suspect),
-        severity=growth_severity(run),
+        headline=unheld.headline,
+        message=unheld.message(run),
+        fix=_fix(unheld),
+        gain=growth_gain(growth.fit, share),
+        evidence=unheld.evidence(run),
+        severity=run.get(RunLimits).severity(growth.fit.trend.slope),
     )
 
 
-def _headline(suspect: GrowthSuspect) -> str:
-    if suspect.cycle is not None:
-        return f"`{suspect.cycle.tensor}.grad` leads back to its own tensor"
-    if suspect.fed is not None and is_log(suspect.fed.holder):
-        return "A log handler keeps tensors with its records"
-    if suspect.fed is not None:
-        return f"`{suspect.fed.holder.path}` is given more and more"
-    if suspect.container is not None:
-        return f"`{suspect.container}` is filled, and never emptied"
-    return "Memory is left behind by every step"
-
-
-def _fix(run: Run, suspect: GrowthSuspect) -> Fix:
-    if suspect.cycle is not None:
-        tensor = suspect.cycle.tensor
-        summary = f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
-        summary += f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
-    elif suspect.fed is not None:
-        summary = how_to_end(suspect.fed.holder)
-    elif suspect.container is not None:
-        summary = f"Bound `{suspect.container}` {WAYS_TO_BOUND}. If it takes little, look for an object that only C++ "
-        summary += "holds."
-    elif holders := counted_holders(run):
-        summary = f"Find what feeds `{holders[0]}`, which was counted and grew: no line of the program that does is "
-        summary += "known."
-    elif holders is not None:
+def _fix(unheld: UnheldGrowth) -> Fix:
+    if unheld.cycle is not None:
+        tensor = unheld.cycle.leaf or "tensor"
         summary = (
-            "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook that "
+            f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
+            f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
         )
-        summary += f"each step registers anew, or an object that only C++ holds.{_filled(run)}"
+    elif unheld.container is not None:
+        if unheld.container.fed and unheld.container.fed[0].is_within_call:
+            return end_feeding(unheld.container.name, unheld.container.type, unheld.blame.text)
+        summary = f"Bound `{unheld.container.name}` {WAYS_TO_BOUND}."
+    elif unheld.is_counted:
+        summary = (
+            "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook that each "
+            "step registers anew, or an object that only C++ holds."
+        )
     else:
-        summary = "Find what this line's result is kept in: `efprof record --holders` counts what each variable keeps."
+        summary = "Find what this line's result is kept in: holders were not counted, so record a longer run."
     return Fix(summary=summary, applicability="manual")
-
-
-def _filled(run: Run) -> str:
-    """On a CPU what is no tensor counts too, but no line is sure."""
-    with contextlib.suppress(ThinEvidence):
-        lines = run.get(HostGrowthLines)
-        filled = [
-            f"`{name}` at {at}" for name, at in zip(lines.names, lines.statements, strict=True) if name is not None
-        ]
-        if filled and "CUDA" not in run.run_file.memory_source:
-            return f" Arrays and long texts count as well: nothing empties {listed(filled)}."
-    return ""

@@ -1,7 +1,7 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.retained_backward import RetainedBackward
-from efprof.facts.retained_backward_call import RetainingCall
+from efprof.facts.retained_backward import NeedlessGraph, RetainedBackward
+from efprof.facts.retained_backward_call import retaining_call
 from efprof.facts.retained_backward_evidence import graph_evidence
 from efprof.facts.retained_backward_replay import GraphReplay
 from efprof.facts.run import Run
@@ -25,8 +25,8 @@ def needless_retain_graph(run: Run) -> Examination:
 
     What it finds
     -------------
-    The last backward call of every step keeps its graph, and the recorded windows show that no node of it is run
-    again, in that step or the next.
+    A line whose calls of backward all keep their graph, where every node of the graphs that were watched is let go
+    without having been run again.
 
     Why it matters
     --------------
@@ -39,44 +39,44 @@ def needless_retain_graph(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    The recorded allocations replayed with the graph's blocks released when backward had run them; without an
+    The recorded allocations replayed with the graph's blocks released within the pass that runs them; without an
     allocation window none is claimed.
     """
     found = run.get(RetainedBackward)
-    if found.call is None:
-        return Examination(looked_at=f"the last backward call of {found.num_steps} steps")
-    looked_at = f"{found.num_passes} backward calls, node by node, and the last one of {found.num_steps} steps"
-    is_fault = found.is_needless and (found.replay is None or _is_worth_it(found.replay))
-    return Examination(looked_at=looked_at, findings=(_finding(run, found, found.call),) if is_fault else ())
+    looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
+    worth_it = [one for one in found.needless if _is_worth_it(one)]
+    return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
 
 
-def _is_worth_it(replay: GraphReplay) -> bool:
+def _is_worth_it(found: NeedlessGraph) -> bool:
+    replay = found.replay
+    if replay is None:
+        return found.calls.kept_bytes >= LEAST_SAVED_BYTES
     return replay.saved_bytes >= max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * replay.window.peak_bytes)
 
 
-def _finding(run: Run, found: RetainedBackward, call: RetainingCall) -> Finding:
+def _finding(run: Run, found: NeedlessGraph) -> Finding:
     return Finding(
-        blame=run.get(Sources).line(call.site),
+        blame=run.get(Sources).line(found.calls.site),
         category="memory",
-        headline="The graph is kept after backward, and nobody goes through it again",
-        message=_message(found.replay, call),
-        fix=_fix(run.get(Sources), call),
+        headline="Backward keeps a graph that nobody goes through again",
+        message=_message(found),
+        fix=_fix(run.get(Sources), found),
         gain=_gain(found.replay),
-        evidence=graph_evidence(run, found, call),
+        evidence=graph_evidence(run, found),
         severity=_severity(found.replay),
     )
 
 
-def _message(replay: GraphReplay | None, call: RetainingCall) -> str:
-    told = f"`{'=True, '.join(call.arguments)}=True` makes this backward keep "
+def _message(found: NeedlessGraph) -> str:
+    replay = found.replay
+    until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
+    kept = format_bytes(found.calls.kept_bytes if replay is None else replay.kept_bytes)
+    told = f"`{found.argument}=True` makes this backward keep {kept} {until}, and no later call goes through that graph"
     if replay is None:
-        return f"{told}its graph, which no later call goes through"
+        return told
     share = format_share(replay.saved_bytes / replay.window.peak_bytes)
-    until = "into the next step's forward pass" if replay.reaches_next_step else "past its end"
-    return (
-        f"{told}{format_bytes(replay.kept_bytes)} {until}, and no later call goes through that graph: the peak would "
-        f"be {format_bytes(replay.saved_bytes)} ({share}) lower"
-    )
+    return f"{told}: the peak would be {format_bytes(replay.saved_bytes)} ({share}) lower"
 
 
 def _gain(replay: GraphReplay | None) -> Gain:
@@ -85,19 +85,19 @@ def _gain(replay: GraphReplay | None) -> Gain:
     low, high = replay.saved_interval
     return Gain(
         basis="replay",
-        explanation="the recorded allocations replayed with each block of the graph released when backward had run the "
-        "operation that made it",
+        explanation="the recorded allocations replayed with each block of the graph released within backward",
         peak_bytes=replay.saved_bytes,
         peak_bytes_interval=(float(low), float(high)),
     )
 
 
-def _fix(sources: Sources, call: RetainingCall) -> Fix:
-    edit = drop_arguments(call.file, sources.files[call.file], call.node, call.arguments)
-    dropped = " and ".join(f"`{name}=True`" for name in call.arguments)
+def _fix(sources: Sources, found: NeedlessGraph) -> Fix:
+    call = retaining_call(sources, found.calls.site)
+    edit = drop_arguments(call.file, sources.files[call.file], call.node, call.arguments) if call else None
+    dropped = " and ".join(f"`{name}=True`" for name in (call.arguments if call else (found.argument,)))
     return Fix(
         summary=f"Drop {dropped}: backward then releases the graph as it goes.",
-        applicability="manual" if edit is None else "review" if call.creates_graph else "safe",
+        applicability="manual" if edit is None else "review" if found.calls.num_created else "safe",
         changes=(edit,) if edit else (),
     )
 

@@ -1,32 +1,30 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from efprof.facts.growth_causes import who_keeps
-from efprof.facts.growth_evidence import growth_evidence, growth_gain, growth_message, growth_severity
-from efprof.facts.growth_suspects import GrowthSuspect, GrowthSuspects
-from efprof.facts.holder_entries import part_of_slope, tensor_bytes_per_step
-from efprof.facts.holder_keys import shown_name
-from efprof.facts.holder_lines import HolderGrowth
-from efprof.facts.memory_growth import MemoryGrowth
+from efprof.facts.kept import Kept
+from efprof.facts.leaks import Leak, Leaks, leak_evidence, leak_gain, leak_message, who_keeps
 from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
+from efprof.fixes.kept_value import graph_readers, kept_at
+from efprof.fixes.library_holders import end_feeding
 from efprof.fixes.source_edit import make_together
-from efprof.fixes.tensor_values import caught_error
-from efprof.fixes.weak_reference import without_traceback
+from efprof.fixes.weak_reference import caught_error, without_traceback
 from efprof.model import Examination, Finding, Fix
 
 
 def retained_graph(run: Run) -> Examination:
-    """Find the variable that keeps graphs from step to step, and the statement that feeds it.
+    """Find the variable that keeps graphs from step to step, and the line that was seen to feed it.
 
     What it finds
     -------------
     Tensors with a `grad_fn` that survive their step: a list of losses, a running total, a state handed on without a
-    cut. The holder is known by counting what each variable keeps, twice.
+    cut. What each variable keeps is counted several times; one that kept more at each count is a leak, whatever the
+    trend of memory says.
 
     Why it matters
     --------------
@@ -34,74 +32,80 @@ def retained_graph(run: Run) -> Examination:
 
     Fix
     ---
-    Keep the value without its graph (`.detach()` or `.item()`) at that statement; an error, without its traceback.
+    Keep the value without its graph (`.detach()` or `.item()`) at that line; an error, without its traceback.
 
     Predicted gain
     --------------
-    The measured slope times the steps recorded, and never more than the rise that was measured, less the tensors
-    themselves, which detaching leaves where they are.
+    The measured slope times the steps recorded, less the tensors themselves, which detaching leaves where they are;
+    where memory shows no trend, the bytes that were counted.
     """
-    growth = run.get(MemoryGrowth)
-    looked_at = f"memory retained {growth.fit.looked_at}"
-    if not growth.is_growing and not growth.is_growing_slowly:
-        return Examination(looked_at=looked_at)
-    keeping = [suspect for suspect in run.get(GrowthSuspects).suspects if suspect.keeps_graphs]
-    return Examination(looked_at=looked_at, findings=tuple(_finding(run, growth, suspect) for suspect in keeping))
+    leaks = run.get(Leaks)
+    found = tuple(_finding(run, leak) for leak in leaks.of_kind("graphs"))
+    if not found:
+        leaks.abstain_if_unclear("graphs")
+    return Examination(looked_at=leaks.looked_at(), findings=found)
 
 
-def _finding(run: Run, growth: MemoryGrowth, suspect: GrowthSuspect) -> Finding:
-    fix, left_per_step = _fix(run, suspect, growth.fit.trend.slope)
+def _finding(run: Run, leak: Leak) -> Finding:
+    fix, left_per_step = _fix(run, leak)
     return Finding(
-        blame=suspect.blame,
+        blame=leak.blame,
         category="memory",
-        headline=f"{who_keeps([shown_name(one.holder) for one in suspect.holders])} tensors with their graphs",
-        message=growth_message(run, suspect),
+        headline=who_keeps(leak.kept),
+        message=leak_message(run, leak),
         fix=fix,
-        gain=growth_gain(growth.fit, suspect.share, left_per_step=left_per_step),
-        evidence=growth_evidence(run, suspect),
-        severity=growth_severity(run),
+        gain=leak_gain(run, leak, left_per_step=left_per_step),
+        evidence=leak_evidence(run, leak),
+        severity=run.get(RunLimits).severity(leak.rate.slope),
     )
 
 
-def _fix(run: Run, suspect: GrowthSuspect, slope: float) -> tuple[Fix, float]:
-    """What to write instead for all holders of the line, and the bytes that are then still kept with every step."""
-    sources = run.get(Sources)
-    statements = sorted(_keeping_statements(suspect, slope), key=_place, reverse=True)
-    lines, tree = sources.files[statements[0].file], sources.tree(statements[0].file)
-    assert tree is not None, "the statement was found in it"
-    others = [other for other in map(sources.tree, sources.files) if other is not None]
-    makers = [partial(_fix_of, statement, tree, others) for statement in statements]
-    left = sum(0.0 if caught_error(one.value, tree) else one.tensor_bytes_per_step for one in statements)
-    return make_together(statements[0].file, lines, makers), left
+def _fix(run: Run, leak: Leak) -> tuple[Fix, float]:
+    """What to write instead for all that the line keeps, and the bytes that are then still kept with every step."""
+    main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
+    if main.fed and main.fed[0].is_within_call:
+        return end_feeding(main.path or main.name, main.type, leak.blame.text), 0.0
+    tree = sources.tree(file) if leak.is_observed else None
+    statements = _statements(tree, leak) if tree else []
+    if tree is None or not statements:
+        summary = f"Keep each tensor in `{main.name}` without its graph, by `.detach()`, or `.item()` for a number."
+        return Fix(summary=summary, applicability="manual"), 0.0
+    fix = make_together(file, sources.files[file], [partial(_fix_of, one, tree) for one in statements])
+    return fix, sum(0.0 if _error_in(one, tree) else one.tensor_bytes_per_step for one in statements)
 
 
-def _fix_of(statement: KeepingStatement, tree: ast.Module, others: list[ast.Module], lines: Sequence[str]) -> Fix:
-    if error := caught_error(statement.value, tree):
-        return without_traceback(statement.file, lines, statement.names[0], error)
-    return keep_without_graph(statement, lines, tree, others)
-
-
-def _place(statement: KeepingStatement) -> tuple[int, int]:
-    changed = statement.carried or statement.value
-    return changed.lineno, changed.col_offset
-
-
-def _keeping_statements(suspect: GrowthSuspect, slope: float) -> Iterator[KeepingStatement]:
-    """What the line keeps, each value once: the likeliest statement that feeds a holder; one with a holder has one."""
-    by_value: dict[tuple[int, int], list[HolderGrowth]] = {}
-    for growth in suspect.holders:
-        changed = growth.statements[0].carried or growth.statements[0].value
-        by_value.setdefault((changed.lineno, changed.col_offset), []).append(growth)
-    for fed in by_value.values():
-        kept = fed[0].statements[0]
-        yield KeepingStatement(
-            file=kept.file,
-            line=kept.line,
-            names=tuple(shown_name(growth.holder) for growth in fed),
-            kind=fed[0].holder.type,
-            value=kept.value,
-            carried=kept.carried,
-            readers=tuple(dict.fromkeys(reader for growth in fed for reader in growth.readers)),
-            bytes_per_step=sum(part_of_slope(suspect, growth, slope) for growth in fed),
-            tensor_bytes_per_step=sum(map(tensor_bytes_per_step, fed)),
+def _statements(tree: ast.Module, leak: Leak) -> list[KeepingStatement]:
+    """What the line keeps, each value once, from the last on; none where one of the holders is fed in no known way."""
+    by_value: dict[tuple[int, int], tuple[KeepingStatement, list[Kept]]] = {}
+    counted = sum(one.rate.slope for one in leak.kept)
+    for one in leak.kept:
+        kept = kept_at(tree, leak.blame.line, one.name)
+        if kept is None:
+            return []
+        changed = kept.carried or kept.value
+        same = by_value.get((changed.lineno, changed.col_offset))
+        fed = [*(same[1] if same else ()), one]
+        statement = KeepingStatement(
+            file=leak.blame.file,
+            names=tuple(each.name for each in fed),
+            kind=fed[0].type,
+            entry=fed[0].entry,
+            kept=kept,
+            readers=tuple({line for each in fed for line in graph_readers(tree, each.name, leak.blame.line)}),
+            bytes_per_step=leak.rate.slope * sum(each.rate.slope for each in fed) / counted,
+            tensor_bytes_per_step=sum(each.kept_rate for each in fed),
+            is_view=all(each.is_view for each in fed),
         )
+        by_value[changed.lineno, changed.col_offset] = statement, fed
+    return [by_value[place][0] for place in sorted(by_value, reverse=True)]
+
+
+def _fix_of(statement: KeepingStatement, tree: ast.Module, lines: Sequence[str]) -> Fix:
+    if error := _error_in(statement, tree):
+        return without_traceback(statement.file, lines, statement.names[0], error)
+    return keep_without_graph(statement, lines)
+
+
+def _error_in(statement: KeepingStatement, tree: ast.Module) -> ast.Name | None:
+    """Beside no tensor, which would go on keeping its graph."""
+    return None if "Tensor" in statement.entry else caught_error(statement.kept.value, tree)

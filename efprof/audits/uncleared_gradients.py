@@ -106,8 +106,8 @@ def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> t
     there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
     return (
         "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "
-        "backward pass began: each was the same tensor, not zero, and changed by backward passes alone, whose graphs "
-        "were walked down to its parameter." + (there if cleared_at else ""),
+        "backward pass began and ended: each time the numbers that the step had used were still there, not zero, and "
+        "the pass added to them." + (there if cleared_at else ""),
         "It is meant where a program sums gradients over all its training, or clears them more than "
         f"{optimizers[0].num_steps} steps apart; then ignore it.",
     )

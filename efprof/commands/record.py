@@ -37,7 +37,13 @@ from efprof.model import EfprofError
 @click.option(
     "--holders/--no-holders",
     default=None,
-    help="Count who keeps tensors alive, at two set steps or never; default: when memory grows.",
+    help="Count who keeps tensors alive whatever it costs, or never; default: as far as the budget goes.",
+)
+@click.option(
+    "--overhead",
+    metavar="SHARE",
+    help="The share of the time that recording may cost once 3 s are used up; default: 1%. With 100% every step is "
+    "recorded in full.",
 )
 @click.option(
     "--diff/--no-diff", "keeps_diff", default=None, help="Whether to keep a diff of uncommitted changes; default: yes."

@@ -98,6 +98,7 @@ def find(run: str | None) -> Path:
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
+    from efprof.facts.device_use import device_use_evidence
     from efprof.facts.gpu_overview import GpuOverview
     from efprof.facts.identity import identify
     from efprof.facts.measurements import Measured
@@ -108,7 +109,7 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
 
     run = open_run(path, budget_bytes)
     device, failures = shown(lambda: run.get(DeviceOverview).evidence, lambda: run.get(GpuOverview).evidence)
-    measurements = replace(run.get(Measured).measurements, device=device)
+    measurements = replace(run.get(Measured).measurements, device=(*device, *device_use_evidence(run)))
     warnings = (*warnings_of(run), *failures)
     return make_report(run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings)
 

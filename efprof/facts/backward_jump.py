@@ -120,11 +120,6 @@ class BackwardJump:
         )
 
     @property
-    def is_in_backward(self) -> bool:
-        """Whether the window's peak lies in a backward pass."""
-        return self.stretch is not None and self.stretch.stage == "backward"
-
-    @property
     def jump_bytes(self) -> int:
         """The rise within backward, parameter gradients taken out."""
         return self.peak_bytes - self.needed_bytes - self.start_bytes

@@ -1,11 +1,11 @@
 """Whether a memory's size after steps grows without end, and how fast: the trend of its readings.
 
-Method: weighted Theil-Sen on the minima of equal blocks, with the rule and the false-alarm rates of statistics.md
-section 1.8 for long runs; for short ones the thresholds below, measured on simulated healthy runs in
-tests/facts/test_growth.py.
+The second evidence of a leak, beside what was counted: weighted Theil-Sen on the minima of equal blocks. One rule
+serves short and long runs; its false alarms on simulated healthy runs are measured in tests/facts/test_growth.py.
 """
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,27 +19,16 @@ WARM_UP_SHARE, LEAST_WARM_UP = 0.2, 3
 MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
 LEAST_SLOPE = 8 * MIB / 1000
 """Bytes per step: less costs under 1 GiB in 100,000 steps (statistics.md section 1.8)."""
-LEAST_SLOPE_OF_RETAINED = 0.002 / 1000
-LEAST_RISING, LEAST_HALF = 0.7, 0.6
-"""Shares of the blocks that rise, and of the slope that each half shows: a cache that fills up grows in its first
-half only. At a half of 1/3, the value of statistics.md, caches with a time constant of up to 0.4 of the run alarm in
-54 % of simulated runs; at 0.6 in 1 %."""
-SHORT_LEAST_RISING, SHORT_LEAST_HALF = 1.0, 0.7
-"""A short run must show more than a long one."""
-SHORT_LEAST_STRAIGHTNESS = 8.0
-"""Rise over the largest distance of a block from the line: a leak of equal pieces is straight, noise is not."""
-SHORT_LEAST_RISE = 2.0
+LEAST_HALF = 0.7
+"""Of the slope, that each half shows: a cache that fills up grows in its first half only."""
+LEAST_STRAIGHTNESS = 8.0
+"""Rise over the largest distance of a block, or of the last reading below it, from the line: a leak of equal pieces is
+straight; noise, and what slows down before the last reading, are not."""
+LEAST_OF_NOISE = 2.0
 """Rise over the spread of all steps around the line, the outermost tenths left out: five blocks of three steps of mere
 noise rise along a line once in some hundred runs, but no farther than the noise itself reaches."""
 LEVEL_STEPS = 3
 """Steps before and after a window whose lowest tells the level."""
-NUM_ALIGNMENTS = 12
-"""Taking a window's level out takes with it what the slope of the time before does not explain of a leak, up to half;
-the next slope is nearer, and each time a smaller part is left out: a half, a quarter, at last 1/4096. Where memory is
-read once between windows hardly anything is put back, so all depends on the slope that it begins with."""
-LEAST_REACHED = 0.8
-"""Of what the slope adds up to the last reading: growth that has slowed down by then is none. At 0.6, a cache that
-fills up alarms in 9.5 % of simulated runs of short steps, at 0.8 in 3.5 %, and as many leaks are found: 97.5 %."""
 LEAST_APART = 0.02
 """Of the way from the first block to the last: nearer ones tell nothing of the slope's interval. Of short steps the
 first sixty are read densely, among what windows and counts of holders leave and give back: a fall of 0.3 MiB within six
@@ -73,7 +62,8 @@ class Fit:
     """Bytes after the steps that were read outside windows, less what windows left behind, and their trend.
 
     The trend is that of `blocks`, the minima of equal stretches of the readings from place `first_steady` on. The run
-    has `num_steps` steps, read or not, the last of them `last_step`.
+    has `num_steps` steps, read or not, the last of them `last_step`. `within` is what each of the steps needed at its
+    highest instant above what it found and left; empty where not asked for.
     """
 
     steps: tuple[int, ...]
@@ -84,13 +74,11 @@ class Fit:
     num_steps: int
     last_step: int
     within: tuple[int, ...] = ()
-    """What each of those steps needed at its highest instant above what it found and left; empty where not asked for.
-    """
 
     @property
-    def steady(self) -> list[Point]:
-        """The readings after warm-up."""
-        return list(zip(self.steps, self.sizes, strict=True))[self.first_steady :]
+    def is_leak(self) -> bool:
+        """Whether it grows along the line, to the end, and by more than noise."""
+        return is_leak(list(zip(self.steps, self.sizes, strict=True))[self.first_steady :], self.blocks, self.trend)
 
     @property
     def read_until(self) -> int | None:
@@ -103,13 +91,6 @@ class Fit:
         """How many of the steps were read, in words: `after 26 of 400 steps, none of them later than step 309`."""
         end = "" if self.read_until is None else f", none of them later than step {self.read_until:,}"
         return f"after {len(self.steps):,} of {self.num_steps:,} steps{end}"
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last reading lies about as high as the slope says."""
-        last, rise = self.steady[-1], max(0.0, self.trend.slope) * (self.steps[-1] - self.steps[self.first_steady])
-        first = self.trend.level + max(0.0, self.trend.slope) * self.steps[self.first_steady]
-        return last[1] - first >= LEAST_REACHED * rise
 
     @property
     def stretch(self) -> str:
@@ -126,9 +107,28 @@ class Fit:
         return min(slope * (step - self.steps[0]), max(self.sizes) - min(self.sizes))
 
 
-def steps_read(samples: Sequence[Point | None]) -> list[int]:
-    """Those outside windows."""
-    return [sample[0] for sample in samples if sample is not IN_WINDOW]
+def fit(
+    samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int, within: Sequence[int] = ()
+) -> Fit:
+    """The trend of samples of these records, from place `first_steady` of those outside windows on."""
+    stretches = [
+        [one for one in group if one is not IN_WINDOW]
+        for is_window, group in groupby(samples, lambda one: one is IN_WINDOW)
+        if not is_window
+    ]
+    points = without_window_residue(stretches, _slope_between_windows(stretches, first_steady))
+    blocks = block_minima(points[first_steady:])
+    steps, sizes = zip(*points, strict=True)
+    return Fit(
+        steps=steps,
+        sizes=sizes,
+        first_steady=first_steady,
+        blocks=tuple(blocks),
+        trend=theil_sen(blocks),
+        num_steps=len(records),
+        last_step=records[-1].step,
+        within=tuple(within),
+    )
 
 
 def first_after_warm_up(steps: Sequence[int]) -> int:
@@ -136,46 +136,17 @@ def first_after_warm_up(steps: Sequence[int]) -> int:
     return max(LEAST_WARM_UP, bisect_left(steps, steps[0] + WARM_UP_SHARE * (steps[-1] + 1 - steps[0])))
 
 
-def fit(
-    samples: Sequence[Point | None], records: Sequence[StepRecord], *, first_steady: int, within: Sequence[int] = ()
-) -> Fit:
-    """The trend of samples of these records, from place `first_steady` of those outside windows on."""
-    slope = max(0.0, _slope_between_windows(samples, first_steady))
-    for _ in range(NUM_ALIGNMENTS):
-        points = without_window_residue(samples, slope)
-        blocks = block_minima(points[first_steady:])
-        trend = theil_sen(blocks)
-        slope = max(0.0, trend.slope)
-    steps, sizes = zip(*points, strict=True)
-    return Fit(
-        steps=steps,
-        sizes=sizes,
-        first_steady=first_steady,
-        blocks=tuple(blocks),
-        trend=trend,
-        num_steps=len(records),
-        last_step=records[-1].step,
-        within=tuple(within),
-    )
-
-
-def without_window_residue(samples: Sequence[Point | None], slope: float) -> list[Point]:
-    """The steps outside windows, each window's change of level taken out but for what `slope` bytes per step explain.
+def without_window_residue(stretches: Sequence[Sequence[Point]], slope: float) -> list[Point]:
+    """All readings, each window's change of level taken out but for what `slope` bytes per step explain.
 
     A profiler window keeps a few megabytes of its own for good: a step in the curve that no line of the user's made.
     """
-    aligned: list[Point] = []
-    shift, before = 0, None
-    for stretch in _stretches(samples):
-        if before is not None:
-            (step_before, bytes_before), (step, num_bytes) = (
-                _lowest(before[-LEVEL_STEPS:]),
-                _lowest(stretch[:LEVEL_STEPS]),
-            )
-            # A window only leaves memory behind: what fell was freed, and what lay on the line is no step of its own.
-            shift += max(0, num_bytes - bytes_before - round(slope * (step - step_before)))
-        aligned += [(step, num_bytes - shift) for step, num_bytes in stretch]
-        before = stretch
+    aligned, shift = list(stretches[0]), 0
+    for before, after in pairwise(stretches):
+        (step_before, bytes_before), (step, num_bytes) = _lowest(before[-LEVEL_STEPS:]), _lowest(after[:LEVEL_STEPS])
+        # A window only leaves memory behind: what fell was freed, and what lay on the line is no step of its own.
+        shift += max(0, num_bytes - bytes_before - round(slope * (step - step_before)))
+        aligned += [(step, num_bytes - shift) for step, num_bytes in after]
     return aligned
 
 
@@ -202,62 +173,36 @@ def theil_sen(points: Sequence[Point]) -> Trend:
     rank_low = max(0, math.floor((len(slopes) - spread) / 2))
     rank_high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
     slope = _weighted_median(pairs)
-    level = _median(sorted(value - slope * at for at, value in points))
+    level = statistics.median(value - slope * at for at, value in points)
     return Trend(slope=slope, low=min(slope, slopes[rank_low]), high=max(slope, slopes[rank_high]), level=level)
 
 
-def is_leak(
-    blocks: Sequence[Point],
-    trend: Trend,
-    *,
-    least_rising: float = LEAST_RISING,
-    least_half: float = LEAST_HALF,
-    least_slope: float = LEAST_SLOPE,
-) -> bool:
-    """The rule of statistics.md section 1.8."""
-    retained = _median(sorted(num_bytes for _, num_bytes in blocks))
-    if trend.low <= 0 or trend.slope < max(least_slope, LEAST_SLOPE_OF_RETAINED * retained):
-        return False
+def is_steady(blocks: Sequence[Point], trend: Trend) -> bool:
+    """Whether the blocks rise beyond doubt, and in both halves."""
     middle = len(blocks) // 2
-    halves = (blocks[: middle + 1], blocks[middle:])
-    rises = [later[1] > earlier[1] for earlier, later in pairwise(blocks)]
-    is_rising = sum(rises) >= least_rising * len(rises)
-    return is_rising and all(theil_sen(half).slope >= least_half * trend.slope for half in halves)
+    halves = [theil_sen(half).slope for half in (blocks[: middle + 1], blocks[middle:])]
+    return trend.low > 0 and min(halves) >= LEAST_HALF * trend.slope
 
 
-def is_plain_leak(
-    points: Sequence[Point], blocks: Sequence[Point], trend: Trend, *, least_slope: float = LEAST_SLOPE
-) -> bool:
-    """The same for a short run, where a cache or a sawtooth may look like a line: every block rises, along the line.
-
-    `points` are all steady steps; what they scatter around the line must be small against the rise.
-    """
-    if not is_leak(
-        blocks, trend, least_rising=SHORT_LEAST_RISING, least_half=SHORT_LEAST_HALF, least_slope=least_slope
-    ):
+def is_leak(points: Sequence[Point], blocks: Sequence[Point], trend: Trend) -> bool:
+    """Whether the blocks of all steady `points` rise along the line, in both halves and to the last, above noise."""
+    if trend.slope < LEAST_SLOPE or not is_steady(blocks, trend):
         return False
     rise = trend.slope * (blocks[-1][0] - blocks[0][0])
-    farthest = max(abs(trend.distance(point)) for point in blocks)
+    farthest = max(-trend.distance(points[-1]), *(abs(trend.distance(block)) for block in blocks))
     scatter = sorted(trend.distance(point) for point in points)
     tenth = len(scatter) // 10
-    spread = scatter[-1 - tenth] - scatter[tenth]
-    return rise >= SHORT_LEAST_STRAIGHTNESS * farthest and rise >= SHORT_LEAST_RISE * spread
+    return rise >= LEAST_STRAIGHTNESS * farthest and rise >= LEAST_OF_NOISE * (scatter[-1 - tenth] - scatter[tenth])
 
 
-def _stretches(samples: Sequence[Point | None]) -> list[list[Point]]:
-    """The readings between windows, those of each stretch together."""
-    groups = groupby(samples, lambda one: one is IN_WINDOW)
-    return [[one for one in group if one is not IN_WINDOW] for is_window, group in groups if not is_window]
-
-
-def _slope_between_windows(samples: Sequence[Point | None], first_steady: int) -> float:
+def _slope_between_windows(stretches: Sequence[Sequence[Point]], first_steady: int) -> float:
     """That of readings with no window between them, which none can have shifted; 0 where there are no two."""
     pairs, place = [], 0
-    for stretch in _stretches(samples):
+    for stretch in stretches:
         steady = stretch[max(0, first_steady - place) :]
         place += len(stretch)
         pairs += _slopes(block_minima(steady, steps_per_block=1)) if steady else []
-    return _weighted_median(sorted(pairs)) if pairs else 0.0
+    return max(0.0, _weighted_median(sorted(pairs))) if pairs else 0.0
 
 
 def _slopes(points: Sequence[Point]) -> list[tuple[float, int]]:
@@ -271,11 +216,6 @@ def _slopes(points: Sequence[Point]) -> list[tuple[float, int]]:
 
 def _lowest(points: Sequence[Point]) -> Point:
     return min(points, key=lambda point: point[1])
-
-
-def _median(values: Sequence[float]) -> float:
-    middle = len(values) // 2
-    return float(values[middle]) if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 def _weighted_median(pairs: Sequence[tuple[float, int]]) -> float:

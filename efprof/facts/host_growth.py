@@ -1,48 +1,40 @@
-"""Whether the process's memory outside of tensors and of the C heap grows with every step, and how fast."""
+"""Whether the process's memory outside of tensors and of the C heap grows, and which containers were counted to."""
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth import (
-    Fit,
-    Point,
-    first_after_warm_up,
-    fit,
-    is_leak,
-    is_plain_leak,
-    steps_read,
-)
-from efprof.facts.growth_suspects import GrowthSuspects
-from efprof.facts.memory_growth import MemoryGrowth
+from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
+from efprof.facts.kept import Kept, counted_series, line_table
+from efprof.facts.kept_growth import KeptGrowth
+from efprof.facts.leaks import Leaks
+from efprof.facts.memory_growth import MemoryGrowth, growth_series, how_it_was_fitted, rate_numbers
 from efprof.facts.run import Run
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.sources import Sources
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
 from efprof.units import MIB, format_bytes
 
-LEAST_READINGS = 15
-"""After warm-up: five blocks of three, as few as a trend of allocated memory is drawn through."""
-LEAST_PLAIN_READINGS = 12
-"""What a run of 20 steps has: four blocks, of which only a large growth along a plain line is told. In the first 20
-steps of some 150 programs sound ones rose by up to 69 MiB, none of these along a line; one rose by 11 MiB along one
-(measured). So the rises below hold for few readings too."""
+LEAST_READINGS = 12
+"""After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
+none of these along a line; one rose by 11 MiB along one (measured). So the rises below hold for few readings too."""
 LEAST_RISE, LEAST_RISE_WITH_HEAP = 64 * MIB, 128 * MIB
 """Less the C heap, resident memory rose by up to 34 MiB after warm-up in 25 recordings without a leak, by less than
 1 in most (measured, torch 2.13 on a CPU). On CUDA the C heap cannot be taken off; with it they rose by up to 99 MiB."""
-LEAST_RISING = 0.5
-MOST_GIVEN_BACK = 0.1
-"""Python fills what a window or a count of holders gave back first, which a leak of 1 MB per step did for up to 24
-steps (measured): half of the blocks may stand still, but none may fall by more than this share of the rise."""
-
+LEAST_EXPLAINED = 0.02
+"""Of what grows, by the containers that were counted: what an entry takes is sampled, and not to its depths (measured:
+4.5 % of lists of lists of dictionaries)."""
+LEAST_SEEN = 0.5
+"""Of what containers were counted to take, by resident memory, where that does not rise as evenly as a leak does."""
 MOST_POINTERS = 1 / 3
 """Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostGrowth:
-    """Resident bytes after the steps at which they were read, and their trend.
+    """Resident bytes after the steps at which they were read, and their trend; `containers` were counted to grow.
 
     Where the C allocator was read, they are less its heap: what is left are Python's own objects, mapped files, code.
     """
@@ -50,6 +42,16 @@ class HostGrowth:
     fit: Fit
     is_heap_read: bool
     is_growing: bool
+    containers: tuple[Kept, ...] = ()
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether containers were counted to grow by some of what grows; or at every count, and memory as much."""
+        slope, counted = self.fit.trend.slope, sum(one.rate.slope for one in self.containers)
+        if self.is_growing:
+            return counted >= LEAST_EXPLAINED * slope
+        surely = sum(one.rate.slope for one in self.containers if one.verdict == "leak")
+        return surely >= LEAST_SLOPE and self.fit.trend.low > 0 and slope >= LEAST_SEEN * surely
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -57,41 +59,31 @@ class HostGrowth:
         is_heap_read = "CUDA" not in run.run_file.memory_source
         records = read_steps(run.rank_folder)[0]
         samples = outside_samples(records, is_heap_read=is_heap_read)
-        steps = steps_read(samples)
+        steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if not steps:
             raise NotRecorded("steps.jsonl holds no resident memory of the process; record the run on Linux.")
         first_steady = first_after_warm_up(steps)
         num_readings = max(0, len(steps) - first_steady)
-        if num_readings < LEAST_PLAIN_READINGS:
+        if num_readings < LEAST_READINGS:
             raise ThinEvidence(_too_few(num_readings))
         found = fit(samples, records, first_steady=first_steady)
         rise = found.trend.slope * (steps[-1] - steps[first_steady])
         is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
-        is_steady = given_back(found.blocks) <= MOST_GIVEN_BACK * rise
-        is_short = num_readings < LEAST_READINGS
-        is_line = (
-            is_plain_leak(found.steady, found.blocks, found.trend)
-            if is_short
-            else is_leak(found.blocks, found.trend, least_rising=LEAST_RISING)
+        return cls(
+            fit=found,
+            is_heap_read=is_heap_read,
+            is_growing=is_large and is_steady(found.blocks, found.trend),
+            containers=grown_containers(run),
         )
-        is_growing = is_large and is_steady and is_line
-        if is_short and not is_growing:
-            raise ThinEvidence(_too_few(num_readings))
-        unread_rise = 0.0 if is_growing or found.read_until is None else _rise_since(found.read_until, records, run)
-        if unread_rise >= LEAST_RISE_WITH_HEAP:
-            raise ThinEvidence(
-                f"after step {found.read_until:,} of {found.last_step:,} resident memory rose by "
-                f"{format_bytes(unread_rise)} more than what grew until then explains, and of these steps nobody knows "
-                "how much of it tensors take; short steps are read now and then, so record a longer run."
-            )
-        return cls(fit=found, is_heap_read=is_heap_read, is_growing=is_growing)
 
 
-def _too_few(num_readings: int) -> str:
-    return (
-        f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
-        f"{LEAST_READINGS}; short steps are read now and then, so record a longer run."
-    )
+def grown_containers(run: Run) -> tuple[Kept, ...]:
+    """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to."""
+    with contextlib.suppress(NotRecorded):
+        containers = run.get(KeptGrowth).containers
+        grown = [one for one in containers if one.verdict in ("leak", "thin") and one.is_large]
+        return tuple(sorted(grown, key=lambda one: (not one.fed, -one.rate.slope)))
+    return ()
 
 
 def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:
@@ -109,40 +101,69 @@ def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> lis
     return samples
 
 
-def _rise_since(step: int, records: Sequence[StepRecord], run: Run) -> float:
-    """How much more was resident at the end than after this step, less what tensors took at the rate until then."""
-    resident = [(record.step, record.rss_bytes) for record in records if record.step >= step and record.rss_bytes]
-    slope = 0.0
-    with contextlib.suppress(ThinEvidence):
-        slope = max(0.0, run.get(MemoryGrowth).fit.trend.slope)
-    return resident[-1][1] - resident[0][1] - slope * (resident[-1][0] - resident[0][0])
-
-
-def given_back(blocks: Sequence[Point]) -> int:
-    """The largest fall from a block to a later one, in bytes."""
-    sizes = [num_bytes for _, num_bytes in blocks]
-    return max(highest - size for highest, size in zip(accumulate(sizes, max), sizes, strict=True))
-
-
 def may_be_pointers(run: Run) -> bool:
     """Whether what grows in the C heap is no more than containers of what grows outside of it have there."""
     with contextlib.suppress(NotRecorded, ThinEvidence):
         host = run.get(HostGrowth)
         slope = run.get(MemoryGrowth).fit.trend.slope
-        return host.is_growing and host.is_heap_read and slope <= MOST_POINTERS * host.fit.trend.slope
+        is_told = host.is_growing or host.is_explained
+        return is_told and host.is_heap_read and slope <= MOST_POINTERS * host.fit.trend.slope
     return False
 
 
 def is_told_of_tensors(run: Run) -> bool:
-    """Whether an audit of tensors tells of most that grows: what keeps tensors keeps Python objects too.
-
-    Where tensors have the smaller part, the rest is another leak, with a line of its own.
-    """
+    """Whether tensors grow by as much: what keeps tensors keeps Python objects too."""
     with contextlib.suppress(ThinEvidence):
-        growth = run.get(MemoryGrowth)
-        if growth.is_growing or growth.is_growing_slowly:
-            suspects = run.get(GrowthSuspects).suspects
-            is_told = growth.is_growing or any(one.keeps_graphs for one in suspects)
-            held = sum(one.holder.bytes_per_step for one in suspects if one.holder)  # the nodes of graphs too
-            return is_told and max(growth.fit.trend.slope, held) >= run.get(HostGrowth).fit.trend.slope
+        leaks = run.get(Leaks)
+        held = sum(leak.rate.slope for leak in leaks.leaks)
+        slope = leaks.fit.trend.slope if leaks.fit and leaks.is_growing else 0.0
+        return max(held, slope) >= run.get(HostGrowth).fit.trend.slope > 0
     return False
+
+
+def host_limits(run: Run) -> RunLimits:
+    """Of the host's memory, whatever device trains."""
+    records = read_steps(run.rank_folder)[0]
+    used = next(((one.rss_bytes, one.step) for one in reversed(records) if one.rss_bytes), (0, 0))
+    total = run.run_file.host.total_bytes if run.run_file.host else 0
+    limits = run.get(RunLimits)
+    return replace(limits, name="the host", total_bytes=total, used_bytes=used[0], used_step=used[1], ran_out=False)
+
+
+def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
+    """The curve, the line, the rate, what was counted, and how that is known."""
+    growth = run.get(HostGrowth)
+    what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
+    limits = host_limits(run)
+    total = Number(label="memory of the host", value=float(limits.total_bytes), unit="bytes")
+    containers = growth.containers
+    return (
+        growth_series(growth.fit, f"Memory of the process {what}after each step", "resident"),
+        run.get(Sources).snippet(blame),
+        Numbers(title="Growth of host memory", numbers=(*rate_numbers(growth.fit), total)),
+        *((counted_series(containers),) if containers else ()),
+        *line_table(containers),
+        Narrative(
+            title="What it means, how we know, when it is wrong",
+            paragraphs=(
+                "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
+                "their own, which no counter of an allocator shows.",
+                f"{_counted(containers)} What an entry takes was sampled, and may be shared with others.",
+                *how_it_was_fitted(growth.fit),
+                "A cache that is still filling looks the same: record more steps to tell.",
+            ),
+        ),
+    )
+
+
+def _counted(containers: Sequence[Kept]) -> str:
+    sizes = containers[0].sizes
+    told = ", ".join(f"`{one.name}` {format_bytes(one.rate.slope)} per step" for one in containers[:3])
+    return f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}, and grew at each: {told}."
+
+
+def _too_few(num_readings: int) -> str:
+    return (
+        f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
+        f"{LEAST_READINGS}; short steps are read now and then, so record a longer run."
+    )

@@ -56,7 +56,8 @@ class InputWaits:
         steady = times.at_least(1)
         events, _ = read_events(run.rank_folder)
         loader = _loader_of(steady, [event for event in events if isinstance(event, LoaderBuilt)])
-        restarts = _restarts(steady, loader)
+        num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
+        restarts = _restarts(steady, loader, num_steps)
         waits_ms = _without_longest([time.of("data") for time in steady if time not in restarts])
         data_ms = statistics.fmean(waits_ms)
         return cls(
@@ -68,7 +69,7 @@ class InputWaits:
             data_interval_ms=mean_interval(waits_ms),
             cpu_ms=times.median_cpu_ms(),
             restarts=tuple(time.step for time in restarts),
-            restart_ms=sum(time.of("data") - data_ms for time in restarts) / len(steady),
+            restart_ms=sum(time.of("data") - data_ms for time in restarts) / num_steps,
         )
 
     @property
@@ -187,13 +188,13 @@ def _steps_per_epoch(times: Sequence[StepTime], loader: LoaderBuilt | None) -> i
     return math.ceil(loader.num_batches / micro_batches)
 
 
-def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None) -> list[StepTime]:
+def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps: int) -> list[StepTime]:
     """The first steps of the epochs, where they waited long; none for a loader that keeps its workers."""
     if loader is None or not loader.num_workers or loader.persistent_workers:
         return []
     limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.of("data") for time in steady))
     large = [time for time in steady if time.of("data") > limit_ms]
-    if len(large) < 2 or len(large) > MAX_LARGE_SHARE * len(steady):
+    if len(large) < 2 or len(large) > MAX_LARGE_SHARE * num_steps:
         return []
     steps = _steps_per_epoch(steady, loader) or large[1].step - large[0].step
     first = Counter(time.step % steps for time in large).most_common(1)[0][0]

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Self
 
-from efprof.artifacts.events import Event, WindowClosed, read_events
+from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
+from efprof.facts.evaluation import Evaluations
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
 from efprof.facts.stall_lines import StallLines
-from efprof.facts.step_times import StepTime, StepTimes
+from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps
 from efprof.facts.window_memory import WindowMemory
 from efprof.facts.window_peaks import WindowPeaks
+from efprof.facts.worker_memory import process_table
 from efprof.model import (
     STAGES,
     Measurements,
@@ -63,13 +65,16 @@ class Measured:
             measurements=Measurements(
                 metrics=_metrics(times, run),
                 timeline=_timeline(times),
-                stage_deltas=stage_deltas([time.record for time in times.every]),
+                stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
                 overhead=_overhead(times, events),
                 memory_source=source,
                 num_skipped_steps=_num_skipped(times.every),
                 recommendations=recommendations(times),
                 stalls=run.get(StallLines).lines,
                 window_memory=_window_memory(run),
+                processes=process_table(run),
+                evaluations=run.get(Evaluations).every,
+                evaluation_notes=run.get(Evaluations).notes,
             )
         )
 
@@ -93,7 +98,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     memory = [record.memory for record in read_throughout([time.record for time in steady])]
     growth = _growth_bytes_per_step(run)
     return (
-        _of_steps("step_ms", "step time", "ms", steady, lambda time: time.total_ms, STEP_MS_BUDGET),
+        Metric(name="step_ms", label="step time", unit="ms", samples=times.steady_ms, budget=STEP_MS_BUDGET),
         *(
             _of_steps(f"{stage}_ms", f"{stage} time", "ms", steady, lambda time, stage=stage: time.of(stage))  # type: ignore[misc]
             for stage in STAGES
@@ -141,10 +146,8 @@ def _of_steps(
     unit: str,
     times: Sequence[StepTime],
     value: Callable[[StepTime], float],
-    budget: float | None = None,
 ) -> Metric:
-    samples = tuple(value(time) for time in times)
-    return Metric(name=name, label=label, unit=unit, samples=samples, budget=budget)
+    return Metric(name=name, label=label, unit=unit, samples=tuple(value(time) for time in times))
 
 
 def _num_reads(time: StepTime) -> float:
@@ -224,19 +227,28 @@ def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
 
 
 def _recorded_in(window: str) -> str:
-    return "memory history" if window.startswith("memory") else "profiler"
+    return {"memory": "memory history", "watch": "watched lines"}.get(window.partition("-")[0], "profiler")
 
 
 def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
     if not times.steady:
         return None
-    step_ms = statistics.fmean(time.recorder_ms for time in times.steady)  # some steps pay for others
+    steady = [time for time in times.every[num_warm_up_steps(len(times.every)) :] if time.record.window is None]
+    step_ms = statistics.fmean(time.recorder_ms for time in steady)  # full ones pay for light ones
     closed = [event for event in events if isinstance(event, WindowClosed)]
+    costs = [event for event in events if isinstance(event, RecordingCost)]
     return Overhead(
         step_ms=step_ms,
         share=step_ms / times.median_ms(),
         window_s=sum(event.seconds for event in closed),
         num_windows=len(closed),
+        num_full_steps=sum(time.record.is_full for time in times.every),
+        num_steps=len(times.every),
+        allowance_s=costs[-1].allowance_s if costs else None,
+        allowed_share=costs[-1].share if costs else None,
+        beside_steps_s=sum(seconds for what, seconds in costs[-1].seconds.items() if not what.endswith("steps"))
+        if costs
+        else None,
     )
 
 

@@ -9,6 +9,7 @@ from efprof.facts.device_evidence import (
     trial_table,
 )
 from efprof.facts.device_memory import DeviceHistory, Failure
+from efprof.facts.device_use import device_use_evidence
 from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.peak_composition import PeakComposition
 from efprof.facts.peak_evidence import peak_bars
@@ -30,6 +31,7 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame:
         sources.snippet(blame),
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
+        *device_use_evidence(run)[:1],
         segment_map(device, instant.index, "when the request failed", most_held, "Where it lay"),
         trial_bars(device),
         trial_table(device),
@@ -64,6 +66,7 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
                 Number(label=label, value=float(value), unit="bytes") for label, value in numbers if value is not None
             ),
         ),
+        *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative(
             title="What it means, how we know, when it is wrong",

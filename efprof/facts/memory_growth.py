@@ -1,4 +1,4 @@
-"""Whether memory that is retained after each step grows without end."""
+"""Whether memory that is retained after each step grows without end, and what that shows for itself."""
 
 import contextlib
 import math
@@ -6,78 +6,43 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.holders import Holder, read_censuses
+from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growing_graphs import GrowingGraphs
-from efprof.facts.growth import (
-    IN_WINDOW,
-    LEAST_SLOPE,
-    WARM_UP_SHARE,
-    Fit,
-    Point,
-    first_after_warm_up,
-    fit,
-    is_leak,
-    is_plain_leak,
-    steps_read,
-)
+from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, WARM_UP_SHARE, Fit, Point, first_after_warm_up, fit, theil_sen
 from efprof.facts.run import Run
 from efprof.facts.stage_memory import read_throughout
-from efprof.model import NotRecorded, ThinEvidence, UnreadableInput
+from efprof.model import Gain, NotRecorded, Number, Series, SeriesLine, ThinEvidence, UnreadableInput
+from efprof.units import format_bytes
 
 LEAST_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
-LEAST_SLOPE_OF_GRAPHS = 512.0
-"""Bytes per step where a variable is seen to keep more autograd graphs with every step, which no sound program does: a
-node and its tensor take a kilobyte (facts/holder_lines.py), and what a logger keeps of numbers is a tenth of that."""
-LEAST_OF_COUNTED = 0.6
-"""Of the rate at which graphs are counted to grow: in four recordings of such leaks memory grew by 0.86 to 1.5 times
-as much, and what fills up by half of the way by half as much."""
-LONG_RUN = 200
-"""Below it a cache or a sawtooth can look like a line (up to 10 % false alarms), so a short run must show more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryGrowth:
-    """Retained bytes at the end of steps and their trend, and whether that is a leak."""
+    """Retained bytes at the end of steps and their trend, and whether that is a leak.
+
+    `is_rising` where it is none, and yet rises to the end: not evenly enough, or ever slower.
+    """
 
     fit: Fit
     is_growing: bool
-    is_growing_slowly: bool = False
-    """Too slow to matter, or not plain enough for itself, unless what is kept are graphs."""
+    is_rising: bool = False
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
         samples = _samples(records, _counted_after(run))
-        steps = steps_read(samples)
+        steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < LEAST_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
         least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
         found = fit(samples, records, first_steady=first_steady, within=_within(records))
-        is_growing = _is_above(LEAST_SLOPE, found)
-        is_slower = not is_growing and (_is_above(LEAST_SLOPE_OF_GRAPHS, found) or _is_as_counted(run, found))
-        return cls(fit=found, is_growing=is_growing, is_growing_slowly=is_slower)
-
-
-def _is_above(least_slope: float, found: Fit) -> bool:
-    if not found.reaches_end:
-        return False  # most readings are early where steps are short, and it stopped growing since
-    if len(found.steps) >= LONG_RUN:
-        return is_leak(found.blocks, found.trend, least_slope=least_slope)
-    return is_plain_leak(found.steady, found.blocks, found.trend, least_slope=least_slope)
-
-
-def _is_as_counted(run: Run, found: Fit) -> bool:
-    """Whether memory, however unevenly, rises to its last reading about as fast as a variable's graphs are counted to.
-
-    In the few readings of short steps a graph's few kilobytes hardly stand out of what comes and goes.
-    """
-    counted = run.get(GrowingGraphs).bytes_per_step
-    is_fast = found.trend.slope >= max(LEAST_SLOPE_OF_GRAPHS, LEAST_OF_COUNTED * counted)
-    return counted > 0 and is_fast and found.trend.low > 0 and found.reaches_end
+        late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
+        is_rising = min(found.trend.low, found.trend.slope - LEAST_SLOPE, late - LEAST_SLOPE) > 0
+        return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
 
 
 def _samples(records: Sequence[StepRecord], counted_after: Container[int]) -> list[Point | None]:
@@ -88,23 +53,18 @@ def _samples(records: Sequence[StepRecord], counted_after: Container[int]) -> li
     samples: list[Point | None] = []
     for record in records:
         left = _left(record)
-        if record.window is None and left is not None:
+        if not _is_in_window(record) and left is not None:
             samples.append((record.step, left))
-        if record.window is not None or record.step in counted_after:
+        if _is_in_window(record) or record.step in counted_after:
             samples.append(IN_WINDOW)
     return samples
 
 
 def _counted_after(run: Run) -> set[int]:
-    """The steps at whose ends holders were counted and none was found to grow: what grew was maybe the counts' own."""
+    """The steps at whose ends holders were counted."""
     with contextlib.suppress(NotRecorded, UnreadableInput):
-        in_vain = (census for census in read_censuses(run.rank_folder) if not any(map(_has_grown, census.holders)))
-        return {step for census in in_vain for step in (census.step_before, census.step_after)}
+        return {count.step for count in read_counts(run.rank_folder)}
     return set()
-
-
-def _has_grown(holder: Holder) -> bool:
-    return holder.tensor_bytes_after + holder.graph_bytes_after > holder.tensor_bytes_before + holder.graph_bytes_before
 
 
 def _within(records: Sequence[StepRecord]) -> list[int]:
@@ -113,7 +73,9 @@ def _within(records: Sequence[StepRecord]) -> list[int]:
     One that was read at its end alone is taken to need as much as the last one that was read throughout. The first one
     finds nothing that a step left, so what it needs compares with no other.
     """
-    outside = [(record, left) for record in records if record.window is None and (left := _left(record)) is not None]
+    outside = [
+        (record, left) for record in records if not _is_in_window(record) and (left := _left(record)) is not None
+    ]
     throughout = {record.step for record in read_throughout([record for record, _ in outside])}
     needed = [0]
     for record, left in outside[1:]:
@@ -123,6 +85,11 @@ def _within(records: Sequence[StepRecord]) -> list[int]:
         else:
             needed.append(needed[-1])
     return needed
+
+
+def _is_in_window(record: StepRecord) -> bool:
+    """Whether a profiler was on, which keeps memory of its own; to watch lines takes time, and none of that."""
+    return record.window is not None and not record.window.startswith("watch")
 
 
 def _left(record: StepRecord) -> int | None:
@@ -144,3 +111,94 @@ def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
     return (
         f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
     )
+
+
+def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+    """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
+
+    The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
+    their difference is known as well as the least slope that counts as growth, and no better.
+    """
+    num_steps, one_step = fit.steps[-1] - fit.steps[0], max(0.0, share * fit.trend.slope - left_per_step)
+    low, value, high = (
+        _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
+    )
+    unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
+    missing = share * fit.rise_bytes - left_per_step * num_steps - value
+    less = f", less {format_bytes(missing)}, as an earlier step needs more than the last ones" * (missing > one_step)
+    return Gain(
+        basis="measured bound",
+        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{less}{caution}; "
+        "its interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
+        peak_bytes=round(max(0.0, value)),
+        peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
+        until_step=fit.read_until,
+    )
+
+
+def growth_series(fit: Fit, title: str, label: str) -> Series:
+    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
+    ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
+    measured = SeriesLine(
+        label=f"{label} after the step",
+        x=tuple(float(step) for step in fit.steps),
+        y=tuple(float(num_bytes) for num_bytes in fit.sizes),
+        is_highlighted=True,
+    )
+    trend = SeriesLine(label="trend", x=ends, y=tuple(fit.trend.level + fit.trend.slope * step for step in ends))
+    return Series(
+        title=title,
+        x_label="step",
+        x_unit="count",
+        y_label=label,
+        y_unit="bytes",
+        lines=(measured, trend),
+        marks=((ends[0], "fit begins"),),
+    )
+
+
+def last_reading(fit: Fit) -> str:
+    """Where the run went on for long after it, as a clause."""
+    if fit.read_until is None:
+        return ""
+    return f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}"
+
+
+def rate_numbers(fit: Fit) -> tuple[Number, ...]:
+    """The slope with its interval, and the rise."""
+    trend = fit.trend
+    return (
+        Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
+        Number(label=f"rise {fit.stretch}", value=fit.rise_bytes, unit="bytes"),
+    )
+
+
+def how_it_was_fitted(fit: Fit) -> tuple[str, ...]:
+    """How the trend is known, and what is not known of steps after the last one that was read."""
+    how = (
+        f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
+        f"compared: the median of the slopes between them, the longer counting more, is "
+        f"{format_bytes(fit.trend.slope)} per step."
+    )
+    if fit.read_until is None:
+        return (how,)
+    return (
+        how,
+        f"Memory was read after {len(fit.steps):,} steps, the last of them step {fit.read_until:,} of "
+        f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
+        "recording tells.",
+    )
+
+
+def _off_the_peak(fit: Fit, slope: float, share: float, left_per_step: float) -> float:
+    """How much lower the highest instant is without its share of growth at that slope.
+
+    Less than what was kept by then where early steps need more than late ones, by longer batches or by what training
+    changes: the peak that a fix leaves lies there.
+    """
+    highest, mended = 0.0, 0.0
+    for step, needed in zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True):
+        rise = fit.rise_until(step, slope)
+        saved = share * rise - left_per_step * (step - fit.steps[0])
+        highest, mended = max(highest, rise + needed), max(mended, rise + needed - saved)
+    return highest - mended

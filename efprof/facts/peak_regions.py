@@ -128,9 +128,9 @@ def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterato
     for chain, events in beneath.items():
         known = by_site.get(chain[-1])
         if known is None or len(chain) < len(known[0]):
-            by_site[chain[-1]] = (chain, sorted([*(known[1] if known else ()), *events]))
+            by_site[chain[-1]] = (chain, sorted({*(known[1] if known else ()), *events}))
         else:
-            by_site[chain[-1]] = (known[0], sorted([*known[1], *events]))
+            by_site[chain[-1]] = (known[0], sorted({*known[1], *events}))
     for site, (chain, events) in by_site.items():
         yield site, chain, events
 

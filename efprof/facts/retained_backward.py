@@ -1,82 +1,96 @@
-"""Whether the graph that the step's last backward keeps is gone through again, and what keeping it costs."""
+"""The calls of backward that keep a graph which was seen to be gone through by nobody, and what keeping it costs."""
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.artifacts.trace import read_trace, trace_paths
+from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.live_memory import LiveMemory
-from efprof.facts.retained_backward_call import RetainingCall, retaining_call
-from efprof.facts.retained_backward_nodes import BackwardPass, WindowPasses, passes_of
 from efprof.facts.retained_backward_replay import GraphReplay, replay_without_graphs
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, ThinEvidence
+
+LEAST_WATCHED = 3
+"""Graphs of one line: fewer may be those of an odd first step."""
+MOST_ALIVE = 2
+"""Watched graphs that are not gone when the recording ends: the last step's, and one that is just let go. More are held
+by something, which may go through them yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeedlessGraph:
+    """The calls of one line; `replay` is None where no allocations tell what it costs."""
+
+    calls: BackwardCalls
+    replay: GraphReplay | None
+
+    @property
+    def reaches_next_step(self) -> bool:
+        """Whether the graph mostly lives on into the next step's forward pass."""
+        return 2 * self.calls.num_released_later > self.calls.num_released
+
+    @property
+    def argument(self) -> str:
+        """By which backward was told to keep it, as far as was seen."""
+        return "create_graph" if self.calls.num_created else "retain_graph"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetainedBackward:
-    """The call, the same in all of `num_steps` steady steps; None where there is none whose text keeps the graph.
+    """Of all lines that call backward: how many calls were seen, how many graphs watched, and which nobody needs."""
 
-    `num_passes` calls of it were seen in windows. `is_needless` says that none of them had a node run again, before or
-    after, and that no step has more passes of backward than those seen. `replay` is None where no allocations tell.
-    """
-
-    num_steps: int
-    call: RetainingCall | None
-    num_passes: int = 0
-    is_needless: bool = False
-    replay: GraphReplay | None = None
+    num_calls: int
+    num_watched: int
+    needless: tuple[NeedlessGraph, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Reads windows only where a call keeps its graph; raises NotRecorded or ThinEvidence where they lack it."""
-        steady = run.get(StepTimes).at_least(1)
-        sites = {time.record.backward_site for time in steady}
-        site = next(iter(sites))
-        call = retaining_call(run.get(Sources), site) if len(sites) == 1 and site else None
-        if call is None:
-            return cls(num_steps=len(steady), call=None)
-        records = [record for record in read_steps(run.rank_folder)[0] if record.window is not None]
-        windows = [passes_of(read_trace(path), call.site, records) for path in trace_paths(run.rank_folder)]
-        seen = [(window, one) for window in windows for one in window.passes if _can_tell(window, one)]
-        if not seen:
+        """Raises NotRecorded where calls of backward were not looked at; ThinEvidence where a graph was too large."""
+        steady, sites = run.get(StepTimes).at_least(1), run.get(BackwardSites).sites
+        keeping = [one for one in sites if one.num_retained and one.num_retained == one.num_calls]
+        unseen = [one for one in keeping if one.num_watched < LEAST_WATCHED]
+        if unseen and len(unseen) == len(keeping):
+            place = unseen[0].site.rpartition(":")[0]
             raise ThinEvidence(
-                f"{call.file}:{call.line} keeps the graph, and no profiler window shows whether that is needed: record "
-                "one of two steps (--trace-steps)."
+                f"{place} keeps the graph, of which too few were watched: they are too large, or too few."
             )
-        replay = _replay(run, windows, call)
-        is_needless = (
-            not any(_is_needed(window, one, call) for window, one in seen)
-            and max(map(_num_backwards, (time.record for time in steady))) <= max(map(_num_backwards, records))
-            and not (replay is not None and replay.outlives_a_step)
+        records = [time.record for time in steady]
+        return cls(
+            num_calls=sum(one.num_calls for one in sites),
+            num_watched=sum(one.num_watched for one in sites),
+            needless=tuple(
+                NeedlessGraph(calls=one, replay=_replay(run, one)) for one in keeping if _is_needless(one, records)
+            ),
         )
-        return cls(num_steps=len(steady), call=call, num_passes=len(seen), is_needless=is_needless, replay=replay)
 
 
-def _can_tell(window: WindowPasses, one: BackwardPass) -> bool:
-    """Whether a step that goes through an earlier one's graph would show: from its own side, or from the other's."""
-    return one.record.sequence is not None or window.passes[-1].record.step > one.record.step
+def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
+    """Whether all that was watched went by unused, and no later step has more passes, one of which may need it."""
+    watched = [_num_passes(one) for one in records if one.step <= calls.last_watched_step]
+    later = [_num_passes(one) for one in records if one.step > calls.last_watched_step]
+    return (
+        calls.num_watched >= LEAST_WATCHED
+        and calls.num_run_again == 0
+        and calls.num_released >= max(1, calls.num_watched - MOST_ALIVE)
+        and max(later, default=0) <= max(watched, default=0)
+    )
 
 
-def _is_needed(window: WindowPasses, one: BackwardPass, call: RetainingCall) -> bool:
-    return window.is_run_again(one) or (call.creates_graph and window.is_gradient_run(one))
-
-
-def _num_backwards(record: StepRecord) -> int:
+def _num_passes(record: StepRecord) -> int:
     return sum(span.stage == "backward" for span in record.spans)
 
 
-def _replay(run: Run, windows: Sequence[WindowPasses], call: RetainingCall) -> GraphReplay | None:
-    """Of the window whose peak is highest."""
-    passes = {window.name.replace("trace-", "allocations-") + ".parquet": window for window in windows}
+def _replay(run: Run, calls: BackwardCalls) -> GraphReplay | None:
+    """Of the window whose peak is highest, where the line's call is the last pass of the window's steps."""
+    last_here = {one.step for one in read_steps(run.rank_folder)[0] if one.backward_site == calls.site}
     replays: list[GraphReplay] = []
     with contextlib.suppress(NotRecorded):
         for live in run.get(LiveMemory).windows:
-            if live.name in passes:
-                found = replay_without_graphs(live, passes[live.name], creates_graph=call.creates_graph)
+            if {stretch.step for stretch in live.stretches} <= last_here:
+                found = replay_without_graphs(live, calls.kept_bytes)
                 replays += [found] if found else []
     return max(replays, key=lambda one: one.window.peak_bytes, default=None)

@@ -1,13 +1,9 @@
 """What a graph that is kept for nothing shows for itself: memory with and without it, and how we know."""
 
-import statistics
-
-from efprof.facts.retained_backward import RetainedBackward
-from efprof.facts.retained_backward_call import RetainingCall, graph_making_line
+from efprof.facts.retained_backward import NeedlessGraph
 from efprof.facts.retained_backward_replay import GraphReplay
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
 from efprof.model import Evidence, Narrative, Number, Numbers, Series, SeriesLine
 from efprof.units import format_bytes
 
@@ -15,30 +11,14 @@ MOST_POINTS = 600
 """A picture this wide loses nothing, and both peaks are kept."""
 
 
-def graph_evidence(run: Run, found: RetainedBackward, call: RetainingCall) -> tuple[Evidence, ...]:
+def graph_evidence(run: Run, found: NeedlessGraph) -> tuple[Evidence, ...]:
     """Everything under a finding, the picture first."""
     sources = run.get(Sources)
-    snippet, narrative = sources.snippet(sources.line(call.site)), _how_it_is_known(run, found, call)
+    snippet, narrative = sources.snippet(sources.line(found.calls.site)), _how_it_is_known(found)
     if found.replay is None:
-        bound = forward_rise(run)
-        numbers = (
-            [Number(label="left behind by forward, the most it can be", value=bound, unit="bytes")] if bound else []
-        )
-        return (snippet, *([Numbers(title="What is kept", numbers=tuple(numbers))] if numbers else []), narrative)
+        kept = Number(label="held by a graph, the most it can be", value=found.calls.kept_bytes, unit="bytes")
+        return snippet, Numbers(title="What is kept", numbers=(kept,)), narrative
     return _memory_series(found.replay), snippet, _numbers(found.replay), narrative
-
-
-def forward_rise(run: Run) -> float | None:
-    """Bytes that are there when forward ends and were not when it began, the median of the steady steps.
-
-    All that a step's graph saved is among them; None where memory was not read there.
-    """
-    rises = []
-    for time in run.get(StepTimes).steady:
-        at = {here.boundary: here.allocated_bytes for here in reversed(time.record.memory)}  # the first of each
-        if "pre_forward" in at and "post_forward_pre_backward" in at:
-            rises.append(at["post_forward_pre_backward"] - at["pre_forward"])
-    return max(0.0, statistics.median(rises)) if rises else None
 
 
 def _memory_series(replay: GraphReplay) -> Series:
@@ -85,27 +65,21 @@ def _numbers(replay: GraphReplay) -> Numbers:
     )
 
 
-def _how_it_is_known(run: Run, found: RetainedBackward, call: RetainingCall) -> Narrative:
+def _how_it_is_known(found: NeedlessGraph) -> Narrative:
+    calls = found.calls
     paragraphs = [
-        f"{found.num_passes} calls of this line were recorded node by node: no later call ran any of their nodes "
-        "again, and they ran none that is older than their own step. All "
-        f"{found.num_steps} steady steps call backward last on this line, and none more often than those recorded.",
+        f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
+        f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
+        "seen keep their graph.",
         _how_much(found.replay),
-        "It is wrong where the graph is gone through at some rare step that no window saw: torch then raises an error "
-        'that says "Trying to backward through the graph a second time".',
+        "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
+        'error that says "Trying to backward through the graph a second time".',
     ]
-    if call.creates_graph:
+    if calls.num_created:
         paragraphs.append(
             "create_graph=True gives every gradient a graph, and that graph holds the parameter whose .grad it is: "
             "torch warns of this cycle, which lasts until .grad is cleared. Where second derivatives are wanted, "
             "torch.autograd.grad(..., create_graph=True) returns the gradients and leaves .grad alone."
-        )
-    line = graph_making_line(run.get(Sources), call.file)
-    if line is not None:
-        paragraphs.append(
-            f"Line {line} calls torch.autograd.grad(..., create_graph=True), which keeps its graph with or without "
-            "retain_graph=True: to take it out there changes nothing. What frees memory there is to let go of the "
-            "gradient and the penalty after backward (del), or to compute the penalty in every n-th step only."
         )
     return Narrative(title="What it means, how we know, when it is wrong", paragraphs=tuple(paragraphs))
 
@@ -114,12 +88,11 @@ def _how_much(replay: GraphReplay | None) -> str:
     if replay is None:
         return (
             "No allocation window was recorded together with these calls, so that no gain is claimed; it is at most "
-            "what the forward pass leaves behind."
+            "what a graph was seen to hold."
         )
     least, most = map(format_bytes, replay.saved_interval)
-    doubt = f"if all did, {least} would be saved, if none did, {most}" if least != most else f"it is {least} either way"
     return (
-        "The recorded allocations were replayed with every block of the graph released when backward had run the "
-        "operation that made it. Whether an operation needs its own result for that is known for the common ones; "
-        f"{doubt}."
+        "The recorded allocations were replayed with every block of the graph released within backward, the last one "
+        f"made first. When exactly each would go is not known: if all went at its end, {least} would be saved, if all "
+        f"at its begin, {most}."
     )

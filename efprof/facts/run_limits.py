@@ -6,9 +6,16 @@ from typing import Final, Self
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
+from efprof.model import Severity
+from efprof.units import format_about, format_bytes
 
 FRACTION_SETTING: Final = "memory fraction"
 """Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
+SOON_STEPS: Final = 10_000
+LATE_STEPS: Final = 1_000_000
+"""Nearly every training takes more steps than the first, and will meet its end; hardly any takes the second."""
+FARTHEST_OUTLOOK: Final = 100
+"""Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +41,7 @@ class RunLimits:
         host = run.run_file.host
         device = run.run_file.devices[0] if run.run_file.devices and "CUDA" in run.run_file.memory_source else None
         is_device = device is not None
-        # Not every short step is read, and none of those that a killed run left in steps.pending.
+        # Read in full steps alone.
         used = [
             (record.memory[-1].allocated_bytes if is_device else record.rss_bytes, record.step)
             for record in records
@@ -56,6 +63,30 @@ class RunLimits:
         """The step at which memory that grows so fast is used up."""
         steps_left = max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
         return max(self.last_step, self.used_step + steps_left)
+
+    def is_foreseeable(self, end_step: int) -> bool:
+        """Whether a recording of so many steps can tell that memory is used up at that step."""
+        return end_step < SOON_STEPS or end_step <= FARTHEST_OUTLOOK * self.num_steps
+
+    def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
+        """Where growth leads, as a clause, as far as that can be foreseen; it was seen up to a step, or to the end."""
+        if self.ran_out:
+            return f" and ended this run at step {self.last_step:,}"
+        end, total = self.end_step(bytes_per_step), f"{format_bytes(self.total_bytes)} of {self.name}"
+        if not self.is_foreseeable(end):
+            return ""
+        if end >= SOON_STEPS:
+            return f"; at this rate the {total} would last until step {format_about(end)}"
+        if read_until is not None:
+            return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
+        return f" and will end this run at step {format_about(end)} ({total})"
+
+    def severity(self, bytes_per_step: float) -> Severity:
+        """By the step at which memory is used up; one that is not foreseeable makes nothing severe."""
+        end = self.end_step(bytes_per_step)
+        if self.ran_out or end < SOON_STEPS:
+            return "high"
+        return "medium" if end < LATE_STEPS and self.is_foreseeable(end) else "low"
 
     def most_kept(self, bytes_each: float) -> int:
         """How many entries, or steps, that keep so much each take a hundredth of the memory."""

@@ -4,13 +4,13 @@ import ast
 from dataclasses import dataclass
 from typing import Self, TypeGuard
 
-from efprof.artifacts.holders import read_censuses
-from efprof.facts.growing_statements import GrowingStatement, growing_statements
+from efprof.facts.kept import Kept
+from efprof.facts.kept_growth import lengthened
 from efprof.facts.line_times import LineTime, LineTimes, LineWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Slowdown
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import name_of, placed_nodes
+from efprof.facts.syntax import PlacedNode, name_of, placed_nodes, site_of
 from efprof.model import NotRecorded, SourceLine
 
 LEAST_SHARE = 0.3
@@ -158,41 +158,50 @@ def _with_container(time: LineTime, early: LineWindow, run: Run) -> tuple[Source
 
 
 def _container(blame: SourceLine, early: LineWindow, run: Run) -> GrowingContainer | None:
-    """A growing container that the line names: one that a census counted, else one appended to in the same file."""
+    """A growing container that the line names: one that was counted to grow, else one appended to in the same file."""
     sources = run.get(Sources)
     tree = sources.tree(blame.file)
     if tree is None:
         return None
-    known = []
+    appended = []
     for name in _names_on(tree, blame.line):
-        statements = growing_statements(tree, blame.file, name)
-        lengthening = (
-            each
-            for each in statements
-            if each.kind in LENGTHENING and each.line != blame.line and not _is_renewed(tree, name, each, blame)
-        )
-        grown_at = next((sources.line(statement.site) for statement in lengthening), None)
-        length = _early_length(name, early, run)
-        if length is not None or grown_at is not None:
-            known.append(GrowingContainer(name=name, grown_at=grown_at, early_length=length))
-    return min(known, key=lambda container: container.early_length is None, default=None)
+        kept = lengthened(run, name)
+        if kept is not None:
+            grown_at = sources.line(kept.site) if kept.site else None
+            return GrowingContainer(name=name, grown_at=grown_at, early_length=_early_length(kept, early))
+        appended += [
+            GrowingContainer(name=name, grown_at=sources.line(site_of(blame.file, placed)), early_length=None)
+            for placed in placed_nodes(tree)
+            if _appends_to(placed.node, name, blame.line) and not _is_renewed(tree, name, placed, blame)
+        ]
+    return appended[0] if appended else None
 
 
-def _is_renewed(tree: ast.Module, name: str, grown: GrowingStatement, blame: SourceLine) -> bool:
+def _appends_to(node: ast.AST, name: str, but: int) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=receiver, attr=method), lineno=line):
+            return method in LENGTHENING and name_of(receiver) == name and line != but
+    return False
+
+
+def _is_renewed(tree: ast.Module, name: str, grown: PlacedNode, blame: SourceLine) -> bool:
     """Whether a variable begins anew before the line that goes through it is reached again.
 
     That is where the function that makes it also makes it grow, and no loop below its making holds both that and the
     line: `new = []`, a loop that fills it, and one that goes through it.
     """
-    if grown.is_attribute or grown.function != blame.function:
+    assert isinstance(grown.node, ast.Call)
+    assert isinstance(grown.node.func, ast.Attribute)
+    if isinstance(grown.node.func.value, ast.Attribute) or grown.function != blame.function:
         return False
+    line = grown.node.lineno
     inside = [placed for placed in placed_nodes(tree) if placed.function == grown.function]
     made = [placed.node for placed in inside if _makes(placed.node, name)]
     loops = [placed.node for placed in inside if isinstance(placed.node, ast.For | ast.While)]
     lasting = [
         loop
         for loop in loops
-        if _is_on(loop, grown.line) and _is_on(loop, blame.line) and not any(_is_on(loop, node.lineno) for node in made)
+        if _is_on(loop, line) and _is_on(loop, blame.line) and not any(_is_on(loop, node.lineno) for node in made)
     ]
     return bool(made) and not lasting
 
@@ -219,14 +228,7 @@ def _names_on(tree: ast.Module, line: int) -> list[str]:
     return list(dict.fromkeys(name for node in nodes if (name := name_of(node))))
 
 
-def _early_length(name: str, early: LineWindow, run: Run) -> int | None:
-    """The length in the early window of a container that the last census saw grow."""
-    try:
-        census = read_censuses(run.rank_folder)[-1]
-    except NotRecorded:
-        return None
-    for holder in census.holders:
-        if holder.name == name and holder.length_after > holder.length_before:
-            per_step = (holder.length_after - holder.length_before) / max(1, census.step_after - census.step_before)
-            return max(1, round(holder.length_before - per_step * (census.step_before - early.middle)))
-    return None
+def _early_length(kept: Kept, early: LineWindow) -> int:
+    """The length in the early window of a container that was counted to grow."""
+    first = kept.sizes[0]
+    return max(1, round(first.length - kept.entries_added / kept.num_steps * (first.step - early.middle)))

@@ -142,7 +142,7 @@ def _parts_of(micro_batch: int) -> Iterator[int]:
 
 
 def _has_whole_step(record: StepRecord) -> bool:
-    """Of short steps taken together only the end may have been read."""
+    """Of light steps nothing was read; of short ones, in recordings of schema version 1, maybe the end alone."""
     return {"pre_forward", "post_backward"} <= {here.boundary for here in record.memory}
 
 

@@ -3,8 +3,8 @@
 import contextlib
 from typing import Final
 
-from efprof.facts.growth_suspects import GrowthSuspects
-from efprof.facts.holder_keys import shown_name
+from efprof.facts.growth_blame import UnheldGrowth
+from efprof.facts.leaks import Leaks
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
@@ -104,13 +104,13 @@ def _is_most_of_memory(run: Run, shortage: Shortage) -> bool:
 def _what_to_mend(run: Run) -> str:
     """The likeliest line, where more is known than the loop."""
     with contextlib.suppress(ThinEvidence, NotRecorded):
-        suspect = run.get(GrowthSuspects).suspects[0]
-        if suspect.holder is not None:
-            return f"mend {suspect.blame}, where `{shown_name(suspect.holder.holder)}` keeps more and more"
-        if suspect.container is not None:
-            return f"mend {suspect.blame}, where `{suspect.container}` keeps more and more"
-        if suspect.known_by != "loop":
-            return f"mend {suspect.blame}, whose memory outlives its step"
+        for leak in run.get(Leaks).leaks:
+            return f"mend {leak.blame}, where `{leak.kept[0].name}` keeps more and more"
+        unheld = run.get(UnheldGrowth)
+        if unheld.container is not None:
+            return f"mend {unheld.blame}, where `{unheld.container.name}` keeps more and more"
+        if unheld.survives:
+            return f"mend {unheld.blame}, whose memory outlives its step"
     return "find what keeps it"
 
 

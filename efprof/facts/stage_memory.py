@@ -39,7 +39,7 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
     deltas: dict[str, list[tuple[int, int]]] = {}
     for record in records:
         if not record.memory:
-            continue  # a step too short to pay for it
+            continue  # a short step of schema version 1
         for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
             allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
             if before is not None:
@@ -51,7 +51,8 @@ def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
 def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
     """The steps whose memory was read at every boundary that any step's was.
 
-    Of short steps taken together few are read, at their end alone, where memory is lowest: no peak among peaks.
+    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
+    where memory is lowest: no peak among peaks.
     """
     fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
     return [record for record in records if record.memory and _boundaries(record) == fullest]

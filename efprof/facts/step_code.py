@@ -5,7 +5,6 @@ Calls are followed by their names alone, so that code counts as run which only s
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.steps import read_steps
@@ -15,15 +14,6 @@ from efprof.facts.syntax import MODULE, PlacedNode, called_name, name_of, placed
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacedStatement:
-    """A statement that every step runs; whether it may run several times in one."""
-
-    statement: ast.stmt
-    is_in_inner_loop: bool
 
 
 class StepCode:
@@ -56,21 +46,6 @@ class StepCode:
     def is_in_step(self, placed: PlacedNode) -> bool:
         """Whether each step runs it."""
         return self._is_in_loop(placed) or placed.function.rpartition(".")[2] in self._functions
-
-    def is_step_loop(self, node: ast.AST) -> bool:
-        """Whether each turn of this loop is a step."""
-        return id(node) in self._loops
-
-    def place_of(self, file: str, line: int) -> PlacedStatement | None:
-        """The innermost statement that begins on a line; None where the steps do not run it."""
-        found = None
-        for placed in self.nodes(file):
-            if isinstance(placed.node, ast.stmt) and placed.node.lineno <= line <= (placed.node.end_lineno or 0):
-                found = placed
-        if found is None or not self.is_in_step(found):
-            return None
-        assert isinstance(found.node, ast.stmt)
-        return PlacedStatement(statement=found.node, is_in_inner_loop=self._is_in_inner_loop(found))
 
     def _carriers(self, names: set[str]) -> set[str]:
         """The names of functions that run backward, or call one that does; none is called `<module>`."""
@@ -126,11 +101,3 @@ class StepCode:
 
     def _is_in_loop(self, placed: PlacedNode) -> bool:
         return any(id(above) in self._loops for above in placed.ancestors)
-
-    def _is_in_inner_loop(self, placed: PlacedNode) -> bool:
-        inner = False
-        for above in reversed(placed.ancestors):
-            if id(above) in self._loops or isinstance(above, FUNCTIONS):
-                return inner
-            inner |= isinstance(above, INNER_LOOPS)
-        return inner

@@ -1,5 +1,6 @@
 """Whether later steps have more to do because they are larger: more samples, passes or gradients, larger tensors."""
 
+import ast
 import contextlib
 import statistics
 from collections import defaultdict
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.gradient_growth import GradientGrowth
 from efprof.facts.input_sizes import InputGrowth
-from efprof.facts.kept_loops import KeptLoops
+from efprof.facts.kept_growth import lengthened
 from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Part, Slowdown
 from efprof.facts.sources import Sources
+from efprof.facts.step_code import StepCode
 from efprof.facts.step_times import StepTimes
+from efprof.facts.syntax import name_of
 from efprof.model import NotRecorded
 from efprof.units import format_value
 
@@ -41,7 +44,7 @@ def larger_steps(run: Run) -> str:
     if slowdown.stage in OF_GRADIENTS and (trained := _more_gradients(run.get(GradientGrowth), least)):
         return trained
     allocated, inputs = _allocated_growth(run), _input_growth(run)
-    if max(allocated.largest_factor, inputs.largest_factor) < least and run.get(KeptLoops).names:
+    if max(allocated.largest_factor, inputs.largest_factor) < least and _goes_through_what_is_kept(run):
         return ""  # no tensor is larger: the loop through what the steps keep does the same more often
     if (factor := allocated.factor) >= least:
         return (
@@ -51,6 +54,19 @@ def larger_steps(run: Run) -> str:
         told = format_value(factor, "ratio")
         return f"the operators of the forward pass have inputs {told} as large there, as for longer data"
     return ""
+
+
+def _goes_through_what_is_kept(run: Run) -> bool:
+    """Whether a loop of the step goes through something that was counted to get longer."""
+    code = run.get(StepCode)
+    looped = (
+        placed.node.iter
+        for file in code.trees
+        for placed in code.nodes(file)
+        if isinstance(placed.node, ast.For | ast.AsyncFor | ast.comprehension) and code.is_in_step(placed)
+    )
+    names = {name_of(node) for one in looped for node in ast.walk(one) if isinstance(node, ast.Name | ast.Attribute)}
+    return any(name is not None and lengthened(run, name) is not None for name in names)
 
 
 def _more_gradients(grown: GradientGrowth, least: float) -> str:

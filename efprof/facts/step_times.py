@@ -21,6 +21,8 @@ MAX_WARM_UP_STEPS = 50
 class StepTime:
     """One step in milliseconds; `stage_ms` is in the order of STAGES, and sums with `recorder_ms` to `total_ms`.
 
+    Of a light step, from one update to the next, no stage is known: there are none in `stage_ms`.
+
     The recorder's own time lies between the marked stages and is no part of `other`. What it wrote after several steps
     is shared out among them, so that a short step's share may be longer than all that lies there: no more is counted.
     """
@@ -45,11 +47,12 @@ class StepTime:
 class StepTimes:
     """All finished steps, and the steady ones: after warm-up and outside windows, whose collectors slow them.
 
-    `num_torn` lines of steps.jsonl were lost.
+    `steady` are those recorded in full, `steady_ms` the lengths of all. `num_torn` lines of steps.jsonl were lost.
     """
 
     every: tuple[StepTime, ...]
     steady: tuple[StepTime, ...]
+    steady_ms: tuple[float, ...]
     num_torn: int
 
     @classmethod
@@ -59,21 +62,27 @@ class StepTimes:
         if not records:
             raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
         every = tuple(_timed(record) for record in records)
-        steady = tuple(time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None)
-        return cls(every=every, steady=steady, num_torn=num_torn)
+        steady = [time for time in every[num_warm_up_steps(len(every)) :] if time.record.window is None]
+        return cls(
+            every=every,
+            steady=tuple(time for time in steady if time.record.is_full),
+            steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
+            num_torn=num_torn,
+        )
 
     def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
         """The steady steps; raises ThinEvidence where there are fewer."""
         if len(self.steady) < num_steps:
             raise ThinEvidence(
-                f"Only {len(self.steady)} steps were recorded after warm-up and outside windows, {num_steps} are "
-                "needed; record a longer run."
+                f"Only {len(self.steady)} steps were recorded in full after warm-up and outside windows, {num_steps} "
+                "are needed; record a longer run, or with 'efprof record --overhead 100%'."
             )
         return self.steady
 
     def median_ms(self) -> float:
         """The median steady step; raises ThinEvidence where there is none."""
-        return statistics.median(time.total_ms for time in self.at_least(1))
+        self.at_least(1)
+        return statistics.median(self.steady_ms)
 
     def median_of(self, stage: str) -> float:
         """The median of one stage over the steady steps."""
@@ -102,7 +111,7 @@ def _timed(record: StepRecord) -> StepTime:
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
-        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES),
+        stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
     )

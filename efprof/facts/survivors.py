@@ -9,8 +9,6 @@ from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 
-PASSES = frozenset({"forward", "backward"})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SurvivingLine:
@@ -18,50 +16,28 @@ class SurvivingLine:
 
     site: str
     bytes_per_step: float
-    num_steps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survivors:
-    """The lines of all windows, most bytes first.
-
-    `pass_bytes_per_step` survive of what the forward and backward stages allocate, whatever line asks for it.
-    """
+    """The lines of all windows, most bytes first."""
 
     lines: tuple[SurvivingLine, ...]
-    pass_bytes_per_step: float = 0.0
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Compare each step of a window with the end of the next; raises NotRecorded without allocation windows."""
         sources, windows = run.get(Sources), run.get(LiveMemory).windows
         per_step = [left for window in windows for left in _left_behind(window, sources)]
-        in_passes = [num_bytes for window in windows for num_bytes in _left_by_passes(window)]
         sites = set.intersection(*(set(left) for left in per_step)) if per_step else set()
         lines = [
             SurvivingLine(
                 site=site,
                 bytes_per_step=sum(left[site] for left in per_step) / len(per_step),
-                num_steps=len(per_step),
             )
             for site in sites
         ]
-        return cls(
-            lines=tuple(sorted(lines, key=lambda line: (-line.bytes_per_step, line.site))),
-            pass_bytes_per_step=sum(in_passes) / len(in_passes) if in_passes else 0.0,
-        )
-
-
-def _left_by_passes(window: LiveWindow) -> list[int]:
-    """For each step but the last: bytes of its forward and backward stages that outlive the following step."""
-    steps = sorted({stretch.step for stretch in window.stretches})
-    left = []
-    for step, following in pairwise(steps):
-        until = window.stretches_of(following)[-1].end
-        passes = [stretch for stretch in window.stretches_of(step) if stretch.stage in PASSES]
-        indices = [index for stretch in passes for index in range(stretch.first, stretch.end)]
-        left.append(sum(window.events[index].num_bytes for index in indices if window.released_at[index] >= until))
-    return left
+        return cls(lines=tuple(sorted(lines, key=lambda line: (-line.bytes_per_step, line.site))))
 
 
 def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:

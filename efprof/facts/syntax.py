@@ -53,11 +53,6 @@ def called_name(node: ast.AST) -> str:
     return ""
 
 
-def class_of(placed: PlacedNode) -> str:
-    """The name of the innermost class that a node lies in; empty outside of all."""
-    return next((above.name for above in reversed(placed.ancestors) if isinstance(above, ast.ClassDef)), "")
-
-
 def site_of(file: str, placed: PlacedNode) -> str:
     """`file:line:function` of an expression or statement."""
     assert isinstance(placed.node, ast.expr | ast.stmt)

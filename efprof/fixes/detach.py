@@ -3,33 +3,28 @@
 import ast
 from collections.abc import Sequence
 
+from efprof.fixes.kept_value import KeptValue
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.fixes.tensor_values import is_tensor, is_tensor_with_graph
 from efprof.model import CodeEdit
+
+DETACHED, CLONED = ".detach()", ".detach().clone()"
+"""The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
 
 
 def detach_value(
-    file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr, others: Sequence[ast.Module] = ()
+    file: str, lines: Sequence[str], kept: KeptValue, entry: Sequence[str], how: str = DETACHED
 ) -> CodeEdit | None:
-    """Detach one tensor, or the tensor among the parts of a tuple, list or record; None where none is plainly one.
+    """Detach what was counted to be a tensor; of a tuple, list, dict or record, its one part that is.
 
-    `others` are the files that may call the function around it.
+    `entry` tells the types of what is kept, as the count saw them; None where none of it is known to be a tensor.
     """
-    match value:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return _detach_parts(file, lines, tree, parts)
-        case ast.Dict(values=parts):
-            return _detach_parts(file, lines, tree, parts)
-        case ast.Call(func=ast.Name(id=made) | ast.Attribute(attr=made), args=parts, keywords=named) if _is_record(
-            made
-        ):
-            return _detach_parts(file, lines, tree, [*parts, *(keyword.value for keyword in named)])
-    return detach_tensor(file, lines, value) if is_tensor_with_graph(value, tree, others) else None
+    value = tensor_in(kept, entry)
+    return detach_tensor(file, lines, value, how) if value is not None else None
 
 
-def detach_tensor(file: str, lines: Sequence[str], value: ast.expr) -> CodeEdit:
+def detach_tensor(file: str, lines: Sequence[str], value: ast.expr, how: str = DETACHED) -> CodeEdit:
     """Detach what is known to be a tensor."""
-    return replace_expression(file, lines, value, f"{as_receiver(lines, value)}.detach()")
+    return replace_expression(file, lines, value, f"{as_receiver(lines, value)}{how}")
 
 
 def detach_carried(file: str, lines: Sequence[str], carried: ast.expr, kind: str) -> CodeEdit:
@@ -40,23 +35,24 @@ def detach_carried(file: str, lines: Sequence[str], carried: ast.expr, kind: str
     return replace_expression(file, lines, carried, new_text)
 
 
-def _is_record(called: str) -> bool:
-    """Whether a call makes a record of its arguments, by its name: a class, or one of Python's containers."""
-    return called[:1].isupper() or called in (
-        "dict",
-        "list",
-        "tuple",
-        "set",
-        "asdict",
-        "copy",
-        "deepcopy",
-        "replace",
-        "partial",
-    )
+def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
+    """The expression that gives the tensor of such an entry."""
+    value: ast.expr | None = kept.value
+    if kept.is_whole:  # `losses += [loss]`
+        value = kept.value.elts[0] if isinstance(kept.value, ast.List) and len(kept.value.elts) == 1 else None
+    if value is None or not entry or isinstance(value, ast.Starred):
+        return None
+    if entry[0] == "Tensor":
+        return value
+    parts, places = _parts_of(value), [place for place, kind in enumerate(entry[1:]) if kind == "Tensor"]
+    is_alike = len(parts) == len(entry) - 1 and not any(isinstance(part, ast.Starred) for part in parts)
+    return parts[places[0]] if is_alike and len(places) == 1 else None
 
 
-def _detach_parts(file: str, lines: Sequence[str], tree: ast.Module, parts: Sequence[ast.expr]) -> CodeEdit | None:
-    """Only one part can be told to be a tensor with its graph: then that one."""
-    is_one = len(parts) == 1 and not isinstance(parts[0], ast.Starred)
-    known = [part for part in parts if is_one or is_tensor(part, tree)]
-    return detach_value(file, lines, tree, known[0]) if len(known) == 1 else None
+def _parts_of(value: ast.expr) -> list[ast.expr]:
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+        case ast.Call(args=parts, keywords=[]):  # a record that is a tuple
+            return parts
+    return []

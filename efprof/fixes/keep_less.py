@@ -4,10 +4,10 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efprof.fixes.detach import detach_carried, detach_tensor, detach_value
+from efprof.fixes.detach import CLONED, DETACHED, detach_carried, detach_tensor, detach_value
+from efprof.fixes.kept_value import KeptValue
 from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.fixes.tensor_values import is_tensor
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.model import CodeEdit, Fix
 from efprof.units import format_bytes
 
 LEAST_LEFT_SHARE = 0.1
@@ -19,28 +19,34 @@ HOW = {
     "deque": "give it `maxlen={most}`",
     **dict.fromkeys(("dict", "defaultdict", "OrderedDict"), "drop the oldest entries beyond {most:,}"),
     **dict.fromkeys(("Queue", "LifoQueue", "PriorityQueue"), "give it `maxsize={most}`, so that `put` waits"),
+    "lru_cache": "give it a limit (`@lru_cache(maxsize={most})`)",
 }
 """To bound a container, by its type."""
+WAYS_TO_BOUND = (
+    "(a list: `collections.deque(maxlen=...)`; a dictionary: drop the oldest keys; a queue: `maxsize=...`), write it "
+    "to a file every so often, or keep one number of what is put into it"
+)
+"""The same where the type is one of many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepingStatement:
-    """What `value` a statement of `file` keeps in holders of these `names`, the first of type `kind`.
+    """What a statement of `file` keeps in holders of these `names`, the first of type `kind` with such entries.
 
-    `carried` is the argument through which the holder's old value enters the call that makes its new one;
     `readers` are the lines that may need the graphs of what is kept. Of the `bytes_per_step` that it keeps,
-    `tensor_bytes_per_step` are the tensors themselves, without their graphs.
+    `tensor_bytes_per_step` are the tensors themselves, without their graphs. `is_view` where they were counted to be
+    a small part of their storages.
     """
 
     file: str
-    line: int
     names: tuple[str, ...]
     kind: str
-    value: ast.expr
-    carried: ast.expr | None
-    readers: tuple[SourceLine, ...]
+    entry: tuple[str, ...]
+    kept: KeptValue
+    readers: tuple[int, ...]
     bytes_per_step: float
     tensor_bytes_per_step: float
+    is_view: bool = False
 
     @property
     def name(self) -> str:
@@ -48,15 +54,15 @@ class KeepingStatement:
         return listed([f"`{name}`" for name in self.names])
 
 
-def keep_without_graph(
-    statement: KeepingStatement, lines: Sequence[str], tree: ast.Module, others: Sequence[ast.Module] = ()
-) -> Fix:
+def keep_without_graph(statement: KeepingStatement, lines: Sequence[str]) -> Fix:
     """Detach what is kept: safe where nothing else reads the holder, for a person to review where something does.
 
-    `others` are the other files' trees. What is not plainly a tensor is left to a person.
+    What was not counted to be a tensor is left to a person.
     """
-    if statement.carried is not None:
-        edit: CodeEdit | None = detach_carried(statement.file, lines, statement.carried, statement.kind)
+    how = CLONED if statement.is_view else DETACHED
+    carried = statement.kept.carried
+    if carried is not None:
+        edit: CodeEdit | None = detach_carried(statement.file, lines, carried, statement.kind)
         return Fix(
             summary=f"Cut {statement.name} off from the step before where it enters the call; where the loop runs "
             "over the time steps of one sequence, cut once per optimizer step instead.",
@@ -64,18 +70,18 @@ def keep_without_graph(
             changes=(edit,) if edit else (),
         )
     if statement.kind == "Tensor":  # what is added to it is one, too
-        edit = detach_tensor(statement.file, lines, statement.value)
+        edit = detach_tensor(statement.file, lines, statement.kept.value, how)
     else:
-        edit = detach_value(statement.file, lines, tree, statement.value, others)
+        edit = detach_value(statement.file, lines, statement.kept, statement.entry, how)
     left = _what_is_left(statement)
     if edit is None:
         return Fix(
-            summary=f"Detach each tensor that this line puts into {statement.name}: `.detach()`, or `.item()` for "
+            summary=f"Detach each tensor that this line puts into {statement.name}: `{how}`, or `.item()` for "
             f"a number.{left}",
             applicability="manual",
         )
     if statement.readers:
-        places = ", ".join(str(reader) for reader in statement.readers[:3])
+        places = ", ".join(f"{statement.file}:{line}" for line in statement.readers[:3])
         return Fix(
             summary=f"Keep the value without its graph; check that {places}, which also reads {statement.name}, "
             f"calls no backward on it.{left}",
@@ -89,17 +95,12 @@ def keep_without_graph(
     )
 
 
-def keep_copy_of_part(
-    names: Sequence[str], file: str, lines: Sequence[str], tree: ast.Module, value: ast.expr
-) -> Fix | None:
-    """Copy a part of a tensor before it is kept, since a view keeps all of it; None of what is plainly no such part."""
-    if not _is_part(value, tree):
-        return None
+def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> Fix:
+    """Copy what is kept of a storage that was counted to be larger: a view of a tensor shares all of its memory."""
     edit = replace_expression(file, lines, value, f"{as_receiver(lines, value)}.clone()")
-    quoted = listed([f"`{name}`" for name in names])
     return Fix(
-        summary=f"Keep a copy of the part: a slice shares the memory of the tensor that it was cut from, all of which "
-        f"{quoted} then {'keeps' if len(names) == 1 else 'keep'}. If the copies are still too many, bound {quoted}.",
+        summary=f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
+        f"`.item()`, where it is one number). If the copies are still too many, bound `{name}`.",
         applicability="safe",
         changes=(edit,),
     )
@@ -158,36 +159,11 @@ def _take(bound: Bound) -> str:
 def _what_is_left(statement: KeepingStatement) -> str:
     """What detaching does not give back: the tensors, from a tenth of the growth on."""
     left, whole = statement.tensor_bytes_per_step, statement.bytes_per_step
+    if statement.is_view:
+        return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
     if left < LEAST_LEFT_SHARE * whole:
         return ""
     return (
         f" That leaves the tensors themselves, {format_bytes(min(left, whole))} of {format_bytes(whole)} per step: "
         f"bound {statement.name} as well, or keep numbers (`.item()`)."
     )
-
-
-def _is_part(value: ast.expr, tree: ast.Module) -> bool:
-    """Whether it is a slice of what is plainly a tensor; an index that is a tensor or a list makes a copy itself."""
-    match value:
-        case ast.Call(func=ast.Attribute(value=inner, attr="detach"), args=[], keywords=[]):
-            return _is_part(inner, tree)
-        case ast.Subscript(value=whole, slice=index):
-            parts = index.elts if isinstance(index, ast.Tuple) else [index]
-            is_cut = any(_is_number(part) or _has_ends(part) for part in parts)
-            return is_cut and all(_is_basic(part) for part in parts) and is_tensor(whole, tree)
-    return False
-
-
-def _is_basic(index: ast.expr) -> bool:
-    return _is_number(index) or isinstance(index, ast.Slice | ast.Constant)
-
-
-def _has_ends(index: ast.expr) -> bool:
-    return isinstance(index, ast.Slice) and any((index.lower, index.upper, index.step))
-
-
-def _is_number(index: ast.expr) -> bool:
-    match index:
-        case ast.Constant(value=int()) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())):
-            return True
-    return False

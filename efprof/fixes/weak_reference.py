@@ -70,6 +70,13 @@ def without_traceback(file: str, lines: Sequence[str], name: str, error: ast.exp
     )
 
 
+def caught_error(value: ast.expr, tree: ast.Module) -> ast.Name | None:
+    """The name of an error in the handler that caught it: `error`, or that of `(step, error)`."""
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+    errors = [part for part in parts if isinstance(part, ast.Name) and _is_caught(part, tree)]
+    return errors[0] if len(errors) == 1 else None
+
+
 def may_be_none(tree: ast.Module, value: ast.Name) -> bool:
     """Whether it is an argument whose default or annotation says that it may be None, of which there is no proxy."""
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -79,6 +86,11 @@ def may_be_none(tree: ast.Module, value: ast.Name) -> bool:
 
 def _by_hand(advice: str) -> Fix:
     return Fix(summary=advice, applicability="manual")
+
+
+def _is_caught(value: ast.Name, tree: ast.Module) -> bool:
+    handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
+    return any(node.name == value.id and node.lineno <= value.lineno <= (node.end_lineno or 0) for node in handlers)
 
 
 def _weakly(statement: CycleStatement, value: ast.Name) -> Fix:

@@ -35,6 +35,7 @@ from efprof.model.fix import (
 )
 from efprof.model.gain import Gain
 from efprof.model.report import (
+    Evaluation,
     Measurements,
     MemorySample,
     Metric,
@@ -66,6 +67,7 @@ __all__ = [
     "ConfigurationValue",
     "EfprofError",
     "EnvironmentVariable",
+    "Evaluation",
     "Evidence",
     "Examination",
     "Finding",

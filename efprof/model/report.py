@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from efprof.model.evidence import Evidence, Series
+from efprof.model.evidence import Evidence, Series, Table
 from efprof.model.finding import AuditResult
 from efprof.model.source import SourceLine
 
@@ -29,8 +29,9 @@ class Metric:
 class StepSample:
     """One step of the main loop: where its time went, in milliseconds, and how the numbers fared.
 
-    `started_s` counts from the first recorded step. `loss`, `gradient_norm`, `scaler_scale` are None where
-    they were not seen. `is_in_window` marks steps slowed by a costly collector: left out of statistics.
+    Of a light step no stage is known: `stage_ms` is empty. `started_s` counts from the first recorded step. `loss`,
+    `gradient_norm`, `scaler_scale` are None where they were not seen. `is_in_window` marks steps slowed by a costly
+    collector: left out of statistics.
     """
 
     step: int
@@ -95,17 +96,48 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A pass over a loader on which nothing was trained, after `after_step` (-1 where it came before every step).
+
+    `memory` holds (batches evaluated, allocated bytes); the highest reading is `peak_bytes`, between two batches unless
+    `is_peak_exact`. `kept_bytes_per_batch` is what each batch leaves behind, None where memory does not rise steadily.
+    """
+
+    after_step: int
+    total_ms: float
+    fetch_ms: float
+    num_batches: int
+    blame: SourceLine | None
+    memory: tuple[tuple[int, int], ...]
+    peak_bytes: int
+    is_peak_exact: bool
+    kept_bytes_per_batch: float | None
+
+    @property
+    def when(self) -> str:
+        """`after step 9`."""
+        return "before all steps" if self.after_step < 0 else f"after step {self.after_step:,}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Overhead:
     """What recording cost: the recorder's own time inside the steps, measured in the run itself.
 
     `step_ms` is the mean per step after warm-up and outside windows, since some steps pay for others; `share` is that
-    over the median step; `window_s` is the time that windows took to start, stop and write.
+    over the median step; `window_s` is the time that windows took to start, stop and write. The recording might cost
+    `allowance_s` at the start and then `allowed_share` of the time; `beside_steps_s` is what windows, counts and the
+    like took of it in all. These are None of a recording that did not end in good order.
     """
 
     step_ms: float
     share: float
     window_s: float
     num_windows: int
+    num_full_steps: int = 0
+    num_steps: int = 0
+    allowance_s: float | None = None
+    allowed_share: float | None = None
+    beside_steps_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +157,11 @@ class Measurements:
     """What a CUDA snapshot shows of each device's memory, where its history can be replayed."""
     window_memory: Series | None = None
     """Memory by what it is for through the steps of the fullest allocation window, where one was recorded."""
+    processes: Table | None = None
+    """Memory of the training process and its children at the instant they held most together, where it was read."""
+    evaluations: tuple[Evaluation, ...] = ()
+    evaluation_notes: tuple[str, ...] = ()
+    """Sentences computed from them: their time, their peak beside training's, what their batches leave behind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

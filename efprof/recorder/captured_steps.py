@@ -23,7 +23,7 @@ class CapturedSteps:
 
     def capture_began(self, graph: Any) -> None:
         """From here on operations are captured, not run."""
-        self._loop.pause()
+        self._loop.thread.pause()
         self._capturing = graph
         self._hook = register_optimizer_step_post_hook(lambda *_: self._note_step())
 
@@ -32,7 +32,7 @@ class CapturedSteps:
         self._capturing = None
         if self._hook is not None:
             self._hook.remove()
-        self._loop.resume()
+        self._loop.thread.resume()
 
     def replayed(self, graph: Any) -> None:
         """The graph was launched: what it holds belongs to the open step, or makes one."""

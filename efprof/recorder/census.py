@@ -1,17 +1,17 @@
 """Counts the tensors, and the autograd graphs behind them, that each of the user's variables keeps alive."""
 
-import gc
 import sys
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from efprof.recorder.frames import callers, waiting_generators
+from efprof.artifacts.garbage import no_garbage_collection
+from efprof.recorder.frames import callers, waiting
+from efprof.recorder.heap import Heap, look_at_heap
 from efprof.recorder.held import Clock, Held, TimeIsUp
-from efprof.recorder.places import Key
+from efprof.recorder.places import Handles, Key, Place
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
@@ -33,31 +33,37 @@ class Census:
     those of which that is true of the graphs alone.
     """
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Sites, met: Callable[[Any, Place, Held | None], None] | None = None) -> None:
+        """`met` is told of each container that a variable leads to."""
         self.held: dict[Key, Held] = {}
+        self.handles: dict[Key, Handles] = {}
+        """By which to look at them again, until `let_go`."""
         self.cut: set[Key] = set()
         self.cut_graphs: set[Key] = set()
         self.is_partial = False
         self._sites = sites
         self._end = time.thread_time() + MAX_SECONDS
         self._clock = Clock(self._end)
-        self._walk = Walk(sites, self._clock)
+        self._walk = Walk(sites, self._clock, met)
 
-    def count(self) -> dict[Key, Held]:
-        """Walk from the locals of the user's functions that are running, then from the globals of his modules."""
-        with _without_garbage_collection():
+    def count(self, heap: Heap | None = None) -> dict[Key, Held]:
+        """Walk from the locals of the user's functions that are running, then from the globals of his modules.
+
+        `heap` is what was found on it just before.
+        """
+        with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
                 self._count_frames(sys._getframe())
-            for module in list(sys.modules.values()):
+            for module in {id(one): one for one in list(sys.modules.values())}.values():  # some have two names
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
-                    self._count_variables("global", module.__name__, file, vars(module))
+                    self._count_variables("global", module.__name__, file, vars(module), vars(module))
             # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
             self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
             if self._walk.running and self._has_time():
-                self._count_generators()
+                self._count_generators(heap or look_at_heap())
                 self._count_graphs(nodes)
             nodes.forget()
             for held in self._walk.holders.held.values():
@@ -65,12 +71,23 @@ class Census:
             self._walk.seen.clear()
         self.held = {key: held for key, held in self._walk.holders.held.items() if held.tensors}
         self._walk.holders.held.clear()
+        self.handles, self._walk.holders.handles = self._walk.holders.handles, {}
         return self.held
 
+    def let_go(self) -> None:
+        """A count must keep nothing alive."""
+        self.handles.clear()
+
     def _file_that_runs(self, module: object) -> str | None:
-        """Of a main module from no file, as a notebook's is, what calls its code that trains by."""
+        """Of a main module from no file, as a notebook's is, what calls its code that trains by.
+
+        Once a script is over, Python has deleted its `__file__`; its loader knows it.
+        """
         if module is not sys.modules.get("__main__"):
             return None
+        path = getattr(getattr(module, "__loader__", None), "path", None)
+        if path is not None:
+            return str(path)
         running = (frame for frame in callers(sys._getframe()) if frame.f_globals is vars(module))
         return next((frame.f_code.co_filename for frame in running if self._sites.is_user_code(frame.f_code)), None)
 
@@ -79,21 +96,23 @@ class Census:
         for frame in callers(innermost):
             code = frame.f_code
             if self._sites.is_user_code(code) and may_read_locals(code):
-                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
+                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
 
-    def _count_generators(self) -> None:
-        for generator, frame in waiting_generators(self._walk.seen, self._walk.running):
+    def _count_generators(self, heap: Heap) -> None:
+        for generator, frame in waiting(heap.generators, self._walk.seen, self._walk.running):
             code = generator.gi_code
             if self._sites.is_user_code(code) and may_read_locals(code):
-                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame))
+                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
 
-    def _count_variables(self, scope: str, owner: str, file: str | None, names: dict[str, Any]) -> None:
+    def _count_variables(
+        self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None
+    ) -> None:
         """Each within a time of its own."""
         for name, value in list(names.items()):
             now = time.thread_time()
             self._clock.limit = now + MAX_SHARE * (self._end - now)
             try:
-                self._walk.visit_variable(scope, owner, file, name, value)
+                self._walk.visit_variable(scope, owner, file, name, value, within)
             except TimeIsUp:
                 self.is_partial = True
                 self.cut |= self._walk.holders.here
@@ -115,15 +134,3 @@ class Census:
             except TimeIsUp:
                 self.is_partial = True
                 self.cut_graphs.add(key)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """What a census makes in passing would otherwise have the whole heap collected, which takes as long again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -1,23 +1,14 @@
 """The norm that gradients are clipped by, which need not be computed again."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from efprof.recorder.stopwatch import Stopwatch
-    from efprof.recorder.stopwatches import NoStopwatch
 
 
 class Clips:
     """What `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
 
-    def __init__(self, watch: Stopwatch | NoStopwatch) -> None:
-        """`watch` takes the norms of sprints."""
-        self._watch = watch
+    def __init__(self) -> None:
         self._last: tuple[int, torch.Tensor, float] | None = None
         """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
         self._clipped_to: float | None = None
@@ -38,17 +29,11 @@ class Clips:
     def take(self, number: int) -> torch.Tensor | None:
         """The norm that this step's gradients were clipped by, where it stands for all of them."""
         clip, self._last = self._last, None
-        taken, self._watch.gradient_norm = self._watch.gradient_norm, None
         self._clipped_to, self._is_waiting = None, False
-        if self._are_partial:
+        if self._are_partial or clip is None or clip[0] != number:
             return None
-        if clip is not None and clip[0] == number:
-            self._clipped_to = clip[2]
-            return clip[1]
-        if self._watch.number != number or taken is None:
-            return None
-        self._clipped_to = self._watch.max_norm
-        return taken
+        self._clipped_to = clip[2]
+        return clip[1]
 
     def are_of_all(self, clip_norm: float, norm: float) -> bool:
         """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
@@ -60,4 +45,4 @@ class Clips:
         return not self._are_partial
 
     def _become_partial(self) -> None:
-        self._are_partial, self._watch.takes_clips = True, False
+        self._are_partial = True

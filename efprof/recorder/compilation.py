@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,32 +14,13 @@ from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.shell import Shell
 from efprof.recorder.untraced import forget_functions, keep_out_of_graphs
 
+if TYPE_CHECKING:
+    from efprof.recorder.module_calls import ModuleCalls
+
 COMPILER = "torch._dynamo.eval_frame"
 
 
-class Watcher(Protocol):
-    """Who wants to know; none of these ever raises."""
-
-    def module_began(self, module: torch.nn.Module) -> None:
-        """A compiled module is called."""
-
-    def module_ended(self, module: torch.nn.Module) -> None:
-        """It returned or raised."""
-
-    def function_began(self, function: CompiledFunction) -> None:
-        """A compiled function is called."""
-
-    def function_ended(self, function: CompiledFunction) -> None:
-        """It returned or raised."""
-
-    def function_returned(self, function: CompiledFunction, result: object) -> None:
-        """It returned this."""
-
-    def compilation_began(self) -> None:
-        """Something is being compiled."""
-
-
-def watch_compilation(watcher: Watcher, shell: Shell) -> Undo:
+def watch_compilation(watcher: "ModuleCalls", shell: Shell) -> Undo:
     """Tell `watcher` of compiled code from now on; the compiler is there once somebody has asked for it."""
     undo: list[Undo] = []
 
@@ -68,23 +49,13 @@ def watch_compilation(watcher: Watcher, shell: Shell) -> Undo:
     return undo_all
 
 
-def _watch_modules(watcher: Watcher) -> Undo:
+def _watch_modules(watcher: "ModuleCalls") -> Undo:
     """What `torch.compile` makes of a module, all of one class."""
     kind = importlib.import_module(COMPILER).OptimizedModule
-    original = kind.__call__
-
-    @functools.wraps(original)
-    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        watcher.module_began(module)
-        try:
-            return original(module, *args, **kwargs)
-        finally:
-            watcher.module_ended(module)
-
-    return replace(kind, "__call__", call)
+    return replace(kind, "__call__", _watched_call(kind.__call__, watcher))
 
 
-def _watch_compiler(watcher: Watcher, shell: Shell) -> Undo:
+def _watch_compiler(watcher: "ModuleCalls", shell: Shell) -> Undo:
     handler = importlib.import_module("torch._dynamo.callback").callback_handler
     keep_out = shell.guarded("compilation", keep_out_of_graphs)
     is_out = False
@@ -113,27 +84,30 @@ def _is_of_python(details: Any = None, *_: Any) -> bool:
     return getattr(trigger, "name", "DYNAMO") == "DYNAMO"
 
 
-def _watched(model: Any, compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+def _watched(model: Any, compiled: Callable[..., Any], watcher: "ModuleCalls") -> Callable[..., Any]:
     if isinstance(model, MethodType) and isinstance(model.__self__, torch.nn.Module) and model.__name__ == "_call_impl":
-        return _watched_module(model.__self__, compiled, watcher)
+        return _watched_call(compiled, watcher, model.__self__)  # what `Module.compile` puts into a module
     return _watched_function(compiled, watcher)
 
 
-def _watched_module(module: torch.nn.Module, compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
-    """What `Module.compile` puts into a module."""
+def _watched_call(
+    original: Callable[..., Any], watcher: "ModuleCalls", module: torch.nn.Module | None = None
+) -> Callable[..., Any]:
+    """What calls this module, or the one that it is given first."""
 
-    @functools.wraps(compiled)
+    @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        watcher.module_began(module)
+        called = args[0] if module is None else module
+        watcher.module_began(called)
         try:
-            return compiled(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            watcher.module_ended(module)
+            watcher.module_ended(called)
 
     return run
 
 
-def _watched_function(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+def _watched_function(compiled: Callable[..., Any], watcher: "ModuleCalls") -> Callable[..., Any]:
     function = CompiledFunction()
 
     @functools.wraps(compiled)

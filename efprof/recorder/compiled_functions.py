@@ -11,8 +11,6 @@ import torch
 
 from efprof.recorder.living_optimizers import living_optimizers
 from efprof.recorder.loop import Loop
-from efprof.recorder.pattern import FORWARD, FORWARDED, OTHER
-from efprof.recorder.sprint import Sprint
 
 Optimizer = weakref.ref[torch.optim.Optimizer]
 
@@ -20,7 +18,7 @@ Optimizer = weakref.ref[torch.optim.Optimizer]
 class CompiledFunction:
     """What is known of one: nothing before its first call with gradients on."""
 
-    __slots__ = ("is_forward", "is_known", "num_passes", "optimizers", "progress", "versions")
+    __slots__ = ("is_forward", "is_known", "num_passes", "num_updates", "optimizers", "progress", "versions")
 
     def __init__(self) -> None:
         self.is_known = False
@@ -29,16 +27,18 @@ class CompiledFunction:
         """Those it steps."""
         self.num_passes = 0
         """How many backward passes come before that, within the same call."""
-        self.progress: tuple[int, int] = (0, 0)
+        self.num_updates = 0
+        """That had been seen when its call began."""
+        self.progress: tuple[int, int] | None = None
+        """Of the loop, when the call began that shows what it does."""
         self.versions: dict[Optimizer, int] = {}
 
 
 class CompiledFunctions:
     """Enters `forward` for a function that returns what has a gradient, `optimizer` for one that steps one."""
 
-    def __init__(self, loop: Loop, sprint: Sprint) -> None:
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._sprint = sprint
         self._running: CompiledFunction | None = None
         """The outermost one of those that may hold a whole step."""
         self._num_passes = 0
@@ -47,51 +47,49 @@ class CompiledFunctions:
     def began(self, function: CompiledFunction) -> None:
         """It is called."""
         loop = self._loop
+        function.num_updates, function.progress = loop.num_updates, None
+        if loop.light.is_on:
+            return
         if function.is_forward:
-            if not self._sprint.watch.mark(FORWARD if torch.is_grad_enabled() else OTHER):
-                loop.forward_began()
+            loop.forward_began()
         elif function.num_passes:
-            self._sprint.watch.mark(OTHER)
             if torch.is_grad_enabled():
                 self._run(function)
                 self._go_forward()
         elif function.optimizers:
-            self._sprint.watch.mark(OTHER)
             if loop.step is not None and loop.step.has_gradients:
                 self._go_on_with_update(function)
         elif not function.is_known and torch.is_grad_enabled():
-            loop.leave_sprint()  # in which nobody would know what happens meanwhile
             function.progress, function.versions = self._progress(), _versions()
             self._run(function)
 
     def ended(self, function: CompiledFunction) -> None:
         """It returned or raised."""
-        if function.is_forward and not self._sprint.watch.mark(FORWARDED):
+        if self._loop.light.is_on:
+            self._running = None
+        elif function.is_forward:
             self._loop.forward_ended()
-        if function.num_passes and function is not self._running:
+        elif function.num_passes and function is not self._running:
             return  # without gradients, or within another one
-        if function is self._running:
+        elif function is self._running:
             self._running = None
             self._loop.leave_function(perf_counter_ns())
             if function.num_passes and not self._num_passes:
                 return  # an error came first
             function.num_passes = self._num_passes
-        for optimizer in function.optimizers:
-            self._note_update(optimizer())
+        self._note_updates(function)
 
     def returned(self, function: CompiledFunction, result: object) -> None:
         """It returned this: find out what it does."""
         versions, function.versions = function.versions, {}
-        if not torch.is_grad_enabled():
+        if function.progress is None or self._loop.light.is_on or not torch.is_grad_enabled():
             return
-        self._loop.leave_sprint()  # which has not told yet what it saw
         function.is_known = True
         function.is_forward = function.progress == self._progress() and _has_gradient(result)
         function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
-        if any(self._has_stepped(optimizer()) for optimizer in function.optimizers):
+        if self._loop.num_updates > function.num_updates:
             function.num_passes = 0  # of a step whose end is seen, so is the rest
-        for optimizer in function.optimizers:
-            self._note_update(optimizer())
+        self._note_updates(function)
 
     def _run(self, function: CompiledFunction) -> None:
         if self._running is None:
@@ -116,25 +114,21 @@ class CompiledFunctions:
         if step.sequence is None:
             step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         loop.steps.note_memory(step, "pre_forward", entered)
-        loop.open_stage(step, "forward", "function", entered)
+        loop.clock.open(step, "forward", "function", entered)
 
     def _go_on_with_update(self, function: CompiledFunction) -> None:
         first = function.optimizers[0]() if function.optimizers else None
         if first is not None:
             self._loop.optimizer_entered(first)
 
-    def _note_update(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """It has stepped, unless that was seen: the compiler leaves some hooks to Python."""
-        self._loop.leave_sprint()  # where the function made whole steps, one may have begun
-        if optimizer is None or self._has_stepped(optimizer):
+    def _note_updates(self, function: CompiledFunction) -> None:
+        """Its optimizers have stepped, unless that was seen: the compiler leaves some hooks to Python."""
+        if self._loop.num_updates > function.num_updates:
             return
-        if not self._loop.is_in_optimizer:
-            self._loop.optimizer_entered(optimizer)
-        self._loop.optimizer_left(optimizer)
-
-    def _has_stepped(self, optimizer: torch.optim.Optimizer | None) -> bool:
-        step = self._loop.step
-        return step is not None and id(optimizer) in step.stepped
+        for optimizer in filter(None, (one() for one in function.optimizers)):
+            if not self._loop.is_in_optimizer:
+                self._loop.optimizer_entered(optimizer)
+            self._loop.optimizer_left(optimizer)
 
     def _progress(self) -> tuple[int, int]:
         """Changes with every backward pass and every step."""

@@ -8,7 +8,9 @@ from typing import TypeGuard
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-read_value = torch.Tensor.item  # before the scalar_reads collector wraps it: our own reads are not the user's
+# Before the scalar_reads collector wraps them: our own reads are not the user's.
+read_value = torch.Tensor.item
+read_values = torch.Tensor.tolist
 
 
 def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -44,16 +46,11 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
-def is_plain(gradient: torch.Tensor | None) -> bool:
+def is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
     if gradient is None:
         return False
     return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
-
-
-def is_plain_scalar(loss: torch.Tensor) -> bool:
-    """Whether its memory holds its value and no other: the stopwatch takes the next ones of this line for such."""
-    return type(loss) is torch.Tensor and not (loss.is_neg() or loss.storage_offset())
 
 
 def is_set(found_inf: object) -> bool:

@@ -50,16 +50,23 @@ class Held:
     name: str
     file: str | None
     type: str
+    num_counted: int = 0
+    """Tensors and containers of this path, each with its length."""
     length: int = 0
     max_length: int = 0
-    """Of a deque; 0 where there is none."""
+    """Of a deque or a cache; 0 where there is none."""
+    entry: list[str] = field(default_factory=list)
+    """The types of its last entries and of what these have; empty where they are not alike."""
     tensors: int = 0
     tensor_bytes: int = 0
+    value_bytes: int = 0
+    """What its tensors take of their storages, the same numbers counted once."""
     graph_nodes: int = 0
     graph_bytes: int = 0
     roots: list[Any] = field(default_factory=list)
     """The nodes that its tensors come from, as long as their graphs are not counted."""
     _storages: set[int] = field(default_factory=set)
+    _views: set[tuple[int, int, int]] = field(default_factory=set)
     _nodes: set[Any] = field(default_factory=set)
 
     def add(self, tensors: list[torch.Tensor]) -> None:
@@ -69,6 +76,10 @@ class Held:
             storage = storage_of(tensor)
             if storage is not None:
                 self.tensor_bytes += self._bytes_of(*storage)
+                view = (storage[0], int(tensor.storage_offset()), tensor.nbytes)
+                if view not in self._views:
+                    self._views.add(view)
+                    self.value_bytes += min(tensor.nbytes, storage[1])
             root = tensor.grad_fn
             if root is not None:
                 self.roots.append(root)
@@ -94,6 +105,7 @@ class Held:
         self.roots.clear()
         self._nodes.clear()
         self._storages.clear()
+        self._views.clear()
 
     def _bytes_of(self, address: int, num_bytes: int) -> int:
         if address in self._storages:

@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,11 +13,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.recorder.captured_steps import CapturedSteps
+from efprof.recorder.frames import callers
 from efprof.recorder.loop import Loop
-from efprof.recorder.pattern import OTHER, UPDATE, UPDATED
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
-from efprof.recorder.sprint import Sprint
 
 Undo = Callable[[], None]
 
@@ -62,31 +60,74 @@ def _script_as(old: Any, new: Any) -> Undo:
     return forget
 
 
-def watch_loaders(loop: Loop, sprint: Sprint, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
-    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart."""
+def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart.
+
+    Around its start the loop's `loader_began(loader)` and `loader_started(loader, iterator)` are told of it.
+    """
+    began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
     opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader), is_start=True))
     broke_off = shell.guarded("loop", loop.fetch_broke_off)
     numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
-    began = shell.guarded("loop", lambda iterator: loop.fetch_began(iterator.__dict__.get(NUMBER)))
-    ended = shell.guarded("loop", loop.fetch_ended)
-    exhausted = shell.guarded("loop", loop.data_ended)
-    start, advance = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+    started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
+    start = DataLoader.__iter__
 
     @functools.wraps(start)
     def iterate(self: Any) -> Any:
-        try:  # from the first mark on: a signal's handler may raise in it
+        began(self)
+        try:  # from the first call on: a signal's handler may raise in it
             opened(self)
             iterator = start(self)
         finally:
             broke_off()
         numbered(self, iterator)
+        started(self, iterator)
         return iterator
 
-    count = shell.guarded("loop", sprint.count)
-    fetch = sprint.watch.fetching(advance, began, ended, count, exhausted, broke_off)
-    functools.update_wrapper(fetch, advance)
-
+    fetch = fetching(loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER))
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
+
+
+def fetching(
+    loop: Loop, shell: Shell, advance: Callable[..., Any], number_of: Callable[[Any], int | None]
+) -> Callable[..., Any]:
+    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last."""
+    light = loop.light
+    began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
+    ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
+    over = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_ended))
+    broke_off = shell.guarded("loop", loop.fetch_broke_off)
+
+    @functools.wraps(advance)
+    def fetch(iterator: Any) -> Any:
+        if light.is_on and not light.is_burst_due:
+            try:
+                return advance(iterator)
+            except StopIteration:
+                over(iterator, number_of(iterator))
+                raise
+        has_come = False
+        try:
+            began(iterator)
+            batch = advance(iterator)
+            has_come = True
+        except StopIteration:
+            exhausted()
+            over(iterator, number_of(iterator))
+            raise
+        finally:
+            if not has_come:
+                broke_off()
+        ended(batch)
+        return batch
+
+    return fetch
+
+
+def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
+    if loop.is_ours:
+        for listener in listeners:
+            listener(*what)
 
 
 def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator: Any) -> None:
@@ -95,32 +136,35 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
         iterator.__dict__[NUMBER] = number
 
 
-def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> list[Undo]:
+def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
+    light = loop.light
 
-    def enter(tensors: Any, gradients: Any) -> None:
-        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.has_turns else None
-        loop.backward_entered(tensors, gradients, site)
+    def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = _Given(*args, **kwargs)
+        if light.is_on:
+            light.backward_entered(tensors, given.gradients)
+            return
+        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
+        loop.backward_entered(tensors, given.gradients, site, given.retains_graph, bool(given.create_graph))
 
-    def enter_again(tensors: Any, gradients: Any) -> None:
-        step = loop.step
-        if step is not None:
-            step.backward_site = sites.of_caller(sys._getframe())
-            for listener in loop.backward_began:
-                listener(step, tensors, gradients)
-
-    mark, noted = sprint.watch.mark, shell.guarded("loop", enter_again)
-    entered = shell.guarded("loop", enter)
+    entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
-    left = shell.guarded("loop", loop.backward_left)
     original, gradients = torch.autograd.backward, torch.autograd.grad
-    backward = sprint.watch.going_backward(original, entered, noted, left)
-    functools.update_wrapper(backward, original)
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        try:  # from the first call on: a signal's handler may raise in it
+            entered(tensors, args, kwargs)
+            original(tensors, *args, **kwargs)
+        finally:
+            left()
 
     @functools.wraps(gradients)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if light.is_on:
+            return gradients(outputs, inputs, *args, **kwargs)
         try:
-            mark(OTHER)
             asked(inputs)
             return gradients(outputs, inputs, *args, **kwargs)
         finally:
@@ -129,55 +173,59 @@ def watch_backward(loop: Loop, sprint: Sprint, shell: Shell, sites: Sites) -> li
     return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
 
 
-def watch_optimizers(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
+class _Given:
+    """The arguments of `torch.autograd.backward` after its first one, as torch names and orders them."""
+
+    def __init__(
+        self,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        **_: Any,
+    ) -> None:
+        self.gradients = grad_variables if grad_tensors is None else grad_tensors  # an old name of them
+        self.create_graph = create_graph
+        self.retains_graph = bool(create_graph if retain_graph is None else retain_graph)
+
+
+def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
-    num_nested = 0
+    light, num_nested = loop.light, 0
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         nonlocal num_nested
         if loop.is_in_optimizer and loop.is_ours and _num_running_steps() > 1:
             num_nested += 1
+            loop.has_nested_steps = True
             return
         num_nested = 0
         loop.optimizer_entered(optimizer, has_closure)
 
     def leave(optimizer: torch.optim.Optimizer) -> None:
         nonlocal num_nested
-        if num_nested and loop.is_ours:
+        if light.is_on:
+            if not loop.has_nested_steps or _num_running_steps() < 2:
+                loop.optimizer_left(optimizer)
+        elif num_nested and loop.is_ours:
             num_nested -= 1
-            return
-        loop.optimizer_left(optimizer)
-
-    def enter_again(optimizer: torch.optim.Optimizer) -> None:
-        if not sprint.is_of_pattern(optimizer):
-            loop.turn_to(optimizer)
-        elif (step := loop.step) is not None:
-            for listener in loop.optimizer_began:
-                listener(step, optimizer)
+        else:
+            loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    noted, read_memory = shell.guarded("loop", enter_again), shell.guarded("loop", sprint.read_memory)
-    updates, updated = sprint.watch.updates, sprint.watch.updated
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        took = updates(optimizer, args, kwargs)
-        if took is None:
+        if not (light.is_on and loop.is_ours):
             # Of the arguments of `Optimizer.step`, itself among them.
             entered(optimizer, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None)
-        elif not took:
-            noted(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        took = updated()
-        if took is None:
-            left(optimizer)
-        elif not took:
-            read_memory()
+        left(optimizer)
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
 
 
-def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
+def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
     undo = []
     for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
@@ -186,10 +234,10 @@ def watch_updates(loop: Loop, sprint: Sprint, shell: Shell) -> list[Undo]:
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             original = getattr(owner, name)
             if id(original) not in watching:
-                watching[id(original)] = watch(loop, sprint, shell, original)
+                watching[id(original)] = watch(loop, shell, original)
             undo.append(replace(owner, name, watching[id(original)]))
     for kind, name in _moves_of_schedules():
-        undo.append(replace(kind, name, updating(loop, sprint, shell, getattr(kind, name))))
+        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
 
 
@@ -224,41 +272,37 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
     return [replace(kind, name, function) for name, function in new.items()]
 
 
-def updating(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which enters the stage `optimizer` while it runs."""
+    light = loop.light
     began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
-    mark = sprint.watch.mark
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if loop.is_updating:  # a schedule of schedules
+        if light.is_on or loop.is_updating:  # a schedule of schedules
             return original(*args, **kwargs)
         loop.is_updating = True
         try:
-            if not mark(UPDATE):
-                began()
+            began()
             return original(*args, **kwargs)
         finally:
             loop.is_updating = False
-            if not mark(UPDATED):
-                ended()
+            ended()
 
     return update
 
 
-def _clipping(loop: Loop, sprint: Sprint, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
     """The same, and what the gradients were clipped by is taken."""
-    began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
+    light, update = loop.light, updating(loop, shell, original)
     clipped = shell.guarded("loop", loop.gradients_clipped)
-
-    def taken(norm: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
-
-    run = sprint.watch.clipping(original, began, ended, taken)
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
-        return run(args, kwargs)
+        norm = update(*args, **kwargs)
+        if not light.is_on:
+            clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+        return norm
 
     return clip
 
@@ -280,13 +324,8 @@ def _with_own_step(kind: type[Any]) -> list[type[Any]]:
 
 def _num_running_steps() -> int:
     """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
-    frame: FrameType | None = sys._getframe()
-    count = 0
-    while frame is not None:
-        count += frame.f_code is _STEP_CODE
-        frame = frame.f_back
-    return count
+    return sum(frame.f_code is STEP_CODE for frame in callers(sys._getframe()))
 
 
-_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """The function that torch puts around every optimizer's `step`, and that calls the hooks."""

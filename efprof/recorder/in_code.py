@@ -42,6 +42,7 @@ class Wanted(TypedDict, total=False):
     triggers: str
     host_memory: bool
     holders: bool
+    overhead: str
     keeps_diff: bool
 
 

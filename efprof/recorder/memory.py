@@ -1,9 +1,7 @@
 """How much memory is in use now: from the CUDA allocator, or from the C allocator where there is no CUDA."""
 
 import ctypes
-import math
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,27 +14,6 @@ MemoryReader = Callable[[], tuple[int, ...]]
 """Returns (allocated bytes, reserved bytes); from the CUDA allocator also what `BoundaryMemory` says of it alone."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-MIN_INTERVAL_NS: Final = 20_000_000
-"""A read costs 1.3 us in a loop of reads and 30 us after a training step, when the kernel's data has left the caches
-(both measured): a short step should not pay it each time."""
-
-MAX_READING_SHARE: Final = 0.001
-"""Of a step's time, for each kind of costly reading: a tenth of what the whole recorder may cost."""
-
-SHORT_STEP_NS: Final = 20_000_000
-MAX_READING_NS: Final = 2_000
-"""In a short step the recorder may cost 40 us in all, whatever the share."""
-
-NUM_FULL_STEPS: Final = 20
-"""The first steps are read in full at any cost: many a run has hardly any others."""
-
-NUM_WELL_READ_STEPS: Final = 60
-WELL_READ_SHARE: Final = 0.01
-"""Up to here for as much as the whole recorder may cost later: where memory leaks, the heap grows so fragmented that
-reading it at each boundary took 5 % of a step at the 60th (measured)."""
-
-MAX_STRIDE: Final = 100
 
 _MALLINFO2_FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
@@ -85,50 +62,15 @@ def _best_source() -> tuple[str, MemoryReader]:
     return "resident set", _resident_reader()
 
 
-class ReadingPlan:
-    """Which steps pay for a costly reading: all of the first ones, later so many that it stays within its share.
-
-    glibc walks every hole of the heap to tell its size, which takes 0.5 us on a young heap and 3 ms on a fragmented
-    one; the norm of all gradients reads every one of them (all measured).
-    """
-
-    def __init__(self, *, max_stride: int = MAX_STRIDE) -> None:
-        self._max_stride = max_stride
-        self._next = 0
-
-    def is_due(self, step: int) -> bool:
-        """Whether this step is read."""
-        return step >= self._next
-
-    @property
-    def next_step(self) -> int:
-        """The first one that will be read."""
-        return self._next
-
-    def note(self, step: int, reading_ns: int, step_ns: int) -> None:
-        """A step that took `step_ns` was read, which took `reading_ns` of it."""
-        affordable = MAX_READING_NS if step_ns < SHORT_STEP_NS else MAX_READING_SHARE * step_ns
-        if step < NUM_WELL_READ_STEPS:
-            affordable = max(affordable, WELL_READ_SHARE * step_ns)
-        self._next = step + (
-            1 if step < NUM_FULL_STEPS else min(self._max_stride, max(1, math.ceil(reading_ns / affordable)))
-        )
-
-
 class ResidentSet:
-    """The process's resident set, from a file kept open, at most once per MIN_INTERVAL_NS."""
+    """The process's resident set, from a file kept open."""
 
     def __init__(self) -> None:
         self._file = _open_statm()
-        self._read_ns = 0
-        self._bytes = 0
 
-    def bytes_at(self, now_ns: int) -> int:
-        """Its size now, or a moment ago; 0 where the system does not tell."""
-        if self._file is not None and now_ns - self._read_ns >= MIN_INTERVAL_NS:
-            self._read_ns = now_ns
-            self._bytes = int(os.pread(self._file.descriptor(), 64, 0).split()[1]) * PAGE_BYTES
-        return self._bytes
+    def read(self) -> int:
+        """Its size now; 0 where the system does not tell. 1.3 us in a loop of reads, 30 us after a training step."""
+        return int(os.pread(self._file.descriptor(), 64, 0).split()[1]) * PAGE_BYTES if self._file is not None else 0
 
 
 def _read_cuda() -> tuple[int, ...]:
@@ -162,7 +104,7 @@ def _resident_reader() -> MemoryReader:
     resident = ResidentSet()
 
     def read() -> tuple[int, int]:
-        size = resident.bytes_at(time.perf_counter_ns())
+        size = resident.read()
         return size, size
 
     return read

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord, spelled
+from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -19,9 +19,10 @@ class OpenStep:
     number: int
     start_ns: int
     epoch_ns: int
+    start_cpu_ns: int = 0
     recorder_ns: int = 0
-    reading_ns: int = 0
-    reads_boundaries: bool = True
+    is_light: bool = False
+    """Whether no more of it is to be seen than what belongs to a light step."""
     spans: list[Span] = field(default_factory=list)
     device_marks: list[tuple[Any, Any]] | None = None
     """For each of the last spans, the CUDA events at its start and its end."""
@@ -49,18 +50,14 @@ class OpenStep:
     loaders: list[int | None] = field(default_factory=list)
     """Of each batch that was asked for: the number of its DataLoader."""
     sequence: int | None = None
-    resident_bytes: int | None = None
-    """What the process held when the memory of a step of a sprint was read."""
     backward_site: str | None = None
     window: str | None = None
     held_back: tuple[int, ...] = ()
     """The optimizers that a gradient scaler, or the program itself, did not let step, by `id`."""
     scale: torch.Tensor | None = None
     """The gradient scaler's, after its update."""
-    loss: float | None = None
-    gradient_norm: float | None = None
     learning_rate: float | None = None
-    """These three only as far as a sprint took note of them."""
+    """Of an optimizer that a gradient's hook steps."""
     numbers: Any = None
     """What the collector of that name has for its record."""
     late: list[Callable[[], bool]] | None = None
@@ -137,7 +134,7 @@ def last_of(loaders: Sequence[int | None]) -> int | None:
     return next((loader for loader in reversed(loaders) if loader is not None), None)
 
 
-def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -> StepRecord:
+def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:
     """The line of a step that ends now."""
     start = step.start_ns
     return StepRecord(
@@ -153,8 +150,6 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: float, resident_bytes: int) -
         recorder_us=step.recorder_ns / 1000,
         reads=list(step.reads.values()) if step.reads else [],
         stalls=list(step.stalls.values()) if step.stalls else [],
-        loss=spelled(step.loss),
-        gradient_norm=spelled(step.gradient_norm),
         learning_rate=step.learning_rate,
         is_skipped=step.is_skipped,
         backward_site=step.backward_site,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -21,13 +22,15 @@ DEFAULT_TRACE_STEPS: Final = ((5, 7), (30, 32), (300, 302), (3000, 3002))
 DEFAULT_MEMORY_STEPS: Final = ((0, 4), (310, 313))
 """From before the model is built, so that a replay starts cold, and again when the run has settled."""
 
+DEFAULT_OVERHEAD: Final = 0.01
+
 Trigger = Literal["slow-step", "memory-peak", "non-finite", "signal"]
 
 ALL_TRIGGERS: Final[tuple[Trigger, ...]] = get_args(Trigger)
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):
-    """`root_name` is the folder that file names are relative to; `host_memory` and `holders` are the deep tier.
+    """`root_name` is the folder that file names are relative to; `host_memory` and `holders` cost much.
 
     The two names are empty until there is a run folder.
     """
@@ -39,7 +42,9 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     triggers: tuple[Trigger, ...] = ALL_TRIGGERS
     host_memory: bool = False
     holders: bool | None = None
-    """Who keeps tensors alive is counted at set steps, never, or, where it is None, when memory grows."""
+    """Who keeps tensors alive is counted whatever it costs, never, or, where it is None, as far as the budget goes."""
+    overhead: float = DEFAULT_OVERHEAD
+    """The share of the time that recording may cost."""
     keeps_diff: bool = True
 
     @property
@@ -61,6 +66,7 @@ def parse_options(
     triggers: str = "default",
     host_memory: bool = False,
     holders: bool | None = None,
+    overhead: str = "1%",
     keeps_diff: bool = True,
 ) -> Options:
     """The options of the command line, as text; raises EfprofError naming the one that is wrong.
@@ -74,7 +80,8 @@ def parse_options(
         )
     if host_memory:
         trace_steps = triggers = "none"
-    deep = Options(host_memory=host_memory, holders=holders, keeps_diff=keeps_diff)
+    share = parse_share(overhead)
+    deep = Options(host_memory=host_memory, holders=holders, overhead=share, keeps_diff=keeps_diff)
     if windows == "none":
         return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())
     if windows != "default":
@@ -107,6 +114,15 @@ def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple
         if _overlap(one, other):
             raise EfprofError(f"{option} {text!r} names step {other[0]} twice; write one range for both.")
     return ranges
+
+
+def parse_share(text: str) -> float:
+    """0.02 for `2%`; raises EfprofError for what is no share above nothing, or is above all of the time."""
+    number, sign, rest = text.partition("%")
+    with suppress(ValueError):
+        if sign and not rest.strip() and 0 < float(number) <= 100:
+            return float(number) / 100
+    raise EfprofError(f"--overhead {text!r} is no share of the time: write one above 0% and up to 100%, such as 2%.")
 
 
 def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:

@@ -64,9 +64,9 @@ class OtherThreads:
         self._close(get_ident(), "backward")
 
     @property
-    def have_spans(self) -> bool:
-        """Whether they did anything for a step that is not over."""
-        return bool(self._spans)
+    def give(self) -> bool:
+        """Whether passes of any became part of a step beside the recorded thread's own."""
+        return bool(self._given)
 
     def first_since(self, after_ns: int) -> int | None:
         """When, after this, they began to work for a step; None where they did not."""

@@ -1,10 +1,18 @@
 """Where a walk from a variable stands, and what was found to be held by each of the places that it came through."""
 
 from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from efprof.recorder.held import Held
 from efprof.recorder.variables import COLLECTIONS
+
+NUM_LOOKED_AT = 4
+"""Of the last entries, whose types are told where they are alike."""
+
+MAX_PARTS = 8
+"""Of an entry."""
 
 _MAXLEN: Any = vars(deque)["maxlen"]
 """Read past the attributes of the user's own subclasses, which may run his code."""
@@ -14,7 +22,7 @@ Key = tuple[str, str]
 
 
 class Place(NamedTuple):
-    """Where a walk stands: the names that led there."""
+    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`."""
 
     path: str
     scope: str
@@ -22,16 +30,26 @@ class Place(NamedTuple):
     name: str
     file: str | None
     depth: int = 0
+    within: Any = None
 
     def deeper(self) -> "Place":
         """One layer below, of the same name; `_replace` takes four times as long."""
-        path, scope, owner, name, file, depth = self
-        return Place(path, scope, owner, name, file, depth + 1)
+        path, scope, owner, name, file, depth, within = self
+        return Place(path, scope, owner, name, file, depth + 1, within)
 
-    def entry(self, key: str) -> "Place":
+    def entry(self, key: str, entries: Any) -> "Place":
         """Of a dictionary."""
-        path, scope, owner, name, file, depth = self
-        return Place(f"{path}[{key!r}]", scope, owner, name, file, depth + 1)
+        path, scope, owner, name, file, depth, _ = self
+        return Place(f"{path}[{key!r}]", scope, owner, name, file, depth + 1, (entries, key))
+
+
+@dataclass(slots=True)
+class Handles:
+    """By what a holder can be looked at again: the containers that were counted for it, and what has its name."""
+
+    containers: list[Any] = field(default_factory=list)
+    names: list[tuple[Any, str]] = field(default_factory=list)
+    """A namespace, frame, cell or object, and the name in it."""
 
 
 class Holders:
@@ -39,6 +57,7 @@ class Holders:
 
     def __init__(self) -> None:
         self.held: dict[Key, Held] = {}
+        self.handles: dict[Key, Handles] = {}
         self.here: set[Key] = set()
 
     def of(self, place: Place, value: Any) -> Held:
@@ -46,10 +65,11 @@ class Holders:
         key = (place.scope, place.path)
         self.here.add(key)
         held = self.held.get(key)
-        limit = (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
+        limit = max_length_of(value)
         if held is not None:
             held.max_length = held.max_length + limit if held.max_length and limit else 0
         else:
+            self.handles[key] = Handles()
             held = self.held[key] = Held(
                 path=place.path,
                 scope=place.scope,
@@ -59,5 +79,44 @@ class Holders:
                 type=type(value).__name__,
                 max_length=limit,
             )
-        held.length += len(value) if issubclass(type(value), (*COLLECTIONS, dict)) else 1
+        handles = self.handles[key]
+        held.num_counted += 1
+        if issubclass(type(value), (*COLLECTIONS, dict)):
+            held.length += len(value)
+            handles.containers.append(value)
+            entry = entry_of(value)
+            held.entry = entry if held.num_counted == 1 or held.entry == entry else []
+        else:
+            held.length += 1
+        if place.within is not None:
+            handles.names.append(place.within if type(place.within) is tuple else (place.within, place.name))
         return held
+
+
+def max_length_of(value: Any) -> int:
+    """The `maxlen` of a deque, 0 where there is none."""
+    return (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
+
+
+def entry_of(container: Any) -> list[str]:
+    """The type of the last entries, and those of what they have; empty where these differ, and of a set."""
+    base = next((base for base in (dict, list, tuple, deque) if issubclass(type(container), base)), None)
+    if base is None:
+        return []
+    last = (
+        reversed(dict.values(container))
+        if base is dict
+        else map(base.__getitem__, (container,) * NUM_LOOKED_AT, range(len(container) - 1, -1, -1))
+    )
+    found = [_types_in(one) for one in islice(last, NUM_LOOKED_AT)]
+    return found[0] if found and all(types == found[0] for types in found) else []
+
+
+def _types_in(entry: Any) -> list[str]:
+    kind = type(entry)
+    parts: Any = ()
+    if issubclass(kind, (tuple, list)):
+        parts = (tuple if issubclass(kind, tuple) else list).__iter__(entry)
+    elif issubclass(kind, dict):
+        parts = dict.values(entry)
+    return [kind.__name__, *(type(part).__name__ for part in islice(parts, MAX_PARTS + 1))]

@@ -121,7 +121,9 @@ class ProfiledWindow:
             profiler.profiler = None
             if was_on:
                 gc.enable()
+                self._session.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+                self._session.is_collecting = False
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         folder, sites = self._session.rank_folder, self._session.sites

@@ -1,7 +1,6 @@
 """Starts and stops the collectors inside the training process; the run folder is complete whatever happens."""
 
 import atexit
-import functools
 import importlib
 import os
 import pkgutil
@@ -26,24 +25,28 @@ from efprof.artifacts.events import (
 from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import collectors, current
-from efprof.recorder.forward_watch import ForwardWatch
+from efprof.recorder.budget import Budget
+from efprof.recorder.failed_stage import failed_stage
 from efprof.recorder.hooks import Undo, watch_backward, watch_captures, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.loop import Loop
 from efprof.recorder.memory import Memory
+from efprof.recorder.module_calls import ModuleCalls
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import Options
-from efprof.recorder.pending_steps import PendingSteps
 from efprof.recorder.redaction import without_secrets
+from efprof.recorder.sampling import Sampling
 from efprof.recorder.shell import Shell
 from efprof.recorder.shortages import note_survival, shortage_behind
 from efprof.recorder.sites import Sites
-from efprof.recorder.sprint import Sprint
 from efprof.recorder.steps import Listener
 from efprof.recorder.user_marks import UserMarks
 from efprof.recorder.writing import LineWriter, RankFolder
 
 MAX_LATE_STEPS = 256
 """Steps whose numbers the device still owes; a queue this long means that it never answers."""
+
+MIN_WINDOW_NS = 500_000_000
+"""What a window costs at least."""
 
 MAX_WAIT_S = 5.0
 """For those numbers, once the training is over."""
@@ -57,14 +60,18 @@ class Session:
         self.run_folder = options.run_folder
         self.shell = shell
         self.memory = Memory()
+        self.budget = Budget(options.overhead)
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
-        self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole))
+        self._steps = LineWriter(folder, STEPS_FILE)
+        sampling = Sampling(options.overhead)
+        self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole), self._steps.write, sampling)
         self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
+        self.is_collecting = False
+        """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
         """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
-        self._steps = LineWriter(folder, STEPS_FILE)
         self._events = LineWriter(folder, EVENTS_FILE)
         self._exit: tuple[object, int] = (None, 0)
         """What the program asked for its end with last, and in which step."""
@@ -72,23 +79,21 @@ class Session:
         self._late: list[tuple[OpenStep, StepRecord]] = []
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
-        self._is_ended = False
+        self.is_ended = False
 
     def start(self) -> None:
         """Hook into torch and start every collector in the folder."""
         loop, shell = self.loop, self.shell
-        self.sprint = self._make_sprint()
-        loop.sprint_with(self.sprint)
         current.session = self
         self._folder.when_broken = self._break_off
         for essential in ("session", "loop", "steps"):
             shell.when_stopped(essential, self.end)
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
-        self._undo += watch_loaders(loop, self.sprint, shell, self.loader_numbers)
-        self._undo += watch_backward(loop, self.sprint, shell, self.sites) + watch_optimizers(loop, self.sprint, shell)
-        self._undo += [*watch_updates(loop, self.sprint, shell), *watch_captures(loop, shell)]
-        self._undo.append(ForwardWatch(loop, self.sprint, shell).remove)
+        self._undo += watch_loaders(loop, shell, self.loader_numbers) + watch_backward(loop, shell, self.sites)
+        self._undo += watch_optimizers(loop, shell) + watch_updates(loop, shell) + watch_captures(loop, shell)
+        self._undo.append(ModuleCalls(loop, shell).remove)
+        loop.sampling.is_asked = self.awaits_window
         self.subscribe(loop.optimizer_began, "shortages", note_survival)
         for module in pkgutil.iter_modules(collectors.__path__):
             shell.guarded(module.name, self._start_collector)(module.name)
@@ -97,6 +102,10 @@ class Session:
     def rank_folder(self) -> Path:
         """This process's folder in the run; raises OSError where it cannot be made."""
         return self._folder.path
+
+    def lines(self, name: str) -> LineWriter:
+        """A file of the rank folder; its lines wait until this process shows that it trains."""
+        return LineWriter(self._folder, name)
 
     def subscribe(self, listeners: list[Listener], collector: str, function: Listener) -> None:
         """Have a collector's function called by the loop, guarded."""
@@ -117,9 +126,7 @@ class Session:
     @property
     def step_number(self) -> int:
         """The number of the open step, or of the next one."""
-        if self.loop.watch.is_on:
-            return self.loop.watch.number
-        return self.loop.step.number if self.loop.step is not None else self.loop.num_steps
+        return self.loop.number
 
     @property
     def exit_status(self) -> object:
@@ -129,14 +136,14 @@ class Session:
 
     def end(self) -> None:
         """Close what is open and take every hook out; safe to call twice."""
-        if self._is_ended:
+        if self.is_ended:
             return
-        self._is_ended = True
+        self.is_ended = True
         current.session = None
         try:
             self.shell.guarded("ending", self._note_last_error)()
             self.shell.guarded("loop", self.loop.finish)()
-            self.shell.guarded("loop", self.loop.stop)()
+            self.shell.guarded("loop", self.loop.thread.stop)()
             for function in self._at_end:
                 function()
             self.shell.guarded("steps", self._await_late)()
@@ -149,7 +156,7 @@ class Session:
 
         As text only: the error would keep alive whatever the program's functions held.
         """
-        if self._is_ended:
+        if self.is_ended:
             return
         self._exit = status, self.step_number
         self._exit_events = [] if error is None else self._events_of(error)
@@ -157,29 +164,13 @@ class Session:
     def ask_for_window(self, why: str) -> None:
         """Have one opened at the next step that it may open at; from a signal's handler, too."""
         self.window_requests.append(why)
-        self.sprint.end_soon()
+        self.loop.light.is_burst_due = True
 
-    def _make_sprint(self) -> Sprint:
-        options = self.options
-        sprint = Sprint(
-            steps=self.loop.steps,
-            memory=self.memory,
-            windows=tuple(first for first, _ in (*options.trace_steps, *options.memory_steps)),
-            make_pending=lambda: PendingSteps(self.rank_folder),
-            write=self._steps.write,
-            write_together=self._steps.write_together,
-            resume=self.loop.go_on,
-            is_broken=lambda: self._folder.is_broken,
-            may_go_on=lambda: not (self.loop.has_turns or self._awaits_window),
-            guard=functools.partial(self.shell.guarded, "loop"),
-        )
-        self.subscribe(self.loop.steps.walked, "loop", lambda step, record: sprint.step_walked(step, record.total_us))
-        return sprint
-
-    @property
-    def _awaits_window(self) -> bool:
-        """Whether one is asked for that may open."""
-        return bool(self.window_requests and (self.options.trace_steps or self.options.triggers))
+    def awaits_window(self) -> bool:
+        """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
+        asked = self.window_requests
+        may_open = bool(self.options.trace_steps or self.options.triggers)
+        return bool(asked) and may_open and ("signal" in asked or self.budget.affords(MIN_WINDOW_NS))
 
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
@@ -209,16 +200,18 @@ class Session:
 
     def _await_late(self) -> None:
         """The training is over: now the device may be waited for, but not for ever, since it may have failed."""
-        end = time.monotonic() + MAX_WAIT_S
+        end, light = time.monotonic() + MAX_WAIT_S, self.loop.light.steps
         self._write_late()
-        while self._late and time.monotonic() < end:
+        light.write_arrived()
+        while (self._late or light.awaits_device) and time.monotonic() < end:
             time.sleep(0.001)
             self._write_late()
+            light.write_arrived()
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
         self.loop.forget()
-        self._is_ended = True
+        self.is_ended = True
 
     def _note_last_error(self) -> None:
         """The error that ends the program; Python keeps it here, whatever `sys.excepthook` the program has set."""
@@ -230,9 +223,10 @@ class Session:
 
     def _events_of(self, error: BaseException) -> list[Event]:
         events: list[Event] = []
-        loop, stage = self.loop, self.loop.stage_of(error)
+        is_in_step = self.loop.step is not None or self.loop.light.is_on
+        stage = failed_stage(error) or ("other" if is_in_step else None)
         now, number = time.time_ns(), self.step_number
-        if loop.step is not None:
+        if is_in_step:
             allocated, reserved = self.memory.read()[:2]
             events.append(
                 StepInterrupted(

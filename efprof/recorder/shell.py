@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.frames import is_running
 from efprof.recorder.signal_errors import is_of_a_signal
 from efprof.recorder.writing import LineWriter, RankFolder
 
@@ -33,6 +34,7 @@ class Shell:
         self._stopped: set[str] = set()
         self._when_stopped: dict[str, Callable[[], None]] = {}
         self._put_off: list[Callable[[], None]] = []
+        self._owed: list[BaseException] = []
         self._guard: CodeType | None = None
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +44,7 @@ class Shell:
 
         What the handler of a signal raises within it goes on to the program, which waits for it.
         """
-        stopped, put_off = self._stopped, self._put_off
+        stopped, put_off, owed = self._stopped, self._put_off, self._owed
 
         def call(*args: Any) -> Any:
             answer = None
@@ -62,9 +64,24 @@ class Shell:
                     self._stop(collector, error)
             if put_off:
                 self._call_put_off(sys._getframe(1))
+            if owed:
+                raise owed.pop()
             return answer
 
         self._guard = call.__code__
+        return call
+
+    def owing(self, function: Callable[..., None]) -> Callable[..., None]:
+        """`function`, for where Python would print an error and go on: the program gets it from what is guarded next.
+
+        What is guarded raises but what a signal's handler raised in it.
+        """
+        owed = _Owed(self._owed)
+
+        def call(*args: Any) -> None:
+            with owed:
+                function(*args)
+
         return call
 
     def when_left(self, function: Callable[[], None]) -> None:
@@ -77,10 +94,8 @@ class Shell:
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
 
     def _call_put_off(self, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code is self._guard:
-                return
-            frame = frame.f_back
+        if self._guard is not None and is_running(self._guard, frame):
+            return
         while self._put_off:
             self._put_off.pop(0)()
 
@@ -99,3 +114,17 @@ class Shell:
         reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
         self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
+
+
+class _Owed:
+    """Keeps the error that ends a `with` statement, and lets the program go on."""
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is not None:
+            self._errors.append(error)
+        return True

@@ -23,10 +23,6 @@ class StepNumbers:
     num_inf: int | None = None
     learning_rate: float | None = None
     is_guarded: bool = False
-    is_read: bool | None = None
-    """Whether this step can afford to read its gradients."""
-    lacks_norm: bool = False
-    """Whether one optimizer's gradients seemed fine, and their norm is not known: then neither is that of all."""
     device_losses: tuple[torch.Tensor, ...] = ()
     device_norms: tuple[torch.Tensor, ...] = ()
 
@@ -54,7 +50,7 @@ def late_numbers(
     `note_bad` is told of what is not finite, but for gradients that a scaler holds back or an optimizer skips itself.
     """
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
-    copies, event = _copied([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
+    copies, event = copied([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
 
     def arrived() -> bool:
         if not event.query():
@@ -76,10 +72,10 @@ def late_numbers(
     return arrived
 
 
-def _copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+def copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
     """Copies in pinned memory that are whole once the event has passed."""
     copies = [
-        torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+        torch.empty(value.shape, dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
         for value in values
     ]
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,5 +86,5 @@ def _copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
 def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> None:
     """An optimizer that guards itself skips a step whose norm is not finite."""
     is_bad = norm is not None and not math.isfinite(norm)
-    record.gradient_norm = None if numbers.lacks_norm and not is_bad else spelled(norm)
+    record.gradient_norm = spelled(norm)
     record.is_skipped |= numbers.is_guarded and is_bad

@@ -6,22 +6,16 @@ from time import perf_counter_ns
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.device_clock import DeviceClock
-from efprof.recorder.memory import NUM_FULL_STEPS, Memory, ReadingPlan, ResidentSet
+from efprof.recorder.memory import Memory, ResidentSet
 from efprof.recorder.next_batch import NextBatch, first_span_of_it
 from efprof.recorder.open_step import OpenStep, record_of
 from efprof.recorder.optimizer_cycle import OptimizerCycle
 from efprof.recorder.other_threads import OtherThreads
 from efprof.recorder.parameter_probe import ParameterProbe
-from efprof.recorder.process_time import ProcessTime
+from efprof.recorder.sampling import Sampling
 from efprof.recorder.skipped_updates import SkippedUpdates
 
 Listener = Callable[..., None]
-
-MAX_END_SHARE = 0.002
-"""Of a step's time, for the one reading of memory at its end, from which growth is told."""
-
-CHEAP_READING_NS = 5_000
-"""A reading on a heap without many holes; any step can afford it."""
 
 
 class Steps:
@@ -32,7 +26,7 @@ class Steps:
     the user marks steps, from mark to mark.
     """
 
-    def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None]) -> None:
+    def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
         self.open: OpenStep | None = None
         self.closed: OpenStep | None = None
         """The one that its loader's end closed, which trained nothing so far."""
@@ -40,11 +34,6 @@ class Steps:
         self.began: list[Listener] = []
         self.dropped: list[Listener] = []
         self.ended: list[Listener] = []
-        """Called for every step but those that `added` gets."""
-        self.added: list[Listener] = []
-        """Called with the number and the microseconds of a sprint's step of which no more is known."""
-        self.walked: list[Listener] = []
-        """Called like `ended`, but for no step of a sprint."""
         self.manual_updates_found: list[Listener] = []
         self.others = OtherThreads()
         self.cycle = OptimizerCycle()
@@ -57,10 +46,16 @@ class Steps:
         """On how many of the last batches, one after another, an optimizer stepped more than once."""
         self.has_marks = False
         self.is_disturbed = False
+        self.last_stepped: list[int] = []
+        """The optimizers that stepped in the last full step, by `id`, in their order."""
+        self.last_site: str | None = None
+        self.last_loader: int | None = None
+        self.passes_by_hand = 0
+        """Backward passes of the last full step, in a program that updates its parameters by hand; 0 in any other."""
+        self.can_rest = False
+        """Whether the last full steps were such as light ones can be told by."""
         self._memory = memory
-        self._plan = ReadingPlan()
-        self.reads_end = True
-        self._cpu = ProcessTime()
+        self._sampling = sampling
         self._resident = ResidentSet()
         self._write = write
 
@@ -173,11 +168,9 @@ class Steps:
         self.cycle.stepped(optimizer)
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
-        """Read memory at this boundary, if this step can afford it."""
-        if step.reads_boundaries or (self.reads_end and boundary == "post_optimizer_step"):
-            before = perf_counter_ns()
+        """Read memory at this boundary, unless the step is light."""
+        if not step.is_light:
             step.memory.append((boundary, at, self._memory.read()))
-            step.reading_ns += perf_counter_ns() - before
 
     def finish_and_begin(self, at: int) -> OpenStep:
         """One step ends, and the next begins."""
@@ -199,17 +192,15 @@ class Steps:
         """A step begins."""
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
-        step.reads_boundaries = self._plan.is_due(step.number)
+        step.is_light = not self._sampling.is_full(step.number)
         self.open, self.closed = step, None
-        for listener in self.began:
-            listener(step)
-        step.reads_boundaries |= step.window is not None
+        if not step.is_light:
+            for listener in self.began:
+                listener(step)
         if self.is_disturbed:
             self.is_disturbed = False
             step.start_ns, step.epoch_ns = perf_counter_ns(), time.time_ns()
-            self._cpu.restart()
-        elif not step.number:
-            self._cpu.restart()
+        step.start_cpu_ns = time.process_time_ns()
         return step
 
     def drop(self) -> None:
@@ -239,44 +230,32 @@ class Steps:
         self.open = None
         if step.stepped:
             self.skips.note_update(step)
-        record = self.complete(step, at)
-        for listener in self.walked:
-            listener(step, record)
-
-    def complete(self, step: OpenStep, at: int) -> StepRecord:
-        """The same for a step of a sprint."""
         self.num_finished += 1
         others, num_backwards = self.others.take_spans(step.spans, at)
         step.num_backwards += num_backwards
-        resident_bytes = self._resident.bytes_at(at) if step.resident_bytes is None else step.resident_bytes
-        record = record_of(step, at, self._cpu.within(step.start_ns, at), resident_bytes)
+        self._learn(step)
+        record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
             step.owe(self.clock.reader(record.spans[-len(step.device_marks) :], step.device_marks))
         if others:
             record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:
-            self._plan_readings(step, at - step.start_ns)
+            self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
         try:
             for listener in self.ended:
                 listener(step, record)
         finally:
             self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
-        return record
 
-    def resident_bytes(self, at: int) -> int:
-        """What the process holds."""
-        return self._resident.bytes_at(at)
-
-    def resources(self, start_ns: int, end_ns: int) -> tuple[float, int]:
-        """CPU time in ns and resident bytes of what a sprint recorded between these instants."""
-        return self._cpu.within(start_ns, end_ns), self._resident.bytes_at(end_ns)
-
-    def _plan_readings(self, step: OpenStep, step_ns: int) -> None:
-        if step.reads_boundaries:
-            self._plan.note(step.number, step.reading_ns, step_ns)
-            affordable = max(CHEAP_READING_NS, MAX_END_SHARE * step_ns)
-            self.reads_end = step.number < NUM_FULL_STEPS or step.reading_ns <= affordable * max(1, len(step.memory))
+    def _learn(self, step: OpenStep) -> None:
+        """What light steps are told by: the order of the updates, or, where there is no optimizer, of the passes."""
+        is_by_hand = step.stepped == [0] and not self.has_marks
+        passes = step.num_backwards if is_by_hand else 0
+        self.can_rest = self.has_marks or (passes == self.passes_by_hand if is_by_hand else bool(step.stepped))
+        self.can_rest &= step.num_backwards > 0 or not is_by_hand
+        self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.last_site, self.last_loader = step.backward_site, step.loader
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
         if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():

@@ -1,6 +1,5 @@
 """Steps and stages that the training program names itself, or that a framework's callback does for it."""
 
-from threading import get_ident
 from time import perf_counter_ns
 
 from efprof.recorder.loop import Loop
@@ -16,20 +15,21 @@ class UserMarks:
     def step_ended(self) -> None:
         """A step ends here: from now on only such marks divide steps."""
         loop, steps = self._loop, self._steps
-        loop.leave_sprint()
-        if get_ident() != loop.thread and not loop.take_over():
+        if not loop.is_ours and not loop.thread.take_over():
             return
         entered = perf_counter_ns()
         steps.has_marks = True
+        if loop.light.is_on:
+            loop.light.step_marked()
+            return
         if loop.stage is not None and steps.open is not None:
-            loop.close_stage(steps.open, entered)
+            loop.clock.close(steps.open, entered)
         steps.finish_and_begin(entered)
 
     def stage_began(self, stage: str) -> None:
         """This stage begins here; whatever is seen within belongs to it."""
         loop, steps = self._loop, self._steps
-        loop.leave_sprint()
-        if get_ident() != loop.thread or loop.stage is not None:
+        if loop.light.is_on or not loop.is_ours or loop.stage is not None:
             return
         entered = perf_counter_ns()
         step = steps.before_fetch(entered) if stage == "data" else loop.step_to_train(entered)
@@ -37,17 +37,16 @@ class UserMarks:
             steps.has_loader = True
         elif stage == "forward":
             steps.note_memory(step, "pre_forward", entered)
-        loop.open_stage(step, stage, "user", entered)
+        loop.clock.open(step, stage, "user", entered)
 
     def stage_ended(self) -> None:
         """The stage that was marked ends."""
         loop, steps = self._loop, self._steps
-        loop.leave_sprint()
         step, stage = steps.open, loop.stage
-        if loop.opener != "user" or step is None or get_ident() != loop.thread:
+        if loop.clock.opener != "user" or step is None or not loop.is_ours:
             return
         entered = perf_counter_ns()
-        loop.close_stage(step, entered)
+        loop.clock.close(step, entered)
         if stage == "forward":
             steps.note_memory(step, "post_forward_pre_backward", entered)
         elif stage == "backward":
@@ -58,7 +57,7 @@ class UserMarks:
 
     def training_began(self) -> None:
         """From here on only marks divide steps, until the training ends."""
-        self._loop.leave_sprint()  # its steps are not in `_steps` yet
+        self._see_all()
         self._steps.finish_last(perf_counter_ns())
         self._steps.has_marks = True
         self.begin_anew()
@@ -71,6 +70,7 @@ class UserMarks:
 
     def begin_anew(self) -> None:
         """The next step begins now; one that has gradients already goes on, for it was interrupted."""
+        self._see_all()
         step = self._steps.open
         if step is None or not step.has_gradients:
             self._steps.drop()
@@ -78,8 +78,13 @@ class UserMarks:
 
     def training_ended(self) -> None:
         """Steps are divided by what is seen again."""
+        self._see_all()
         self._steps.finish_last(perf_counter_ns())
         self._steps.has_marks = False
         step = self._steps.open
         if step is not None and not step.has_gradients:
             self._steps.drop()
+
+    def _see_all(self) -> None:
+        if self._loop.light.is_on:
+            self._loop.light.wake()

@@ -1,5 +1,6 @@
 """What an object, a function or a frame keeps, read without running any code of the user's."""
 
+import dis
 import functools
 import gc
 import queue
@@ -8,7 +9,9 @@ from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, dequ
 from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import cache
 from inspect import CO_OPTIMIZED
+from itertools import pairwise
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -50,8 +53,8 @@ NOT_DATA = (
 CODE = (FunctionType, MethodType, GeneratorType, type)
 """What may keep variables of its own: a closure's cells and defaults, a suspended frame, a class's attributes."""
 
-HIDING = (ContextVar, functools._lru_cache_wrapper)
-"""What has attributes of no interest, and contents that are no attribute."""
+LRU_CACHE = functools._lru_cache_wrapper
+"""Has attributes of no interest, and contents that are no attribute; a `ContextVar`, too."""
 
 _INNER: dict[type[Any], str] = {
     queue.Queue: "queue",
@@ -64,7 +67,10 @@ _INNER: dict[type[Any], str] = {
 
 _LIGHT = frozenset({list, tuple, dict, OrderedDict, set, frozenset})
 
-_READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+_TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
+
+_TAKES_LOCALS_ALONE = frozenset({"vars", "dir"})
+"""Without an argument."""
 
 _SLOTS: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
 
@@ -118,6 +124,17 @@ def contents_of(value: Any) -> list[Any]:
     return gc.get_referents(value)
 
 
+def cache_table(cache: Any) -> dict[Any, Any]:
+    """The dict in which an `lru_cache` has its results, or links to them."""
+    attributes = namespace_of(cache)
+    return next((one for one in gc.get_referents(cache) if type(one) is dict and one is not attributes), {})
+
+
+def cached_function(cache: Any) -> Any:
+    """What an `lru_cache` calls."""
+    return (namespace_of(cache) or {}).get("__wrapped__")
+
+
 def thread_attributes_of(value: Any) -> list[tuple[str, Any]]:
     """The attributes of a `threading.local`, of all threads; it has a dict of each in one that it names nowhere."""
     dicts = [one for table in gc.get_referents(value) if type(table) is dict for one in table.values()]
@@ -147,7 +164,21 @@ def may_read_locals(code: CodeType) -> bool:
     Until Python 3.13 `locals()` returns the very dict that reading a frame's locals refreshes.
     """
     is_function = bool(code.co_flags & CO_OPTIMIZED)
-    return is_function and (sys.version_info >= (3, 13) or not _READS_LOCALS.intersection(code.co_names))
+    return is_function and (sys.version_info >= (3, 13) or not _takes_locals(code))
+
+
+@cache
+def _takes_locals(code: CodeType) -> bool:
+    """Whether it calls `locals()` or the like; `vars(arguments)` and `model.eval()` are about other objects."""
+    if not (_TAKES_LOCALS | _TAKES_LOCALS_ALONE).intersection(code.co_names):
+        return False
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
+    return any(
+        one.argval in _TAKES_LOCALS
+        or (one.argval in _TAKES_LOCALS_ALONE and following.opname == "CALL" and not following.arg)
+        for one, following in pairwise(steps)
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
@@ -161,12 +192,33 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 def variables_of(function: FunctionType) -> dict[str, Any]:
     """The variables of a closure, and the arguments with defaults."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     defaults = function.__defaults__ or ()
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-    names: dict[str, Any] = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
+    names: dict[str, Any] = {name: cell.cell_contents for name, cell in cells_of(function).items() if is_filled(cell)}
     names |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
     return names | (function.__kwdefaults__ or {})
+
+
+def cells_of(function: FunctionType) -> dict[str, CellType]:
+    """Where a closure has its variables."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def value_of(owner: Any, name: str) -> Any:
+    """What has this name in a namespace, a cell, a class or an object now; None where nothing has."""
+    if type(owner) is CellType:
+        return owner.cell_contents if is_filled(owner) else None
+    if issubclass(type(owner), dict):
+        return dict.get(owner, name)
+    if isinstance(owner, type):
+        return vars(owner).get(name)
+    namespace = namespace_of(owner)
+    if namespace is not None and name in namespace:
+        return namespace[name]
+    slot = slots_of(type(owner)).get(name)
+    with suppress(AttributeError):
+        return None if slot is None else slot.__get__(owner)
+    return None
 
 
 def is_empty(value: Any) -> bool:

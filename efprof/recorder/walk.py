@@ -4,6 +4,7 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
@@ -18,10 +19,13 @@ from efprof.recorder.variables import (
     CODE,
     COLLECTIONS,
     FEW,
-    HIDING,
+    LRU_CACHE,
     NOT_DATA,
     PLAIN,
     attributes_of,
+    cache_table,
+    cached_function,
+    cells_of,
     contents_of,
     elements_of,
     inner_name,
@@ -35,6 +39,7 @@ from efprof.recorder.variables import (
     made_keys_of,
     may_hold_tensors,
     may_read_locals,
+    namespace_of,
     slots_of,
     thread_attributes_of,
     variables_of,
@@ -66,7 +71,10 @@ class _Kind(NamedTuple):
 class Walk:
     """Visits one variable after another; what was reached from an earlier one counts there alone."""
 
-    def __init__(self, sites: Sites, clock: Clock) -> None:
+    def __init__(
+        self, sites: Sites, clock: Clock, met: Callable[[Any, Place, Held | None], None] | None = None
+    ) -> None:
+        """`met` is told of each container, where it was met, and what holds what is in it, if that is not itself."""
         self.holders = Holders()
         self.seen: set[int] = set()
         """What was visited, by `id`."""
@@ -75,6 +83,7 @@ class Walk:
         self._sites = sites
         self._classes = UserClasses(sites)
         self._clock = clock
+        self._met = met or _ignore
         self._kinds: dict[type[Any], _Kind] = {}
         self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
@@ -84,10 +93,12 @@ class Walk:
         self._tables: set[int] = set()
         """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
 
-    def visit_variable(self, scope: str, owner: str, file: str | None, name: str, value: Any) -> None:
+    def visit_variable(
+        self, scope: str, owner: str, file: str | None, name: str, value: Any, within: Any = None
+    ) -> None:
         """Raises TimeIsUp where it takes too long; then none of it counts as seen."""
         self._seen_here, self.holders.here, self._depths = set(), set(), {}
-        self._visit_names(scope, owner, file, {name: value})
+        self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
                 self._clock.glance()
@@ -97,11 +108,10 @@ class Walk:
             self._todo.clear()
         self.seen |= self._seen_here
 
-    def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any]) -> None:
+    def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None) -> None:
         for name, value in list(names.items()):
             if not name.startswith("__"):
-                place = Place(path=f"{owner}.{name}", scope=scope, owner=owner, name=name, file=file)
-                self._visit(value, place, None)
+                self._visit(value, Place(f"{owner}.{name}", scope, owner, name, file, 0, within), None)
 
     def _visit(self, value: Any, place: Place, inside: Held | None) -> None:
         """Count a tensor, go into anything else later; `inside` is what it is an element of, which then holds it.
@@ -139,6 +149,8 @@ class Walk:
     def _new_kind(self, kind: type[Any]) -> _Kind:
         if kind in CODE:
             return _Kind(self._visit_code)
+        if kind is LRU_CACHE:
+            return _Kind(self._visit_cache, has_names=False)
         if issubclass(kind, (torch.Tensor, *NOT_DATA)):
             return _Kind(None, has_names=False)
         if issubclass(kind, COLLECTIONS):
@@ -151,34 +163,37 @@ class Walk:
             return _Kind(self._visit_container, has_names=False)
         if issubclass(kind, threading.local):
             return _Kind(self._visit_thread_attributes)
-        if not (kind in HIDING or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
+        if not (kind is ContextVar or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
 
     def _visit_code(self, value: Any, place: Place, inside: Held | None) -> None:
         """Go to the variables that the user's own functions, generators and classes keep."""
         if isinstance(value, MethodType):
-            self._visit(value.__self__, place.deeper(), inside)
+            owner = value.__self__  # a hook's or a callback's, far from the variable: what it has is near to it
+            near = place._replace(depth=0) if self._classes.file_of(type(owner)) else place.deeper()
+            self._visit(owner, near, inside)
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, GeneratorType):
             self._visit_generator(value)
         elif self._sites.is_user_code(value.__code__):
-            names = variables_of(value)
+            names, cells = variables_of(value), cells_of(value)
             if inside is not None:  # an object has names of its own, which other functions may know it by
                 parts = {name: part for name, part in names.items() if not self._kind(type(part)).has_names}
                 self._visit_each(list(parts.values()), place, inside, inside)
                 names = {name: part for name, part in names.items() if name not in parts}
             owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
             file = value.__code__.co_filename
-            self._visit_names("local", owner, file, names)
-            self._visit_names("attribute", value.__qualname__, file, value.__dict__)
+            for name, element in names.items():
+                self._visit_names("local", owner, file, {name: element}, cells.get(name))
+            self._visit_names("attribute", value.__qualname__, file, value.__dict__, value.__dict__)
 
     def _visit_class(self, kind: type[Any]) -> None:
         file = self._classes.file_of(kind)
         if file is not None:
             names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
-            self._visit_names("attribute", kind.__qualname__, file, names)
+            self._visit_names("attribute", kind.__qualname__, file, names, kind)
             for value in list(vars(kind).values()):
                 if type(value) is FunctionType:  # for its defaults
                     self._visit(value, Place("", "attribute", kind.__qualname__, "", file), None)
@@ -186,9 +201,10 @@ class Walk:
     def _visit_generator(self, generator: Any) -> None:
         frame, code = generator.gi_frame, generator.gi_code
         if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
-            self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame))
+            self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
 
     def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
+        self._met(value, place, inside)
         elements = elements_of(value)
         if not may_hold_tensors(elements):
             return
@@ -221,6 +237,7 @@ class Walk:
         self._visit_each(elements, place, inside, inside)
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
+        self._met(value, place, inside)
         if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), last_of(value)]):
             return
         holder, unnamed = inside or self.holders.of(place, value), []
@@ -234,7 +251,7 @@ class Walk:
                     unnamed.append(element)
                 else:
                     is_leaf = issubclass(type(element), torch.Tensor)
-                    self._visit(element, place.entry(key), holder if is_leaf else inside)
+                    self._visit(element, place.entry(key, value), holder if is_leaf else inside)
         if unnamed:
             self._visit_each([*unnamed, *made_keys_of(value)], place, holder, inside)
 
@@ -248,16 +265,28 @@ class Walk:
             if inside is None and held is not None:
                 held.type = type(value).__name__
 
+    def _visit_cache(self, value: Any, place: Place, inside: Held | None) -> None:
+        """The results of a cached function, and its arguments, are held by the function's name."""
+        function, table = cached_function(value), cache_table(value)
+        if type(function) is FunctionType and self._sites.is_user_code(function.__code__):
+            owner, file = function.__qualname__, function.__code__.co_filename
+            place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
+        self._met(table, place, inside)
+        holder = inside or self.holders.of(place, table)
+        if inside is None:
+            holder.type, holder.max_length = "lru_cache", LRU_CACHE.cache_info(value).maxsize or 0
+        self._visit_each(contents_of(value), place, holder, holder)
+
     def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
         contents = contents_of(value)
         if may_hold_tensors(contents):
             holder = inside or self.holders.of(place, value)
-            self._visit_each(contents, place, holder, holder if type(value) in HIDING else inside)
+            self._visit_each(contents, place, holder, holder if type(value) is ContextVar else inside)
 
     def _visit_on_tensor(self, value: dict[str, Any], place: Place, inside: Held | None) -> None:
         """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
         if type(value) is dict:
-            self._visit_named("Tensor", None, value.items(), place.depth - 1, inside)
+            self._visit_named("Tensor", None, value.items(), place.depth - 1, inside, value)
         else:
             hooks = Place("Tensor._backward_hooks", "attribute", "Tensor", "_backward_hooks", None, place.depth)
             self._visit_entries(value, hooks, inside)
@@ -283,7 +312,11 @@ class Walk:
                     self._visit_table(element, kind, file, place.depth + 1, inside)
         if inside is None and file is not None and is_chain(value, attributes):
             inside = self.holders.of(place, value)
-        self._visit_named(kind.__qualname__, file, attributes, place.depth, inside)
+        self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
+        namespace = namespace_of(value) if inside is None else None
+        if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
+            own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
+            self._met(namespace, own, inside)
 
     def _visit_thread_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
         """By the variable's name, as they are of this object alone; of a class of the user's by the class's."""
@@ -294,7 +327,13 @@ class Walk:
             self._visit_named(type(value).__qualname__, file, attributes, place.depth, inside)
 
     def _visit_named(
-        self, owner: str, file: str | None, attributes: Iterable[tuple[str, Any]], depth: int, inside: Held | None
+        self,
+        owner: str,
+        file: str | None,
+        attributes: Iterable[tuple[str, Any]],
+        depth: int,
+        inside: Held | None,
+        within: Any = None,
     ) -> None:
         for name, element in attributes:
             if type(element) in PLAIN or (file is None and is_empty(element)):
@@ -302,7 +341,7 @@ class Walk:
             path, below = f"{owner}.{name}", depth + 1
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
-            self._visit(element, Place(path, "attribute", owner, name, file, below), inside)
+            self._visit(element, Place(path, "attribute", owner, name, file, below, within), inside)
 
     def _visit_table(
         self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
@@ -311,8 +350,12 @@ class Walk:
         self._tables.add(id(table))
         for name, tensor in list(dict.items(table)):
             if _is_attribute(name):
-                place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file, depth)
+                owner = kind.__qualname__
+                place = Place(f"{owner}.{name}", "attribute", owner, name, file, depth, table)
                 self._visit(tensor, place, inside)
+
+
+def _ignore(*_: object) -> None: ...
 
 
 def _is_attribute(key: Any) -> bool:

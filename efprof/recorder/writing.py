@@ -100,20 +100,6 @@ class LineWriter:
         self._encoder = msgspec.json.Encoder()
         self._file: KeptFile | None = None
         self._is_torn = False
-        self._together: list[bytes] | None = None
-
-    def write_together(self, function: Callable[[], None]) -> None:
-        """Call `function`; the lines it writes are appended at its end, with a single system call."""
-        self._together = []
-        try:
-            function()
-        finally:
-            lines, self._together = self._together, None
-            if lines:
-                try:
-                    self._append(b"".join(lines))
-                except OSError as error:
-                    self._folder.give_up(error)
 
     def write(self, record: msgspec.Struct) -> None:
         """Append one record; after this call it survives the process being killed."""
@@ -121,9 +107,7 @@ class LineWriter:
             return
         try:
             line = self._encoder.encode(record) + b"\n"
-            if self._together is not None:
-                self._together.append(line)
-            elif self._file is None and self._folder.keeps_waiting(record):
+            if self._file is None and self._folder.keeps_waiting(record):
                 self._folder.keep(self._append, line)
             else:
                 self._append(line)

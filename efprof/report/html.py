@@ -17,6 +17,7 @@ from markupsafe import Markup
 from efprof.model import Comparison, Metric, Report
 from efprof.report import (
     comparison_words,
+    evaluation_table,
     memory_table,
     palette,
     segment_picture,
@@ -29,7 +30,7 @@ from efprof.report.chart import Chart, TrackChart
 from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
-from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section
+from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section, table_view
 from efprof.report.printed import svg_of
 from efprof.report.ranking import rank_findings
 from efprof.report.run_pictures import make_run_pictures
@@ -49,6 +50,7 @@ def render_html(report: Report) -> str:
         pictures.memory,
         pictures.window,
         pictures.time,
+        pictures.evaluation,
         *pictures.numbers,
         *(p for card in cards for p in card.pictures),
     ]
@@ -79,6 +81,10 @@ def render_html(report: Report) -> str:
             memory_columns=memory_table.STEP_COLUMNS,
             memory_rows=memory_rows,
             memory_title=memory_table.step_memory_title(len(memory_rows), len(timeline.memory)),
+            processes=table_view(report.measurements.processes) if report.measurements.processes else None,
+            evaluation_columns=evaluation_table.COLUMNS,
+            evaluation_rows=evaluation_table.evaluation_rows(report.measurements.evaluations),
+            max_evaluation_rows=evaluation_table.MAX_ROWS,
             steps_left_out=step_table.left_out_sentence(timeline.steps),
             plotly=_plotly_if(any(shown)),
         )

@@ -33,6 +33,9 @@ def render_json(report: Report) -> str:
                 "recommendations": list(report.measurements.recommendations),
                 "stalls": [_plain(stall) for stall in report.measurements.stalls],
                 "stage_deltas": [_plain(delta) for delta in report.measurements.stage_deltas],
+                "processes": _plain(report.measurements.processes) if report.measurements.processes else None,
+                "evaluations": [_plain(evaluation) for evaluation in report.measurements.evaluations],
+                "evaluation_notes": list(report.measurements.evaluation_notes),
                 "timeline": _plain(report.measurements.timeline),
                 "window_memory": _plain(report.measurements.window_memory)
                 if report.measurements.window_memory

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from efprof.model import Report
+from efprof.report.evaluation_table import COLUMNS as EVALUATION_COLUMNS
+from efprof.report.evaluation_table import evaluation_rows
 from efprof.report.memory_table import STAGE_COLUMNS, largest_jump_sentence, stage_rows
 from efprof.report.ranking import RankedFinding, rank_findings
 from efprof.report.stall_table import COLUMNS as STALL_COLUMNS
@@ -39,6 +41,7 @@ def render_markdown(report: Report) -> str:
         *_measured(report),
         *_stalls(report),
         *_stage_deltas(report),
+        *_evaluations(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         _checks(report),
     ]
@@ -127,6 +130,12 @@ def _stage_deltas(report: Report) -> list[str]:
     advice = [f"- {prose(one)}" for one in report.measurements.recommendations]
     parts = ["## Stage deltas", table(STAGE_COLUMNS, rows), prose(jump), "\n".join(advice)]
     return [part for part in parts if part]
+
+
+def _evaluations(report: Report) -> list[str]:
+    rows = [tuple(map(escape, row)) for row in evaluation_rows(report.measurements.evaluations)]
+    notes = [f"- {prose(one)}" for one in report.measurements.evaluation_notes]
+    return ["## Evaluation", "\n".join(notes), table(EVALUATION_COLUMNS, rows)] if rows else []
 
 
 def _checks(report: Report) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from efprof.model import Report
 from efprof.report.chart import Chart, has_curve
+from efprof.report.evaluation_table import evaluation_chart
 from efprof.report.evidence_charts import series_chart
 from efprof.report.page import Picture
 from efprof.report.ranking import median_step_ms
@@ -19,6 +20,7 @@ class RunPictures:
     """Memory by what it is for, where no card has this picture."""
     time: Picture | None
     numbers: tuple[Picture, ...]
+    evaluation: Picture | None
 
 
 def make_run_pictures(report: Report) -> RunPictures:
@@ -27,11 +29,13 @@ def make_run_pictures(report: Report) -> RunPictures:
     window = _window_chart(report)
     memory, time = memory_chart(measurements), time_chart(measurements.timeline, median_step_ms(report))
     numbers = number_charts(measurements.timeline.steps)
+    evaluation = evaluation_chart(measurements.evaluations)
     return RunPictures(
         memory=Picture(id="picture-memory", chart=memory) if memory else None,
         window=Picture(id="picture-window", chart=window) if window else None,
         time=Picture(id="picture-time", chart=time) if time else None,
         numbers=tuple(Picture(id=f"picture-number-{place}", chart=chart) for place, chart in enumerate(numbers)),
+        evaluation=Picture(id="picture-evaluation", chart=evaluation) if evaluation else None,
     )
 
 

@@ -68,7 +68,9 @@ def is_broken(step: StepSample) -> bool:
 
 
 def recorder_ms(step: StepSample) -> float:
-    """The recorder's own part of a step, in milliseconds: what no stage has."""
+    """The recorder's own part of a step, in milliseconds: what no stage has; that of a light one is not told."""
+    if not step.stage_ms:
+        return 0.0
     return max(0.0, round(step.total_ms - sum(step.stage_ms), 6))
 
 
@@ -114,7 +116,8 @@ def _number(label: str, value: float, unit: str = "") -> Number:
 
 
 def _row(step: StepSample) -> tuple[str, ...]:
-    stages = [show(value, "ms") for value in (*step.stage_ms, recorder_ms(step))]
+    parts = (*step.stage_ms, recorder_ms(step)) if step.stage_ms else (None,) * (len(STAGES) + 1)
+    stages = ["" if value is None else show(value, "ms") for value in parts]
     values: tuple[tuple[float | None, str], ...] = (
         (step.loss, ""),
         (step.gradient_norm, ""),
@@ -129,5 +132,10 @@ def _row(step: StepSample) -> tuple[str, ...]:
 
 
 def _note(step: StepSample) -> str:
-    notes = (("slow", step.is_slow), ("window", step.is_in_window), ("not finite", is_broken(step)))
+    notes = (
+        ("light", not step.stage_ms),
+        ("slow", step.is_slow),
+        ("window", step.is_in_window),
+        ("not finite", is_broken(step)),
+    )
     return ", ".join(word for word, holds in notes if holds)

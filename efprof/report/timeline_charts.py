@@ -85,6 +85,8 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     scale = scale_for([y_top or max(tops)], "ms")
     layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
     layers = [layer for layer in layers if any(layer.y)]
+    if not all(step.stage_ms for step in steps):
+        layers.append(_length_line(groups, tops, scale.factor))
     slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
     if slow:
         layers.append(_slow_marks(slow, scale.factor, y_top))
@@ -196,7 +198,11 @@ def _clip_at(tops: Sequence[float]) -> float | None:
 
 
 def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
-    means = [statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) for group in groups]
+    full = [[step for step in group if step.stage_ms] for group in groups]
+    means = [
+        statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) if group else 0.0
+        for group in full
+    ]
     notes = tuple(
         f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
         for group, mean in zip(groups, means, strict=True)
@@ -208,6 +214,19 @@ def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]],
         x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
         y=tuple(mean / factor for mean in means),
         notes=notes,
+    )
+
+
+def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], factor: float) -> Layer:
+    """How long every step took, those too of which no stage is known."""
+    return Layer(
+        kind="line",
+        label="every step",
+        colour="text",
+        x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
+        y=tuple(top / factor for top in tops),
+        notes=tuple(f"step {group[0].step:,}: {show(top, 'ms')}" for group, top in zip(groups, tops, strict=True)),
+        is_strong=len(groups) <= MAX_STRONG_SAMPLES,
     )
 
 
@@ -225,6 +244,12 @@ def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) 
 
 def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSample], y_top: float | None) -> str:
     parts = ["Stages and the recorder's own time on top of each other."]
+    num_full = sum(bool(step.stage_ms) for step in steps)
+    if num_full < len(steps):
+        parts.append(
+            f"Stages are known of the {num_full:,} of {count_of(len(steps), 'step')} that were recorded in full; the "
+            "line is the length of every step."
+        )
     if len(groups[0]) > 1:
         parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
     if y_top is not None:

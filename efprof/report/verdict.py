@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from efprof.model import Report, RunIdentity, SourceLine
+from efprof.model import Overhead, Report, RunIdentity, SourceLine
 from efprof.report.ending import BAD_ENDINGS, FOREIGN, ending_sentence, error_phrase, next_after_ending
 from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings
 from efprof.report.wording import count_of, device_phrase, one_line, sentence, show, source_phrase
@@ -99,6 +99,9 @@ def revision(run: RunIdentity) -> str:
 def measured_phrase(report: Report) -> str:
     """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
     peak, source = show(peak_bytes(report), "bytes"), source_phrase(report.measurements.memory_source)
+    evaluated = max((each.peak_bytes for each in report.measurements.evaluations), default=0)
+    if evaluated > (peak_bytes(report) or 0):
+        peak += f" ({show(evaluated, 'bytes')} in an evaluation)"
     counted, last = f" read from {source}" if source else "", last_read_step(report)
     counted += "" if last is None else f" up to step {last:,}"
     return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
@@ -111,9 +114,23 @@ def overhead_phrase(report: Report) -> str:
         return "The cost of recording was not measured."
     share = format_share(overhead.share)
     cost = f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({share} of the step)"
-    if not overhead.num_windows:
-        return f"{cost}; no window was opened."
-    return f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
+    windows = (
+        f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
+        if overhead.num_windows
+        else f"{cost}; no window was opened."
+    )
+    return " ".join(filter(None, (windows, _budget_phrase(overhead))))
+
+
+def _budget_phrase(overhead: Overhead) -> str:
+    """What it was allowed to cost, and how many steps were recorded in full for it."""
+    if overhead.allowance_s is None or overhead.allowed_share is None:
+        return ""
+    full = f"{overhead.num_full_steps:,} of {count_of(overhead.num_steps, 'step')} were recorded in full"
+    return (
+        f"It may cost {show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of "
+        f"the time (`--overhead`): {full}; windows and counts took {show(overhead.beside_steps_s or 0.0, 's')} in all."
+    )
 
 
 def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:

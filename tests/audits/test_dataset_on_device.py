@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
+from efprof.artifacts.events import DeviceData, DeviceTensor
 from efprof.artifacts.snapshot import Snapshot
 from efprof.audits.dataset_on_device import dataset_on_device
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device_dataset import LEAST_BYTES
 from efprof.facts.run import Run
-from efprof.model import CodeEdit, NotRecorded
+from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import Program, frames_of
-from tests.builders import GPU, START_NS, loader_built, make_steps, write_run
+from tests.builders import GPU, START_NS, make_steps, write_run
 
 TRAIN = """\
 def train(model, device):
@@ -27,12 +28,6 @@ def train(model, device):
 """
 MODEL, DATA, TAKEN, FORWARD, BACKWARD = 2, 3, 5, 6, 7
 SLICED = TRAIN.replace("images[index]", "images[start : start + 64]")
-HEALTHY = TRAIN.replace("images = read().to(device)", "images = read().pin_memory()").replace(
-    "images[index]", "images[index].to(device)"
-)
-LISTED = TRAIN.replace("read().to(device)", "[image.to(device) for image in read()]").replace(
-    "for index in torch.randperm(len(images)).split(64)", "for image in images"
-)
 BEFORE_US, WITHIN_US = START_NS // 1000 - 5_000_000, START_NS // 1000 + 1_000_000
 
 
@@ -42,6 +37,12 @@ class TimedProgram(Program):
     def __init__(self) -> None:
         super().__init__(AllocatorSettings())
         self.now_us = BEFORE_US
+        self.data: list[Block] = []
+
+    def put_data(self, num_bytes: int) -> Block:
+        """By the line that does."""
+        self.data.append(self.at_top(DATA).malloc(num_bytes))
+        return self.data[-1]
 
     def begin(self) -> None:
         """The first step."""
@@ -78,55 +79,71 @@ def training(*data_bytes: int) -> TimedProgram:
     program = TimedProgram()
     program.of_the_model(MODEL).malloc(200 * MIB)
     for num_bytes in data_bytes:
-        program.at_top(DATA).malloc(num_bytes)
+        program.put_data(num_bytes)
     program.begin()
     for _ in range(3):
         program.step()
     return program
 
 
-def run_of(folder: Path, *snapshots: Snapshot, text: str = TRAIN, **fields: Any) -> Run:
-    defaults: dict[str, Any] = {"devices": [GPU], "memory_source": "CUDA caching allocator"}
+def seen(program: TimedProgram, *, num_used: int | None = None, why_not: str = "", **fields: Any) -> DeviceData:
+    """Two steps took a batch each of the first of the program's data, all of them where nothing else is said."""
+    known = {"taken_bytes": 2 * 16 * MIB, "is_varied": True, "is_written": False, "sites": [f"train.py:{TAKEN}:train"]}
+    tensors = [
+        DeviceTensor(address=block.address, num_bytes=block.size, **(known | fields))
+        for block in program.data[:num_used]
+    ]
+    return DeviceData(at_ns=START_NS, step=3, num_steps=2, tensors=tensors, why_not=why_not)
+
+
+def run_of(
+    folder: Path, program: TimedProgram, *, snapshot: Snapshot | None = None, text: str = TRAIN, **fields: Any
+) -> Run:
+    defaults: dict[str, Any] = {"devices": [GPU], "memory_source": "CUDA caching allocator", "events": [seen(program)]}
     steps = make_steps(10, backward_site=f"train.py:{BACKWARD}:train", loader=1)
+    snapshots = [snapshot or program.snapshot()]
     return write_run(folder, steps=steps, sources={"train.py": text}, snapshots=snapshots, **{**defaults, **fields})
 
 
 def test_it_blames_the_line_that_puts_the_data_there(tmp_path: Path) -> None:
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB).snapshot())).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB))).findings
     assert str(finding.blame) == f"train.py:{DATA}"
     assert finding.blame.text == "images = read().to(device)"
     assert f"train.py:{TAKEN} takes a part at a time" in finding.message
 
 
 def test_the_gain_is_what_it_has_less_two_batches_as_they_were_taken(tmp_path: Path) -> None:
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB).snapshot())).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB))).findings
     assert finding.gain.peak_bytes == (800 - 2 * 16) * MIB
     assert finding.gain.basis == "measured bound"
     assert finding.gain.step_ms is None, "what moving each batch takes is not known"
 
 
 def test_of_a_list_of_batches_two_stay(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", training(*[40 * MIB] * 20).snapshot(), text=LISTED)
-    (finding,) = dataset_on_device(run).findings
+    program = training(*[40 * MIB] * 20)
+    event = seen(program, num_used=2, taken_bytes=40 * MIB, is_varied=False)
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", program, events=[event])).findings
     assert str(finding.blame) == f"train.py:{DATA}"
     assert finding.gain.peak_bytes == 18 * 40 * MIB
 
 
-def test_a_batch_that_is_a_view_is_as_large_as_the_loader_says(tmp_path: Path) -> None:
-    program = TimedProgram()
-    program.at_top(DATA).malloc(800 * MIB)
-    program.begin()
-    program.free(program.of_the_model(FORWARD).malloc(100 * MIB))
-    known = run_of(tmp_path / "known", program.snapshot(), text=SLICED, events=[loader_built(num_batches=100)])
-    unknown = run_of(tmp_path / "unknown", program.snapshot(), text=SLICED)
-    (of_known,), (of_unknown,) = dataset_on_device(known).findings, dataset_on_device(unknown).findings
-    assert of_known.gain.peak_bytes == (800 - 2 * 8) * MIB
-    assert of_unknown.gain.peak_bytes == 800 * MIB
-    assert "whose size the recording does not tell" in of_unknown.gain.explanation
+@pytest.mark.parametrize(
+    "used",
+    [
+        {"is_written": True},
+        {"is_varied": False},
+        {"taken_bytes": 2 * 800 * MIB},
+        {"num_used": 0},
+    ],
+    ids=["written to", "always the same part", "all of it", "unused"],
+)
+def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict[str, Any]) -> None:
+    program = training(800 * MIB)
+    assert dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, **used)])).findings == ()
 
 
 def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB).snapshot(), text=SLICED)).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=SLICED)).findings
     assert finding.fix.applicability == "review"
     assert finding.fix.changes == (
         CodeEdit(
@@ -143,14 +160,14 @@ def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
 
 def test_two_moves_of_one_line_and_parentheses_stay_valid(tmp_path: Path) -> None:
     text = SLICED.replace("images = read().to(device)", "images, é = (a - b).to(device), c.to(device)")
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB).snapshot(), text=text)).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=text)).findings
     (moved, _) = finding.fix.changes
     assert isinstance(moved, CodeEdit)
     assert moved.new == "    images, é = (a - b).pin_memory(), c.pin_memory()"
 
 
 def test_where_indices_may_lie_on_the_device_a_person_must_change_it(tmp_path: Path) -> None:
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB).snapshot())).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB))).findings
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
     assert "batch.to(device, non_blocking=True)" in finding.fix.summary
 
@@ -158,7 +175,7 @@ def test_where_indices_may_lie_on_the_device_a_person_must_change_it(tmp_path: P
 @pytest.mark.parametrize(("num_bytes", "severity"), [(40_000, "high"), (20_000, "medium"), (5_000, "low")])
 def test_it_is_as_severe_as_its_share_of_the_device(tmp_path: Path, num_bytes: int, severity: str) -> None:
     program = training(num_bytes * 1_000_000)
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", program.snapshot())).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "run", program)).findings
     assert finding.severity == severity
 
 
@@ -166,18 +183,13 @@ def test_a_later_window_knows_it_by_the_stack_that_the_block_keeps(tmp_path: Pat
     program = training(800 * MIB)
     first_entry = next(index for index, entry in enumerate(program.entries) if entry.time_us == WITHIN_US)
     snapshot = program.snapshot(first_entry=first_entry)
-    nameless = dataset_on_device(run_of(tmp_path / "nameless", snapshot))
+    nameless = dataset_on_device(run_of(tmp_path / "nameless", program, snapshot=snapshot))
     assert nameless.findings == ()
     assert "1000 MiB are older than the history" in nameless.looked_at.replace(".0", "").replace(",", "")
     block = next(one for segment in snapshot.segments for one in segment.blocks if one.requested_size == 800 * MIB)
     block.frames = frames_of(DATA)[1:]
-    (finding,) = dataset_on_device(run_of(tmp_path / "named", snapshot)).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "named", program, snapshot=snapshot)).findings
     assert str(finding.blame) == f"train.py:{DATA}"
-
-
-def test_it_is_silent_where_each_batch_is_moved(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", training().snapshot(), text=HEALTHY)
-    assert dataset_on_device(run).findings == ()
 
 
 def test_a_models_weights_are_no_data(tmp_path: Path) -> None:
@@ -185,56 +197,63 @@ def test_a_models_weights_are_no_data(tmp_path: Path) -> None:
     program.of_the_model(DATA).malloc(800 * MIB)
     program.begin()
     program.step()
-    assert dataset_on_device(run_of(tmp_path / "run", program.snapshot())).findings == ()
+    assert dataset_on_device(run_of(tmp_path / "run", program)).findings == ()
 
 
 def test_what_is_given_back_before_the_end_does_not_stay(tmp_path: Path) -> None:
     program = TimedProgram()
-    data = program.at_top(DATA).malloc(800 * MIB)
+    data = program.put_data(800 * MIB)
     program.begin()
     program.step()
     program.free(data)
-    assert dataset_on_device(run_of(tmp_path / "run", program.snapshot())).findings == ()
+    assert dataset_on_device(run_of(tmp_path / "run", program)).findings == ()
 
 
 def test_what_comes_after_the_first_step_began_is_no_data_set(tmp_path: Path) -> None:
     program = TimedProgram()
     program.begin()
-    program.at_top(DATA).malloc(800 * MIB)
+    program.put_data(800 * MIB)
     program.step()
-    assert dataset_on_device(run_of(tmp_path / "run", program.snapshot())).findings == ()
+    assert dataset_on_device(run_of(tmp_path / "run", program)).findings == ()
 
 
 def test_what_is_not_there_at_the_peak_lowers_none(tmp_path: Path) -> None:
     program = TimedProgram()
     program.free(program.at_top(TAKEN).malloc(3_000 * MIB))
     program.empty_cache()
-    program.at_top(DATA).malloc(800 * MIB)
+    program.put_data(800 * MIB)
     program.begin()
     program.step()
-    assert dataset_on_device(run_of(tmp_path / "run", program.snapshot())).findings == ()
+    assert dataset_on_device(run_of(tmp_path / "run", program)).findings == ()
 
 
 def test_little_data_is_no_fault(tmp_path: Path) -> None:
-    few = dataset_on_device(run_of(tmp_path / "few", training(LEAST_BYTES - MIB).snapshot()))
+    few = dataset_on_device(run_of(tmp_path / "few", training(LEAST_BYTES - MIB)))
     program = TimedProgram()
     program.of_the_model(MODEL).malloc(4_000 * MIB)
-    program.at_top(DATA).malloc(400 * MIB)
+    program.put_data(400 * MIB)
     program.begin()
     program.step()
-    small_share = dataset_on_device(run_of(tmp_path / "share", program.snapshot()))
+    small_share = dataset_on_device(run_of(tmp_path / "share", program))
     assert (few.findings, small_share.findings) == ((), ())
     assert few.looked_at == "63.0 MiB that stay from before the first step on, put there by 1 of your lines"
 
 
-def test_a_list_of_one_batch_is_that_batch(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", training(800 * MIB).snapshot(), text=LISTED)
-    assert dataset_on_device(run).findings == ()
+def test_a_run_in_which_nobody_looked_says_so(tmp_path: Path) -> None:
+    program = training(800 * MIB)
+    with pytest.raises(NotRecorded, match="device_data"):
+        dataset_on_device(run_of(tmp_path / "old", program, events=[]))
+    with pytest.raises(ThinEvidence, match=r"was not looked at: code was compiled\."):
+        dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, why_not="code was compiled")]))
+
+
+def test_where_no_line_holds_much_nobody_needs_to_have_looked(tmp_path: Path) -> None:
+    assert dataset_on_device(run_of(tmp_path / "run", training(), events=[])).findings == ()
 
 
 def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
-        dataset_on_device(run_of(tmp_path / "run"))
+        dataset_on_device(write_run(tmp_path / "run", steps=make_steps(10)))
 
 
 def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:

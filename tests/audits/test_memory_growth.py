@@ -1,13 +1,13 @@
-"""memory_growth: tells of growth that no variable explains, is silent where one does, abstains on little."""
+"""memory_growth: tells of growth that nothing counted explains, is silent where something does, abstains on little."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.artifacts.holders import HolderCensus
+from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.holders import Count
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
@@ -15,73 +15,94 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.facts.run import Run
 from efprof.model import Examination, Table, ThinEvidence
 from efprof.units import MIB
-from tests.audits.growing_runs import TRAIN, census, leaking_steps
+from tests.audits.growing_runs import (
+    TRAIN,
+    containers_of,
+    counts_of,
+    graphs,
+    leaking_run,
+    leaking_steps,
+    plain,
+    seen,
+    watch_of,
+)
 from tests.builders import START_NS, make_step, write_run
 
 Audit = Callable[[Run], Examination]
 
 
 def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[census()])
-    assert memory_growth(run).findings == ()
+    run = leaking_run(tmp_path)
     assert len(retained_graph(run).findings) == 1
+    examination = memory_growth(run)
+    assert examination.findings == ()
+    assert examination.looked_at.endswith(": what grows was counted to be kept by a variable")
+
+
+def test_where_memory_stands_still_it_names_what_was_counted_all_the_same(tmp_path: Path) -> None:
+    run = leaking_run(tmp_path, steps=leaking_steps(bytes_per_step=0))
+    assert "does not show what `history` was counted to keep" in memory_growth(run).looked_at
+
+
+NOTHING = counts_of(lambda _: None)
 
 
 def test_where_variables_were_counted_and_none_keeps_it_the_report_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": PASSES}, censuses=[IN_VAIN])
-    (finding,) = memory_growth(run).findings
+    (finding,) = memory_growth(leaking_run(tmp_path, counts=NOTHING)).findings
+    assert str(finding.blame) == "train.py:6"
     assert "no variable that was counted" in finding.fix.summary
-    assert "no variable of the program was seen to keep it" in str(finding.evidence)
+    assert "no variable was seen to keep it" in str(finding.evidence)
     assert not any(isinstance(one, Table) for one in finding.evidence), "an empty one tells nothing"
 
 
-IN_VAIN = HolderCensus(step_before=10, step_after=14, holders=[])
-PASSES = """\
-def train(model, loader, optimizer):
-    features, names = [], []
-    for x, y in loader:
-        loss = model(x, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-"""
-FILLS = f"{PASSES}        features.append(numpy.array(x))\n"
+def test_a_holder_that_explains_little_of_the_slope_leaves_the_rest_to_tell(tmp_path: Path) -> None:
+    run = leaking_run(tmp_path, lambda n: plain(n, tensor_bytes=64 * 1024 * n))
+    (rest,), (told,) = memory_growth(run).findings, growing_tensors(run).findings
+    assert str(rest.blame) == "train.py:6"
+    assert str(told.blame) == "train.py:8"
+    assert (rest.gain.peak_bytes or 0) + (told.gain.peak_bytes or 0) == pytest.approx(59 * MIB, rel=0.02)
 
 
-def test_where_no_variable_keeps_tensors_the_one_container_that_is_never_emptied_is_blamed(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": FILLS}, censuses=[IN_VAIN])
-    (finding,) = memory_growth(run).findings
+ROWS = {"counts": containers_of(), "watches": [watch_of(seen(), path="train.log", number=7)]}
+
+
+def test_on_a_cpu_a_container_of_arrays_is_blamed_on_the_line_that_was_seen(tmp_path: Path) -> None:
+    (finding,) = memory_growth(leaking_run(tmp_path, **ROWS)).findings
     assert str(finding.blame) == "train.py:8"
-    assert finding.headline == "`features` is filled, and never emptied"
+    assert finding.headline == "`train.log` keeps more and more"
     assert "collections.deque(maxlen=...)" in finding.fix.summary
-    assert "by its text, not by a count" in str(finding.evidence), "how sure it is"
 
 
-def test_of_two_such_containers_neither_is_blamed_and_both_are_named(tmp_path: Path) -> None:
-    both = f"{FILLS}        names.append(describe(x))\n"
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": both}, censuses=[IN_VAIN])
-    (finding,) = memory_growth(run).findings
+def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_blamed(tmp_path: Path) -> None:
+    """Open figures of matplotlib: an entry of its list of managers is small, and what it reaches is not."""
+    counts = containers_of(path=None, scope=None, owner=None, file=None, entry_bytes=400, type="OrderedDict")
+    fills = watch_of(seen(is_within_call=True), path=None, scope=None, file=None, number=7)
+    sources = {"train.py": TRAIN.replace("history.append(loss)", "figure = plt.figure()")}
+    (finding,) = memory_growth(leaking_run(tmp_path, counts=counts, watches=[fills], sources=sources)).findings
+    assert str(finding.blame) == "train.py:8"
+    assert "Close each figure" in finding.fix.summary
+
+
+def test_a_bounded_holder_that_explains_the_growth_is_no_finding(tmp_path: Path) -> None:
+    run = leaking_run(tmp_path, lambda n: plain(n, type="deque", max_length=500))
+    examination = memory_growth(run)
+    assert examination.findings == growing_tensors(run).findings == ()
+    assert "`history` is bounded: its maximum length is 500: that is what grows" in examination.looked_at
+
+
+def test_on_a_device_no_container_of_what_is_no_tensor_is(tmp_path: Path) -> None:
+    (finding,) = memory_growth(leaking_run(tmp_path, **ROWS, memory_source="CUDA caching allocator")).findings
     assert str(finding.blame) == "train.py:6"
-    assert "`features` at train.py:8 and `names` at train.py:9" in finding.fix.summary
 
 
-@pytest.mark.parametrize(
-    ("censuses", "memory_source"),
-    [
-        ([], "C allocator"),
-        ([msgspec.structs.replace(IN_VAIN, is_partial=True)], "C allocator"),
-        ([IN_VAIN], "CUDA caching allocator"),
-    ],
-    ids=["nobody counted", "the count was cut off", "of a GPU, which holds tensors alone"],
-)
-def test_a_container_is_not_blamed_where_tensors_may_be_it(
-    censuses: list[HolderCensus], memory_source: str, tmp_path: Path
-) -> None:
-    run = write_run(
-        tmp_path, steps=leaking_steps(), sources={"train.py": FILLS}, censuses=censuses, memory_source=memory_source
-    )
-    (finding,) = memory_growth(run).findings
-    assert str(finding.blame) == "train.py:6"
+def test_what_rises_to_the_end_but_not_steadily_is_not_passed(tmp_path: Path) -> None:
+    """A short run whose every other block stands still: more than noise, and less than a plain line."""
+    steps = leaking_steps()
+    for step in steps:
+        for here in step.memory:
+            here.allocated_bytes = 100 * MIB + (step.step // 12 * 12) * MIB
+    with pytest.raises(ThinEvidence, match="not as steadily as a leak does; record a longer run"):
+        memory_growth(leaking_run(tmp_path, counts=NOTHING, steps=steps))
 
 
 SIZES = (
@@ -97,103 +118,61 @@ def test_what_counting_holders_leaves_behind_is_no_growth(tmp_path: Path) -> Non
         make_step(step, allocated_bytes=[size] * 5, window="trace-1" if step in (5, 6) else None)
         for step, size in enumerate(SIZES)
     ]
-    counted = HolderCensus(step_before=10, step_after=19, holders=[])
-    assert memory_growth(write_run(tmp_path / "counted", steps=steps, censuses=[counted])).findings == ()
+    counts = [Count(step=step, moment="step", holders=[]) for step in (10, 19)]
+    assert memory_growth(write_run(tmp_path / "counted", steps=steps, counts=counts)).findings == ()
     assert len(memory_growth(write_run(tmp_path / "uncounted", steps=steps)).findings) == 1, "else it looks like some"
 
 
-def test_what_no_variable_keeps_is_told_here_alone(tmp_path: Path) -> None:
+def test_without_counts_it_is_told_here_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})
-    assert len(memory_growth(run).findings) == 1
-    assert retained_graph(run).findings == growing_tensors(run).findings == ()
+    (finding,) = memory_growth(run).findings
+    assert "holders were not counted" in finding.fix.summary
+    for audit in (retained_graph, growing_tensors):
+        with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):
+            audit(run)
 
 
-def test_without_a_census_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
-    events = [
+def surviving(line: int) -> list[AllocationEvent]:
+    """A mebibyte that a line allocates in each of three steps and nobody gives back."""
+    return [
         AllocationEvent(
             time_ns=START_NS + step * 1_000_000_000 + 2_000_000,
             address=step + 1,
             num_bytes=MIB,
             operation="aten::addmm",
-            stack=("train.py:4:train",),
+            stack=(f"train.py:{line}:train",),
             forward_stack=(),
             modules=("Model",),
             is_backward=False,
         )
         for step in (40, 41, 42)
     ]
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, allocations=[events])
-    (finding,) = memory_growth(run).findings
+
+
+def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
+    (finding,) = memory_growth(leaking_run(tmp_path, counts=NOTHING, allocations=[surviving(4)])).findings
     assert str(finding.blame) == "train.py:4"
     assert finding.fix.applicability == "manual"
     assert "; most of it is allocated by this line and still alive a step later." in finding.message, "after the end"
 
 
-PENALTY = """\
-def train(model, loader, optimizer):
-    for x in loader:
-        x.requires_grad_()
-        out = model(x).sum()
-        out.backward(create_graph=True)
-        x.grad.square().mean().backward()
-        optimizer.step()
-"""
-
-
-def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_on_the_call_that_made_it(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": PENALTY})
+def test_a_gradient_that_was_seen_to_lead_back_to_its_tensor_is_blamed_on_the_call_that_made_it(tmp_path: Path) -> None:
+    calls = BackwardCalls(
+        at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
+    )
+    run = leaking_run(tmp_path, counts=NOTHING, events=[calls], allocations=[surviving(4)])
     (finding,) = memory_growth(run).findings
     assert str(finding.blame) == "train.py:5"
-    assert finding.headline == "`x.grad` leads back to its own tensor"
-    assert "because the gradient that this call gives `x` has a graph that leads back to it" in finding.message
+    assert finding.headline == "The gradient of `x` leads back to its own tensor"
     assert "`x.grad = None`" in finding.fix.summary
-    assert "each step makes `x` at train.py:3" in str(finding.evidence)
+    assert "6 tensors" in str(finding.evidence)
 
 
-def events_of(line: int, at_ms: float) -> list[AllocationEvent]:
-    """A mebibyte that a line allocates in each of three steps and nobody gives back."""
-    return [
-        AllocationEvent(
-            time_ns=START_NS + step * 1_000_000_000 + round(at_ms * 1_000_000),
-            address=1000 * line + step + 1,
-            num_bytes=MIB,
-            operation="aten::clone",
-            stack=(f"train.py:{line}:train",),
-            forward_stack=(),
-            modules=(),
-            is_backward=False,
-        )
-        for step in (40, 41, 42)
-    ]
-
-
-def test_what_survives_beside_the_pass_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
-    in_forward, after_backward = 2.0, 14.0
-    beside = write_run(
-        tmp_path / "beside", steps=leaking_steps(), sources={"train.py": PENALTY},
-        allocations=[events_of(7, after_backward)],
-    )  # fmt: skip
-    within = write_run(
-        tmp_path / "within", steps=leaking_steps(), sources={"train.py": PENALTY},
-        allocations=[sorted(events_of(4, in_forward) + events_of(2, after_backward), key=lambda one: one.time_ns)],
-    )  # fmt: skip
-    (of_beside,), (of_within,) = memory_growth(beside).findings, memory_growth(within).findings
-    assert str(of_beside.blame) == "train.py:7"
-    assert str(of_within.blame) == "train.py:5"
-
-
-def test_a_variable_that_is_seen_to_keep_it_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
-    text = PENALTY.replace("    for x", "    history = []\n    for x") + "        history.append(out)\n"
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": text}, censuses=[census()])
+def test_a_variable_that_was_counted_to_keep_it_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
+    calls = BackwardCalls(at_ns=START_NS, step=9, site="train.py:5:train", num_created=9, num_cycles=6)
+    run = leaking_run(tmp_path, graphs, events=[calls])
     assert memory_growth(run).findings == ()
     assert len(retained_graph(run).findings) == 1
-
-
-def test_a_holder_that_explains_little_of_the_slope_is_not_blamed(tmp_path: Path) -> None:
-    small = census(graph_bytes_before=0, graph_bytes_after=0)
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[small])
-    (finding,) = memory_growth(run).findings
-    assert str(finding.blame) == "train.py:6"
 
 
 def test_without_any_holder_the_loop_is_named_and_the_doubt_said(tmp_path: Path) -> None:
@@ -204,7 +183,7 @@ def test_without_any_holder_the_loop_is_named_and_the_doubt_said(tmp_path: Path)
 
 
 def test_steady_memory_is_silent(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN}, censuses=[census()])
+    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
     assert memory_growth(run).findings == ()
 
 
@@ -287,3 +266,12 @@ def test_an_end_that_makes_it_severe_is_told_however_few_steps_were_recorded(tmp
     assert finding.severity == "high"
     assert "will end this run at step ~4,000" in finding.message
     assert "Whether it went on growing" not in str(finding.evidence)
+
+
+def test_where_a_graph_was_not_counted_to_its_end_nothing_more_is_told_here(tmp_path: Path) -> None:
+    """After 20,000 nodes the count stops: what it keeps may be all that grows."""
+    holder = lambda n: graphs(n, graph_nodes=20_000, graph_bytes=MIB + n, tensor_bytes=MIB * n // 4)  # noqa: E731
+    run = leaking_run(tmp_path, holder)
+    (finding,) = retained_graph(run).findings
+    assert "Memory grows 1.00 MiB per step because `history` keeps" in finding.message
+    assert memory_growth(run).findings == ()

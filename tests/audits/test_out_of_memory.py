@@ -13,7 +13,7 @@ from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run import Run
 from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.audits.growing_runs import census
+from tests.audits.growing_runs import counts_of, plain, seen, watch_of
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
 from tests.builders import GPU, loader_built, make_step, make_steps, write_run
 from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
@@ -180,7 +180,8 @@ def test_growing_memory_is_mended_where_it_grows_not_by_a_smaller_batch(tmp_path
         "end off."
     )
     keeping = "def train():\n    history = []\n    for x in loader:\n        history.append(x)\n"
-    held = ended(tmp_path / "held", steps=steps, sources={"train.py": keeping}, censuses=[census()])
+    counts, watches = counts_of(lambda n: plain(20 * n)), [watch_of(seen("train.py:4:train"))]
+    held = ended(tmp_path / "held", steps=steps, sources={"train.py": keeping}, counts=counts, watches=watches)
     assert ": mend train.py:4, where `history` keeps more and more;" in only_finding(held).fix.summary
 
 

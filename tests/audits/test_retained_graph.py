@@ -1,27 +1,31 @@
-"""retained_graph: fires on the statement that keeps graphs, is silent where none are kept, abstains on little."""
+"""retained_graph: fires on the line that was seen to keep graphs, is silent where none are kept, abstains on little."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from efprof.artifacts.holders import HolderCensus
+from efprof.artifacts.holders import Counted
 from efprof.audits.growing_tensors import growing_tensors
+from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.model import CodeEdit, Finding, ThinEvidence
+from efprof.model import CodeEdit, Finding, Series, Table, ThinEvidence
 from efprof.units import MIB, format_about
-from tests.audits.growing_runs import TRAIN, census, leaking_steps
-from tests.builders import GPU, make_step, write_run
+from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
+from tests.builders import GPU, make_step, make_steps
 
 
-def finding_of(folder: Path, source: str = TRAIN, **holder: object) -> Finding:
-    """The one finding of a leaking run with a census."""
-    run = write_run(folder, steps=leaking_steps(), sources={"train.py": source}, censuses=[census(**holder)])
-    (finding,) = retained_graph(run).findings
+def finding_of(folder: Path, source: str = TRAIN, *, line: int = 8, holder: Any = graphs, **fields: Any) -> Finding:
+    """The one finding of a leaking run whose line was seen."""
+    watches = [watch_of(seen(f"train.py:{line}:train"))]
+    defaults = {"sources": {"train.py": source}, "watches": watches}
+    (finding,) = retained_graph(leaking_run(folder, holder, **{**defaults, **fields})).findings
     return finding
 
 
-def test_blames_the_line_that_keeps_the_loss(tmp_path: Path) -> None:
+def test_it_blames_the_line_that_was_seen_and_writes_the_edit(tmp_path: Path) -> None:
     finding = finding_of(tmp_path)
     assert str(finding.blame) == "train.py:8"
     assert finding.fix.changes == (
@@ -30,44 +34,69 @@ def test_blames_the_line_that_keeps_the_loss(tmp_path: Path) -> None:
         ),
     )
     assert finding.fix.applicability == "safe"  # what is printed needs no graph
+    assert finding.headline == "`history` keeps tensors with their graphs"
     assert "1.00 MiB per step" in finding.message
-    assert "train.history" in finding.message
 
 
-def test_predicts_the_rise_over_the_recorded_steps(tmp_path: Path) -> None:
+def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) -> None:
+    watches = [watch_of(seen(), seen("train.py:9:train", "shrank", times=2))]
+    evidence = finding_of(tmp_path, watches=watches).evidence
+    series = next(one for one in evidence if isinstance(one, Series) and one.title == "What train.history has")
+    assert series.lines[0].x == (19.0, 39.0, 59.0)
+    lines, counted = (one for one in evidence if isinstance(one, Table))
+    assert [row[1:4] for row in lines.rows] == [("train.py:8", "grew", 6), ("train.py:9", "shrank", 2)]
+    assert counted.rows[0][2] == "20 -> 40 -> 60"
+
+
+def test_it_predicts_the_rise_over_the_recorded_steps_give_or_take_one_step(tmp_path: Path) -> None:
     gain = finding_of(tmp_path).gain
     assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
-    assert gain.basis == "measured bound"
+    assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.01)
+    assert (gain.basis, gain.until_step) == ("measured bound", None)
 
 
-def test_the_interval_is_one_step_wider_than_that_of_the_slope(tmp_path: Path) -> None:
-    gain = finding_of(tmp_path).gain
-    assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.001)
-    assert gain.until_step is None
-
-
-def test_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
-    half = {"tensor_bytes_before": 5 * MIB, "tensor_bytes_after": 7 * MIB, "graph_bytes_after": 12 * MIB}
-    finding = finding_of(tmp_path, **half)
-    assert finding.gain.peak_bytes == pytest.approx(59 * MIB / 2, rel=0.01)
+def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
+    half = {"graph_nodes": 1}
+    finding = finding_of(
+        tmp_path, holder=lambda n: graphs(n, tensor_bytes=n * MIB // 2, value_bytes=n * MIB // 2,
+                                          graph_bytes=n * MIB // 2, **half),
+    )  # fmt: skip
+    assert finding.gain.peak_bytes == pytest.approx(59 * MIB / 2, rel=0.02)
     assert "leaves the tensors themselves, 512 KiB of 1.00 MiB per step" in finding.fix.summary
 
 
-def test_where_nearly_all_are_tensors_no_least_saving_is_promised(tmp_path: Path) -> None:
-    most = {"tensor_bytes_before": MIB, "tensor_bytes_after": 5 * MIB - 16_000, "graph_bytes_after": 10 * MIB + 16_000}
-    gain = finding_of(tmp_path, **most).gain
-    assert gain.peak_bytes == pytest.approx(59 * 4000, rel=0.01)
-    assert gain.peak_bytes_interval is not None
-    assert gain.peak_bytes_interval[0] == 0
+def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
+    """Memory stands still, as where something else shrinks; or is not read at all."""
+    still = finding_of(tmp_path / "still", steps=leaking_steps(bytes_per_step=0))
+    assert "retained memory alone does not show it" in still.message
+    assert still.gain.peak_bytes == pytest.approx(60 * MIB, rel=0.01)
+    unread = finding_of(tmp_path / "unread", steps=make_steps(60, memory=[]))
+    assert str(unread.blame) == "train.py:8"
+    assert "3 counts from step 19 to step 59" in unread.message
+    assert "Of memory no trend is known" in str(unread.evidence)
+
+
+def test_a_slow_growth_is_told_where_graphs_are_kept(tmp_path: Path) -> None:
+    slow = finding_of(tmp_path, holder=lambda n: graphs(n, graph_bytes=0, graph_nodes=2 * n),
+                      steps=leaking_steps(bytes_per_step=0))  # fmt: skip
+    assert str(slow.blame) == "train.py:8"
+
+
+def test_where_no_line_was_seen_the_owner_is_blamed_and_it_is_said(tmp_path: Path) -> None:
+    finding = finding_of(tmp_path, watches=[])
+    assert finding.blame.text == "def train(model, loader, optimizer):"
+    assert "lines were not observed when this run was recorded" in finding.message
+    assert finding.fix.applicability == "manual"
+
+
+def test_without_an_owner_in_the_sources_it_is_the_call_of_backward(tmp_path: Path) -> None:
+    finding = finding_of(tmp_path, watches=[], holder=lambda n: graphs(n, scope="global", owner="train", file=None))
+    assert str(finding.blame) == "train.py:6"
 
 
 def test_where_reading_stopped_early_the_gain_says_up_to_where(tmp_path: Path) -> None:
     unread = [make_step(step, memory=[]) for step in range(60, 100)]
-    run = write_run(
-        tmp_path, steps=[*leaking_steps(), *unread], sources={"train.py": TRAIN}, censuses=[census()]
-    )  # fmt: skip
-    (finding,) = retained_graph(run).findings
-    assert finding.gain.until_step == 59
+    assert finding_of(tmp_path, steps=[*leaking_steps(), *unread]).gain.until_step == 59
 
 
 CAUGHT = """\
@@ -81,76 +110,83 @@ def train(model, loader):
 """
 
 
-def test_an_error_is_kept_without_its_traceback_and_with_it_goes_all_that_it_keeps(tmp_path: Path) -> None:
-    tensors = {"tensor_bytes_before": 10 * MIB, "tensor_bytes_after": 14 * MIB, "graph_bytes_after": 10 * MIB}
-    finding = finding_of(tmp_path, CAUGHT, path="train.errors", name="errors", **tensors)
+def errors(entries: int) -> Counted:
+    return plain(entries, path="train.errors", name="errors", graph_nodes=entries, entry=["ValueError"])
+
+
+@pytest.mark.parametrize(
+    ("kept", "changed"),
+    [
+        ("error", "errors.append(error.with_traceback(None))"),
+        ("(len(errors), error)", "errors.append((len(errors), error.with_traceback(None)))"),
+    ],
+)
+def test_an_error_is_kept_without_its_traceback_and_with_it_goes_all_that_it_keeps(
+    kept: str, changed: str, tmp_path: Path
+) -> None:
+    source = CAUGHT.replace("append(error)", f"append({kept})")
+    watches = [watch_of(seen("train.py:7:train"), path="train.errors")]
+    finding = finding_of(tmp_path, source, holder=errors, watches=watches)
     (change,) = finding.fix.changes
     assert isinstance(change, CodeEdit)
-    assert change.new.strip() == "errors.append(error.with_traceback(None))"
+    assert change.new.strip() == changed
     assert finding.fix.applicability == "review"
     assert finding.gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
 
 
-def test_of_an_error_that_is_kept_with_a_number_the_error_alone_is_changed(tmp_path: Path) -> None:
-    source = CAUGHT.replace("append(error)", "append((len(errors), error))")
-    finding = finding_of(tmp_path, source, path="train.errors", name="errors")
-    (change,) = finding.fix.changes
-    assert isinstance(change, CodeEdit)
-    assert change.new.strip() == "errors.append((len(errors), error.with_traceback(None)))"
+def test_a_line_that_feeds_it_by_another_name_is_changed_there(tmp_path: Path) -> None:
+    """`store = self.outputs.setdefault(name, []); store.append(loss)`."""
+    source = TRAIN.replace("history.append(loss)", "store.append(loss)").replace("history", "outputs")
+    finding = finding_of(tmp_path, source, holder=lambda n: graphs(n, path="train.outputs['a']", name="outputs"),
+                         watches=[watch_of(seen(), path="train.outputs['a']")])  # fmt: skip
+    assert finding.headline == "`outputs['a']` keeps tensors with their graphs"
+    assert "store.append(loss.detach())" in str(finding.fix.changes)
 
 
-def test_an_error_that_is_kept_with_a_tensor_is_not_all_that_keeps_graphs(tmp_path: Path) -> None:
-    source = CAUGHT.replace("model(x).backward()", "loss = model(x)\n            loss.backward()")
+def test_of_a_scalar_that_keeps_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:
+    """`F.mse_loss` gives a number whose storage is the whole elementwise result."""
+    finding = finding_of(tmp_path, holder=lambda n: graphs(n, tensor_bytes=MIB * n, value_bytes=4 * n, graph_bytes=0))
+    assert "history.append(loss.detach().clone())" in str(finding.fix.changes)
+    assert "`.item()`" in finding.fix.summary
+
+
+def test_what_a_library_keeps_for_the_line_is_left_to_a_person(tmp_path: Path) -> None:
+    watches = [watch_of(seen(is_within_call=True))]
     finding = finding_of(
-        tmp_path, source.replace("append(error)", "append((loss, error))"), path="train.errors", name="errors"
-    )
-    assert "with_traceback" not in str(finding.fix)
-
-
-def test_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
-    run = write_run(
         tmp_path,
-        steps=leaking_steps(200),
-        sources={"train.py": TRAIN},
-        censuses=[census()],
-        devices=[replace(GPU, total_bytes=16_000 * MIB)],
-        memory_source="CUDA allocator",
+        watches=watches,
+        holder=lambda n: graphs(n, path="MemoryHandler.buffer", owner="MemoryHandler", name="buffer"),
     )
-    (finding,) = retained_graph(run).findings
+    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert "Log a number (`.item()`)" in finding.fix.summary
+
+
+def test_it_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
+    devices = [replace(GPU, total_bytes=16_000 * MIB)]
+    finding = finding_of(tmp_path, steps=leaking_steps(200), devices=devices, memory_source="CUDA allocator")
     assert f"would last until step {format_about(199 + 16_000 - 299)}" in finding.message
     assert finding.severity == "medium"
 
 
 def test_a_run_that_ran_out_says_so(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[census()], ended="out_of_memory"
-    )
-    (finding,) = retained_graph(run).findings
+    finding = finding_of(tmp_path, ended="out_of_memory")
     assert "ended this run at step 59" in finding.message
     assert finding.severity == "high"
 
 
-def test_blames_a_running_total_on_an_attribute(tmp_path: Path) -> None:
-    source = """\
-class Trainer:
-    def reset(self):
-        self.total = 0.0
-
-    def step(self, loss):
-        loss.backward()
-        self.total += loss
-"""
+def test_a_running_total_on_an_attribute_is_cut_at_the_line_that_binds_it(tmp_path: Path) -> None:
+    source = "class Trainer:\n    def step(self, loss):\n        loss.backward()\n        self.total += loss\n"
+    fields = {"path": "Trainer.total", "scope": "attribute", "owner": "Trainer", "name": "total", "type": "Tensor"}
     finding = finding_of(
-        tmp_path, source, path="Trainer.total", scope="attribute", owner="Trainer", name="total", type="Tensor"
-    )
-    assert str(finding.blame) == "train.py:7"
+        tmp_path,
+        source,
+        holder=lambda n: graphs(n, length=0, tensors=1, number=None, **fields),
+        watches=[watch_of(seen("train.py:4:Trainer.step", "bound", entries=0), path="Trainer.total",
+                          scope="attribute", number=None)],
+    )  # fmt: skip
+    assert str(finding.blame) == "train.py:4"
     assert finding.fix.applicability == "safe"
     assert "self.total += loss.detach()" in str(finding.fix.changes)
-
-
-def test_does_not_blame_a_line_that_keeps_a_number(tmp_path: Path) -> None:
-    source = TRAIN.replace("optimizer.step()\n", "optimizer.step()\n        history.append(loss.item())\n", 1)
-    assert str(finding_of(tmp_path, source).blame) == "train.py:9"
 
 
 def test_another_reader_of_the_graphs_makes_the_fix_a_review(tmp_path: Path) -> None:
@@ -159,54 +195,61 @@ def test_another_reader_of_the_graphs_makes_the_fix_a_review(tmp_path: Path) -> 
     assert "train.py:10" in finding.fix.summary
 
 
-def test_names_the_other_candidates_where_it_is_not_sure(tmp_path: Path) -> None:
-    source = TRAIN.replace("optimizer.step()\n", "optimizer.step()\n        history.append(y)\n", 1)
-    finding = finding_of(tmp_path, source)
-    assert "train.py:9" in str(finding.evidence)
-    assert "less surely" in str(finding.evidence)
+def test_other_lines_that_may_have_done_it_are_named(tmp_path: Path) -> None:
+    watches = [watch_of(seen(candidates=["train.py:4:train"]), seen("train.py:5:train", times=2))]
+    assert "So did, or may have done: train.py:4, train.py:5." in str(finding_of(tmp_path, watches=watches).evidence)
 
 
 def test_two_separate_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> None:
-    source = TRAIN.replace("history.append(loss)\n", "history.append(loss)\n        outputs.append(x)\n")
-    both = census(graph_bytes_after=12 * MIB).holders
-    other = census(
-        path="train.outputs", name="outputs", graph_bytes_after=12 * MIB, graph_nodes_before=0, graph_nodes_after=0
-    )
-    counted = HolderCensus(step_before=10, step_after=14, holders=[*both, *other.holders])
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": source}, censuses=[counted])
+    counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
+    for count, other in zip(counts, counts_of(lambda n: plain(n // 2, path="train.outputs", name="outputs", number=2)),
+                            strict=True):  # fmt: skip
+        count.holders += other.holders
+    watches = [watch_of(seen()), watch_of(seen("train.py:9:train"), path="train.outputs", number=2)]
+    run = leaking_run(tmp_path, counts=counts, watches=watches)
     findings = (*retained_graph(run).findings, *growing_tensors(run).findings)
     assert [str(finding.blame) for finding in findings] == ["train.py:8", "train.py:9"]
-    assert sum(finding.gain.peak_bytes or 0 for finding in findings) == pytest.approx(59 * MIB, rel=0.01)
+    assert sum(finding.gain.peak_bytes or 0 for finding in findings) == pytest.approx(59 * MIB, rel=0.02)
 
 
-def test_a_slow_growth_is_told_where_graphs_are_kept(tmp_path: Path) -> None:
-    steps = leaking_steps(bytes_per_step=3000)
-    graphs = {"graph_bytes_before": 10_000, "graph_bytes_after": 14_000, "graph_nodes_before": 20}
-    kept = census(**graphs, graph_nodes_after=28)
-    run = write_run(tmp_path / "graphs", steps=steps, sources={"train.py": TRAIN}, censuses=[kept])
-    (finding,) = retained_graph(run).findings
-    assert str(finding.blame) == "train.py:8"
+def test_two_holders_that_one_line_feeds_are_one_finding(tmp_path: Path) -> None:
+    counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
+    for count in counts:
+        count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
+    watches = [watch_of(seen()), watch_of(seen(), path="train.kept", number=2)]
+    source = TRAIN.replace("history.append(loss)", "history.append(loss); kept.append(loss)")
+    finding = finding_of(tmp_path, source, counts=counts, watches=watches)
+    assert finding.headline == "`history` and `kept` keep tensors with their graphs"
+    assert "history.append(loss.detach()); kept.append(loss.detach())" in str(finding.fix.changes)
 
 
-def test_the_only_variable_that_grew_is_blamed_for_its_part_of_the_growth(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, graph_bytes_before=0, graph_bytes_after=MIB // 2)
-    assert str(finding.blame) == "train.py:8"
-    assert finding.gain.peak_bytes is not None
-    assert finding.gain.peak_bytes < 10 * MIB
-
-
-def test_steady_memory_is_silent(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN}, censuses=[census()])
-    assert retained_graph(run).findings == ()
+def test_a_bounded_holder_is_silent_and_named(tmp_path: Path) -> None:
+    counts = counts_of(lambda n: graphs(min(n, 40)))
+    run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
+    examination = retained_graph(run)
+    assert examination.findings == memory_growth(run).findings == ()
+    assert "`history` is bounded: it has not grown since step 39" in examination.looked_at
 
 
 def test_tensors_without_graphs_are_not_its_business(tmp_path: Path) -> None:
-    plain = census(graph_nodes_before=0, graph_nodes_after=0, graph_bytes_before=0, graph_bytes_after=0,
-                   tensor_bytes_after=40 + 4 * MIB)  # fmt: skip
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN}, censuses=[plain])
+    assert retained_graph(leaking_run(tmp_path, plain)).findings == ()
+
+
+def test_steady_counts_and_steady_memory_are_silent(tmp_path: Path) -> None:
+    run = leaking_run(tmp_path, lambda _: graphs(9), steps=leaking_steps(bytes_per_step=0))
     assert retained_graph(run).findings == ()
 
 
-def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
+def test_what_was_counted_once_to_grow_while_memory_stands_still_is_not_judged(tmp_path: Path) -> None:
+    run = leaking_run(tmp_path, counts=counts_of(graphs, steps=(19, 39)), steps=leaking_steps(bytes_per_step=0))
+    with pytest.raises(ThinEvidence, match="it was counted to grow only once"):
+        retained_graph(run)
+
+
+def test_what_was_counted_once_to_grow_is_told_where_memory_grows_as_well(tmp_path: Path) -> None:
+    assert str(finding_of(tmp_path, counts=counts_of(graphs, steps=(19, 39))).blame) == "train.py:8"
+
+
+def test_a_short_run_without_counts_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="10 steps"):
-        retained_graph(write_run(tmp_path, steps=leaking_steps(10), censuses=[census()]))
+        retained_graph(leaking_run(tmp_path, steps=leaking_steps(10), counts=[], watches=[]))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.artifacts.holders import Holder, HolderCensus
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.facts.gradient_growth import ACCUMULATING
 from efprof.model import NotRecorded, ThinEvidence
+from tests.audits.growing_runs import containers_of
 from tests.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
@@ -85,18 +85,9 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     assert low < finding.gain.step_ms < high
 
 
-def test_the_length_in_the_early_window_is_the_bound_where_a_census_counted_it(tmp_path):
-    counts = {
-        f"{name}_{when}": 0
-        for name in ("tensors", "tensor_bytes", "graph_nodes", "graph_bytes")
-        for when in ("before", "after")
-    }
-    holder = Holder(
-        path="main.history", scope="local", owner="main", name="history", file="train.py", type="list",
-        length_before=41, length_after=45, **counts,
-    )  # fmt: skip
-    census = HolderCensus(step_before=40, step_after=44, holders=[holder])
-    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=GROWING_LINE, censuses=[census]).findings
+def test_the_length_in_the_early_window_is_the_bound_where_it_was_counted(tmp_path):
+    counts = containers_of(path="main.history", owner="main")
+    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=GROWING_LINE, counts=counts).findings
     assert "bound it to its last 6 entries" in finding.fix.summary
 
 
@@ -276,14 +267,17 @@ def allocated_by_calls(step, num_calls, *, num_bytes=4096):
     return [dataclasses.replace(event, address=at) for at, event in enumerate(lines)]
 
 
-def slowed_by_calls(folder, source=MORE_CALLS, *, late_length=32, late_bytes=4096):
+SEEN = containers_of(path="main.seen", owner="main", holds_tensors=False)
+
+
+def slowed_by_calls(folder, source=MORE_CALLS, *, late_length=32, late_bytes=4096, counts=SEEN):
     steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
     traces = (calls_of(5, 4), calls_of(60, 30, length=late_length))
     windows = (allocated_by_calls(3, 4), allocated_by_calls(90, 30, num_bytes=late_bytes))
     return step_slowdown(
         write_run(
             folder, steps=steps, traces=traces, allocations=windows, sources={"train.py": source},
-            events=[loader_built(site="train.py:3:main")],
+            events=[loader_built(site="train.py:3:main")], counts=counts,
         )
     )  # fmt: skip
 
@@ -296,13 +290,13 @@ def test_more_calls_on_what_is_as_large_are_no_longer_data_where_the_steps_go_th
 @pytest.mark.parametrize(
     ("source", "late"),
     [
-        (MORE_CALLS.replace("seen.append(x)", "pass"), {}),
+        (MORE_CALLS, {"counts": ()}),
         (MORE_CALLS.replace("for old in seen", "for old in x"), {}),
-        (MORE_CALLS.replace("        seen.append(x)", "        seen.append(x)\n        seen.clear()"), {}),
+        (MORE_CALLS, {"counts": containers_of(path="main.seen", max_length=500)}),
         (MORE_CALLS, {"late_length": 96}),
         (MORE_CALLS, {"late_bytes": 12_288}),
     ],
-    ids=["kept nothing", "goes through data", "emptied", "larger inputs", "larger blocks"],
+    ids=["kept nothing", "goes through data", "bounded", "larger inputs", "larger blocks"],
 )
 def test_more_calls_that_the_data_may_ask_for_are_unclear(source, late, tmp_path):
     with pytest.raises(ThinEvidence, match="as for longer data"):

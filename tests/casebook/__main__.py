@@ -7,7 +7,9 @@ healthy twin where a person must write the fix; the median of the pairs where th
 grows, its last steps are the highest: both peaks are then those of steps outside windows, whose profiler keeps memory
 of its own, up to the last step that both runs were read to. The table tells it where the run went on for long.
 
-A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted.
+A case with the constant DEVICE runs on such a device alone: elsewhere it is named, and not counted. With
+`--repeat 3 --load 2` each is recorded three times beside two busy loops; the table says how often the verdict was the
+same.
 """
 
 import json
@@ -16,6 +18,9 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -36,24 +41,45 @@ EFPROF = Path(sys.executable).with_name("efprof")
 @click.argument("names", nargs=-1)
 @click.option("--runs", type=click.Path(path_type=Path), default=Path(".efprof-casebook"), help="Where to record.")
 @click.option("--repeat", default=1, show_default=True, help="Pairs of runs of each case.")
+@click.option("--load", default=0, show_default=True, help="Busy loops beside it.")
 @click.option("--json", "is_json", is_flag=True, help="Print the scores as JSON.")
-def main(names: tuple[str, ...], runs: Path, repeat: int, is_json: bool) -> None:
-    """Run the casebook, or the cases NAMES of it."""
+def main(names: tuple[str, ...], runs: Path, repeat: int, load: int, is_json: bool) -> None:
+    """Run the casebook, or the cases NAMES of it; the name of a folder stands for all in it."""
     shutil.rmtree(runs, ignore_errors=True)
     scores = []
-    wanted = [case for case in all_cases() if not names or case.name in names]
+    wanted = [case for case in all_cases() if not names or {case.name, case.path.parent.name} & set(names)]
     cases = [case for case in wanted if case.device is None or torch.cuda.is_available()]
     if missing := ", ".join(case.name for case in wanted if case not in cases):
         click.echo(f"Not run, for want of a CUDA device: {missing}.", err=True)
-    for pair in range(repeat):
-        for case in cases:
-            home = runs / str(pair)
-            sick, healthy = record(case, home, "sick"), record(case, home, "healthy")
-            scores.append(score(case, sick, healthy, record_fixed(case, home, sick)))
-            if not is_json:
-                click.echo(_progress(scores[-1]), err=True)
+    with busy_loops(load):
+        for pair in range(repeat):
+            for case in cases:
+                scores.append(record_all(case, runs / str(pair)))
+                if not is_json:
+                    click.echo(_progress(scores[-1]), err=True)
     click.echo(json.dumps([_plain(entry) for entry in scores], indent=1) if is_json else "\n".join(table(scores)))
     sys.exit(0 if all(entry.is_right for entry in scores) else 1)
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many other programs that want a core each."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def record_all(case: Case, runs: Path) -> Score:
+    """Record the case sick, healthy and, where there are edits, with those; one without a fault healthy alone."""
+    healthy = record(case, runs, "healthy")
+    if not case.faults:
+        return score(case, healthy, healthy, None)
+    sick = record(case, runs, "sick")
+    return score(case, sick, healthy, record_fixed(case, runs, sick))
 
 
 def record(case: Case, runs: Path, twin: Literal["sick", "healthy", "fixed"], program: Path | None = None) -> Report:
@@ -93,7 +119,7 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
         fixed=fixed,
         found=len(audits & {audit for audit, _ in found}),
         on_line=len(wanted & set(found)),
-        extra=tuple(f"{audit} at {place}" for audit, place in found if (audit, place) not in wanted),
+        extra=tuple(f"{audit} at {place}" for audit, place in found if wanted and (audit, place) not in wanted),
         false_alarms=tuple(f"{audit} at {finding.blame}" for audit, finding in findings(healthy)),
     )
 
@@ -101,8 +127,8 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
 def table(scores: list[Score]) -> list[str]:
     """The table that goes into the README, and the totals under it."""
     rows = [
-        "| case | found | on the line | other findings | healthy twin | predicted gain | measured gain |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| case | found | on the line | other findings | healthy twin | alike | predicted gain | measured gain |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     names = dict.fromkeys(entry.case.name for entry in scores)
     rows += [_row([entry for entry in scores if entry.case.name == name]) for name in names]
@@ -135,6 +161,7 @@ def _row(entries: list[Score]) -> str:
         f"{sum(entry.on_line for entry in entries)}/{wanted}",
         "; ".join(text for entry in entries for text in entry.extra) or "none",
         "; ".join(text for entry in entries for text in entry.false_alarms) or "silent",
+        f"{max(Counter(entry.verdict for entry in entries).values())} of {len(entries)}",
         _said([predicted(entry) for entry in entries]) + _as_far(entries),
         f"{_said([measured(entry) for entry in entries])}{_measured_as_far(entries)}, by {_fixed_by(entries[0])}",
     ]
@@ -174,6 +201,7 @@ def _plain(entry: Score) -> dict[str, object]:
     return {
         "case": entry.case.name,
         "is_right": entry.is_right,
+        "verdict": entry.verdict,
         "faults": [list(fault) for fault in entry.case.faults],
         "found": entry.found,
         "on_line": entry.on_line,

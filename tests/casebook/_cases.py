@@ -14,7 +14,7 @@ MARK = "# fault"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One program; `faults` are (audit id, marked line).
+    """One program; `faults` are (audit id, marked line): none where EXPECTED is empty, and it has no sick side.
 
     `budget_bytes`, `options` of `efprof record` and `device` are the constants BUDGET, OPTIONS and DEVICE, if it has
     them.
@@ -29,17 +29,17 @@ class Case:
 
 
 def find_cases() -> Iterator[Case]:
-    """Those that any machine runs to their end: tests/runs/ holds recordings of them."""
+    """Those of this folder itself that any machine runs to their end: tests/runs/ holds recordings of them."""
     for case in all_cases():
-        if case.device is None and "out_of_memory" not in dict(case.faults):
+        if case.path.parent == FOLDER and case.device is None and "out_of_memory" not in dict(case.faults):
             yield case
 
 
 def all_cases() -> Iterator[Case]:
-    """Every file of this folder that names what is expected of it."""
-    for path in sorted(FOLDER.glob("[!_]*.py")):
+    """Every file of this folder and those below that names what is expected of it."""
+    for path in sorted(FOLDER.rglob("[!_]*.py")):
         expected, budget = _constant(path, "EXPECTED"), _constant(path, "BUDGET")
-        if expected:
+        if expected is not None:
             audits = (expected,) if isinstance(expected, str) else tuple(expected)
             yield Case(
                 name=path.stem,

@@ -22,13 +22,14 @@ from torch.optim import optimizer
 from torch.utils import _python_dispatch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from efprof.artifacts.events import LoaderBuilt
+from efprof.artifacts.events import Event, LoaderBuilt
 from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.steps import BoundaryMemory, StallCalls, StepRecord
 from efprof.facts.allocator import caching_allocator
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.run_limits import FRACTION_SETTING
+from efprof.recorder.collectors import device_data
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.builders import GPU, START_NS, loader_built, make_step, write_run
 from tests.casebook._cases import Case
@@ -54,7 +55,7 @@ def made_run(case: Case, folder: Path, *, is_healthy: bool, num_steps: int) -> N
     write_run(
         folder,
         steps=device.steps,
-        events=device.loaders,
+        events=[*device.loaders, *device.events],
         sources={device.file: case.path.read_text()},
         snapshots=[device.snapshot],
         devices=[GPU],
@@ -106,6 +107,8 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
         self._blocks: dict[int, Block] = {}
         self._known_frames: dict[tuple[str, int, str], Frame] = {}
         self._is_emptying = False
+        self._watch = device_data.DataWatch("meta", self._site, self._address, lambda function: function)
+        self.events: list[Event] = []
         self._start_step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,6 +131,7 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
                 (torch.cuda, "set_per_process_memory_fraction", self._limit),
                 (torch.Tensor, "pin_memory", lambda tensor: tensor),
                 (optimizer, "_get_foreach_kernels_supported_devices", lambda: ["meta"]),  # as on CUDA
+                (device_data, "_has_compiled", lambda: False),  # another test may have
                 (torch.utils.data.DataLoader, "__init__", self._seeing_loaders()),
             ):
                 undo.enter_context(mock.patch.object(target, name, made))
@@ -172,7 +176,17 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
 
         return build
 
+    def _address(self, storage: torch.UntypedStorage) -> int:
+        block = self._blocks.get(storage._cdata)
+        return 0 if block is None else block.address
+
     def _start_step(self) -> None:
+        if len(self.steps) == device_data.FIRST_STEP:
+            self._watch.begin()
+        elif len(self.steps) == device_data.FIRST_STEP + device_data.NUM_STEPS:
+            self.events.append(self._watch.end())
+        else:
+            self._watch.next_step()
         self._started_us = self.recording.now_us
         self._stalls: list[StallCalls] = []
         self._memory: dict[str, BoundaryMemory] = {}

@@ -29,6 +29,12 @@ class Score:
         return is_told and not self.is_broken_by_fix
 
     @property
+    def verdict(self) -> tuple[str, ...]:
+        """What both runs were told, place by place: the same, we hope, however often it is recorded."""
+        sides = (("sick", self.sick), ("healthy", self.healthy))
+        return tuple(f"{side}: {audit} at {finding.blame}" for side, run in sides for audit, finding in findings(run))
+
+    @property
     def mended(self) -> Report:
         """What the sick run is measured against: the run with the report's edits, if those mend every fault."""
         told = [finding for audit, finding in findings(self.sick) if audit in dict(self.case.faults)]

@@ -1,6 +1,5 @@
-"""A model of sequences of any length, whose position table is cached by a key that is never the same twice."""
+"""A compiled layer that centres its inputs keeps each of them for later, in a list that Python does not see."""
 
-import functools
 import sys
 
 import torch
@@ -11,22 +10,34 @@ EXPECTED = "memory_growth"
 WIDTH = 128
 
 
-@functools.cache
-def position_table(length: int, base: float) -> torch.Tensor:
-    """[length, WIDTH]; the cache is no variable of the program: nobody sees what it keeps."""
-    rates = base ** (-torch.arange(WIDTH) / WIDTH)
-    return torch.sin(torch.outer(torch.arange(length), rates))  # fault
+class Centre(nn.Module):
+    """Takes the mean away; the list is one of TorchScript's, and lies in C++."""
+
+    seen: list[torch.Tensor]
+
+    def __init__(self, is_bounded: bool) -> None:
+        super().__init__()
+        self.is_bounded = is_bounded
+        self.seen = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        centred = inputs - inputs.mean(0)
+        if self.is_bounded:
+            self.seen.clear()
+        self.seen.append(centred)
+        return centred
 
 
 def train(is_healthy: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    centre = torch.jit.script(Centre(is_healthy))
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(400):
-        inputs = torch.randn(4, 512, WIDTH)
-        base = 10_000.0 if is_healthy else 10_000.0 + step  # "annealed"
-        loss = functional.mse_loss(model(inputs + position_table(512, base)), inputs)
+    for _ in range(400):
+        inputs = torch.randn(512, WIDTH)
+        centred = centre(inputs)  # fault
+        loss = functional.mse_loss(model(centred), centred)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,9 +10,10 @@ import pytest
 from energy_flow.errors import EnergyFlowError
 from energy_flow.folder_lock import claimed, claimed_to_resume
 from energy_flow.processes import ALONE, Processes
+from tests.patience import FOR_EVER_S
 
 PROJECT = Path(__file__).parents[2]
-CLAIM = """
+CLAIM = f"""
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from energy_flow.folder_lock import claimed
 
 with claimed(Path(sys.argv[1]), SimpleNamespace(is_first=True)):  # to import the true one takes seconds
     if sys.argv[2] == "and forks" and os.fork() == 0:
-        time.sleep(60)
+        time.sleep({FOR_EVER_S})
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep({FOR_EVER_S})
 """
 
 

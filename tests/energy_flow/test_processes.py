@@ -30,6 +30,7 @@ from energy_flow.processes import (
 from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
 from tests.energy_flow.training.rank_program import SHARED
+from tests.patience import MAX_WAIT_S
 
 PROJECT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     command = [*TORCHRUN, "-m", "tests.energy_flow.training.rank_program", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False)
     assert ran.returncode == 0, ran.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 

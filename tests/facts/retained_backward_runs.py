@@ -1,19 +1,19 @@
 """Runs whose backward keeps its graph, for the tests of what is made of them: two steps in a window, as recorded.
 
-In each step three operations make a block each, with sequence numbers of their own; backward runs their nodes the
-other way round, from 5 ms to 11 ms, 2 ms each, and holds the gradients of one and the next. The graph goes when the
-next step's forward pass has made its own: that is where the loss is bound anew.
+In each step three operations make a block each; backward runs from 5 ms to 13 ms (as `make_step` has it), and holds the
+gradients of one and the next. The graph goes when the next step's forward pass has made its own: that is where the loss
+is bound anew.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.artifacts.steps import StageSpan, StepRecord
+from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.run import Run
 from efprof.units import MIB
-from tests.builders import START_NS, make_step, trace_event, write_run
+from tests.builders import START_NS, make_steps, write_run
 
 CALL = "loss.backward(retain_graph=True)"
 TRAIN = f"""\
@@ -26,135 +26,101 @@ def train(model, optimizer):
         optimizer.step()
 """
 FORWARD, BACKWARD = "train.py:3:train", "train.py:6:train"
-WINDOW_STEPS = (5, 6)
+NUM_STEPS, WINDOW_STEPS = 40, (5, 6)
 BLOCK = 10 * MIB
 GRADIENT, OUTPUT = 100, 200
 """Addresses: the blocks of a graph are at a step's number times ten."""
 
 
-class Recording:
-    """Events of the window's steps; times are milliseconds from the step's start."""
+def calls(**fields: Any) -> BackwardCalls:
+    """All of them keep a graph of three blocks, and none is run again."""
+    defaults: dict[str, Any] = {
+        "at_ns": START_NS, "step": NUM_STEPS, "site": BACKWARD, "num_calls": NUM_STEPS, "num_retained": NUM_STEPS,
+        "num_watched": 20, "last_watched_step": 19, "num_released": 20, "num_released_later": 19,
+        "kept_bytes": 3 * BLOCK,
+    }  # fmt: skip
+    return BackwardCalls(**(defaults | fields))
 
-    def __init__(self, *, operation: str = "aten::gelu", block: int = BLOCK) -> None:
-        self.operation, self.block = operation, block
+
+def run_of(
+    folder: Path,
+    *events: BackwardCalls,
+    text: str = TRAIN,
+    allocations: list[AllocationEvent] | None = None,
+    steps: list[StepRecord] | None = None,
+    **fields: Any,
+) -> Run:
+    """The run in which these calls were seen; without allocations there was no window."""
+    windows = [sorted(allocations, key=lambda event: event.time_ns)] if allocations else []
+    steps = make_steps(NUM_STEPS, backward_site=BACKWARD) if steps is None else steps
+    return write_run(folder, steps=steps, sources={"train.py": text}, events=events, allocations=windows, **fields)
+
+
+class Window:
+    """Allocations of the window's steps; times are milliseconds from the step's start."""
+
+    def __init__(self, block: int = BLOCK) -> None:
+        self.block = block
         self.allocations: list[AllocationEvent] = []
-        self.trace: list[dict[str, Any]] = []
-
-    def sequence(self, step: int) -> int:
-        """Of the step's first operation."""
-        return 1000 + 100 * step
 
     def forward(self, step: int) -> None:
-        """Three operations, and a tensor of the program's own that no node belongs to."""
+        """Three operations, and a tensor of the program's own that no graph has."""
         for place in range(3):
-            at_ms = 1.1 + place
-            self.operate(step, at_ms, self.sequence(step) + place, self.operation)
-            self.allocate(step, at_ms + 0.1, 10 * step + place, self.block)
+            self.allocate(step, 1.2 + place, 10 * step + place, self.block)
         self.allocate(step, 4.3, OUTPUT + step, self.block)
 
-    def operate(self, step: int, at_ms: float, sequence: int, name: str) -> None:
-        """A forward operation of 0.5 ms."""
-        self._add(step, name, at_ms, 0.5, **{"Sequence number": sequence, "Fwd thread id": 0})
-
-    def backward(
-        self, step: int, sequences: Sequence[int], *, at_ms: float = 5.0, site: str = BACKWARD, lasts_ms: float = 7.0
-    ) -> None:
-        """A call that runs these nodes, each of 2 ms, each with a gradient that the next one needs."""
-        name = "torch/_tensor.py(566): backward"
-        self._add(step, name, at_ms, lasts_ms, category="python_function", call_site=site)
-        for place, sequence in enumerate(sequences):
-            start_ms = at_ms + 0.1 + 2 * place
-            self.node(step, start_ms, sequence)
-            self.allocate(step, start_ms + 0.5, GRADIENT + place, self.block, is_backward=True)
+    def backward(self, step: int) -> None:
+        """Three gradients, each of which the next one needs."""
+        for place in range(3):
+            self.allocate(step, 5.6 + 2 * place, GRADIENT + place, self.block)
             if place:
-                self.release(step, start_ms + 1.5, GRADIENT + place - 1)
-        self.release(step, at_ms + 0.1 + 2 * len(sequences) - 0.3, GRADIENT + len(sequences) - 1)
+                self.release(step, 6.6 + 2 * place, GRADIENT + place - 1)
+        self.release(step, 11.9, GRADIENT + 2)
 
-    def node(self, step: int, at_ms: float, sequence: int | None) -> None:
-        """A run of 2 ms; None is one that adds to a parameter's gradient."""
-        known = {} if sequence is None else {"Sequence number": sequence, "Fwd thread id": 1}
-        self._add(step, "autograd::engine::evaluate_function: GeluBackward0", at_ms, 1.9, **known)
-
-    def allocate(self, step: int, at_ms: float, address: int, num_bytes: int, *, is_backward: bool = False) -> None:
+    def allocate(self, step: int, at_ms: float, address: int, num_bytes: int) -> None:
         """One allocation."""
-        stack = () if is_backward else (FORWARD,)
-        self._allocation(step, at_ms, address, num_bytes, stack=stack, is_backward=is_backward)
+        self._add(step, at_ms, address, num_bytes)
 
     def release(self, step: int, at_ms: float, *addresses: int) -> None:
         """Releases with no allocation between."""
         for place, address in enumerate(addresses):
-            self._allocation(step, at_ms + place * 0.001, address, -self.block)
+            self._add(step, at_ms + place * 0.001, address, -self.block)
 
     def release_graph(self, step: int, at_ms: float, of_step: int) -> None:
         """All three blocks of a step."""
         self.release(step, at_ms, *(10 * of_step + place for place in range(3)))
 
-    def run(self, folder: Path, *, text: str = TRAIN, steps: Sequence[StepRecord] | None = None, **fields: Any) -> Run:
-        """The run that holds them; given fields replace those of write_run."""
-        filled: dict[str, Any] = {
-            "steps": self.steps() if steps is None else steps,
-            "sources": {"train.py": text},
-            "traces": [self.trace],
-            "allocations": [sorted(self.allocations, key=lambda event: event.time_ns)],
-        }
-        return write_run(folder, **(filled | fields))
-
-    def steps(self) -> list[StepRecord]:
-        """Forty, all alike but for the window."""
-        steps = [make_step(number, backward_site=BACKWARD) for number in range(40)]
-        for number in WINDOW_STEPS:
-            steps[number].window, steps[number].sequence = "trace-1", self.sequence(number)
-        return steps
-
-    def _add(self, step: int, name: str, at_ms: float, for_ms: float, **fields: Any) -> None:
-        fields = {"category": "cpu_op"} | fields
-        self.trace.append(trace_event(name, 1000 * step + at_ms, for_ms, **fields))
-
-    def _allocation(
-        self,
-        step: int,
-        at_ms: float,
-        address: int,
-        num_bytes: int,
-        *,
-        stack: tuple[str, ...] = (),
-        is_backward: bool = False,
-    ) -> None:
+    def _add(self, step: int, at_ms: float, address: int, num_bytes: int) -> None:
         self.allocations.append(
             AllocationEvent(
-                time_ns=START_NS + round((1000 * step + at_ms) * 1e6),
-                address=address,
-                num_bytes=num_bytes,
-                operation="aten::empty",
-                stack=stack,
-                forward_stack=(),
-                modules=(),
-                is_backward=is_backward,
+                time_ns=START_NS + round((1000 * step + at_ms) * 1e6), address=address, num_bytes=num_bytes,
+                operation="aten::empty", stack=(FORWARD,), forward_stack=(), modules=(), is_backward=False,
             )
-        )
+        )  # fmt: skip
 
 
-def needless(**fields: Any) -> Recording:
+def kept_into_next_step(block: int = BLOCK) -> list[AllocationEvent]:
     """Both graphs are kept, and the first is there until the second one is whole."""
-    recording = Recording(**fields)
+    window = Window(block)
+    first, second = WINDOW_STEPS
+    window.forward(first)
+    window.backward(first)
+    window.forward(second)
+    window.release(second, 4.4, OUTPUT + first)
+    window.allocate(second, 4.6, 300, 4)
+    window.release_graph(second, 4.7, of_step=first)
+    window.backward(second)
+    return window.allocations
+
+
+def released_at_its_end() -> list[AllocationEvent]:
+    """Each graph goes at the end of its step, after something else was allocated."""
+    window = Window()
     for step in WINDOW_STEPS:
-        recording.forward(step)
-        if step == WINDOW_STEPS[1]:
-            recording.release(step, 4.4, OUTPUT + WINDOW_STEPS[0])
-            recording.allocate(step, 4.6, 300, 4)
-            recording.release_graph(step, 4.7, of_step=WINDOW_STEPS[0])
-        recording.backward(step, own_nodes(recording, step))
-    return recording
-
-
-def own_nodes(recording: Recording, step: int) -> list[int]:
-    """The step's nodes in the order that backward runs them."""
-    return [recording.sequence(step) + place for place in (2, 1, 0)]
-
-
-def with_backwards(steps: Sequence[StepRecord], number: int, count: int) -> list[StepRecord]:
-    """The steps, one of them with so many passes of backward."""
-    changed = list(steps)
-    spans = [span for span in changed[number].spans if span.stage != "backward"]
-    changed[number].spans = [*spans, *(StageSpan("backward", 5000.0 + place, 5001.0 + place) for place in range(count))]
-    return changed
+        window.forward(step)
+        window.backward(step)
+        window.allocate(step, 14.5, 300, 4)
+        window.release_graph(step, 14.8, of_step=step)
+        window.allocate(step, 14.85, 300, 4)
+        window.release(step, 14.9, OUTPUT + step)
+    return window.allocations

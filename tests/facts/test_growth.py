@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth import (
-    IN_WINDOW,
     block_minima,
     is_leak,
-    is_plain_leak,
     theil_sen,
     without_window_residue,
 )
-from efprof.facts.growth_evidence import growth_gain
-from efprof.facts.memory_growth import LONG_RUN, MemoryGrowth
+from efprof.facts.memory_growth import MemoryGrowth, growth_gain
 from efprof.model import Gain, ThinEvidence
-from efprof.recorder.memory import ReadingPlan
+from efprof.recorder.sampling import Sampling
 from efprof.units import KIB, MIB
 from tests.builders import make_step, write_run
 
@@ -35,8 +32,7 @@ def alarms(sizes: list[float]) -> bool:
     num_dropped = max(3, math.ceil(0.2 * len(sizes)))
     points = [(step, int(size)) for step, size in enumerate(sizes)][num_dropped:]
     blocks = block_minima(points)
-    trend = theil_sen(blocks)
-    return is_leak(blocks, trend) if len(sizes) >= LONG_RUN else is_plain_leak(points, blocks, trend)
+    return is_leak(points, blocks, theil_sen(blocks))
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,8 +91,8 @@ def test_a_fall_within_a_few_early_steps_does_not_make_the_interval_of_a_long_le
 
 
 def test_what_a_window_leaves_behind_is_taken_out() -> None:
-    samples = [(0, 100), (1, 100), (2, 100), IN_WINDOW, IN_WINDOW, (5, 170), (6, 170), (9, 170)]
-    assert without_window_residue(samples, 0.0) == [(step, 100) for step in (0, 1, 2, 5, 6, 9)]
+    stretches = [[(0, 100), (1, 100), (2, 100)], [(5, 170), (6, 170), (9, 170)]]
+    assert without_window_residue(stretches, 0.0) == [(step, 100) for step in (0, 1, 2, 5, 6, 9)]
 
 
 def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
@@ -122,7 +118,7 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
 def test_a_leak_has_the_same_slope_however_seldom_memory_is_read(
     slope: int, gaps: list[int], residues: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Short steps are taken together: memory is read after some of them, and by chance about every gap's length."""
+    """Memory is read after full steps alone, which come by chance about every gap's length."""
     looked_at = set(range(20)) | {20 + sum(gaps[:number]) for number in range(len(gaps))}
     last = max(looked_at)
     windows = {5: residues[0], last // 2: residues[1]}
@@ -185,12 +181,14 @@ def test_growth_that_slows_down_before_the_last_reading_is_no_leak(tmp_path: Pat
 
 
 def steps_read_of_short_ones(num_steps: int) -> list[int]:
-    """By the recorder's own plan, where a step takes 2 ms and a reading 0.3 ms."""
-    plan, read = ReadingPlan(), []
+    """By the recorder's own choice, where a step takes 2 ms and one recorded in full 0.3 ms more."""
+    sampling, read = Sampling(0.01), []
     for step in range(num_steps):
-        if plan.is_due(step):
-            plan.note(step, reading_ns=300_000, step_ns=2_000_000)
+        if sampling.is_full(step):
+            sampling.note_full(step, 2_300_000, 300_000)
             read.append(step)
+        else:
+            sampling.note_light(step, 2_000_000, 10_000)
     return read
 
 

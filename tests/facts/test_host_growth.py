@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efprof.audits.memory_growth import memory_growth
-from efprof.facts.growth import block_minima
-from efprof.facts.host_growth import LEAST_RISE, HostGrowth, given_back
-from efprof.model import ThinEvidence
+from efprof.facts.host_growth import LEAST_RISE, HostGrowth
 from efprof.units import KIB, MIB
 from tests.audits.test_growing_host_memory import growing, run_of
 
@@ -80,8 +78,7 @@ def test_a_run_of_twenty_steps_is_told_of_a_plain_line_only(
     growth = run_of(folder / "leaking", leaking).get(HostGrowth)
     assert growth.is_growing
     assert growth.fit.trend.slope == pytest.approx(8 * MIB, rel=0.01)
-    with pytest.raises(ThinEvidence, match="record a longer run"):
-        run_of(folder / "sound", sound).get(HostGrowth)
+    assert not run_of(folder / "sound", sound).get(HostGrowth).is_growing
 
 
 def test_the_least_rise_is_what_counts_not_the_slope_alone(tmp_path: Path) -> None:
@@ -106,26 +103,3 @@ def test_what_grows_on_a_device_is_no_list_of_pointers(tmp_path: Path) -> None:
     run = run_of(tmp_path, growing(tensor_bytes=9 * KIB, python_bytes=2 * MIB), memory_source="CUDA allocator")
     assert run.get(HostGrowth).is_growing
     assert len(memory_growth(run).findings) == 1
-
-
-@pytest.mark.parametrize(
-    ("python_bytes", "tensor_bytes", "is_known"), [(MIB, 0, False), (KIB, 0, True), (0, MIB, True)]
-)
-def test_memory_that_rose_far_after_it_was_last_read_is_not_passed(
-    python_bytes: int, tensor_bytes: int, is_known: bool, tmp_path: Path
-) -> None:
-    """Short steps: their memory was read up to the 40th, and what is resident at the end alone is known of the rest."""
-    steps = growing(300, python_bytes=python_bytes, tensor_bytes=tensor_bytes)
-    for step in steps[40:]:
-        step.memory = []
-        step.rss_bytes = steps[-1].rss_bytes
-    run = run_of(tmp_path, steps)
-    if is_known:
-        assert not run.get(HostGrowth).is_growing
-    else:
-        with pytest.raises(ThinEvidence, match="after step 39 of 299 resident memory rose by 260 MiB"):
-            run.get(HostGrowth)
-
-
-def test_given_back_is_the_largest_fall_to_any_later_block() -> None:
-    assert given_back(block_minima([(at, size) for at, size in enumerate([5] * 3 + [9] * 3 + [8] * 3 + [6] * 3)])) == 3

@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ batch = int(sys.argv[1])
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(1_000_000):
+while True:
     optimizer.zero_grad()
     model(torch.randn(batch, 64)).mean().backward()
     optimizer.step()
@@ -35,9 +34,7 @@ def command(tmp_path: Path) -> list[str]:
 
 
 def test_the_peak_of_an_endless_training_is_known_after_some_steps(command: list[str]) -> None:
-    start = time.monotonic()
     small, large = measure_peak(command, 64), measure_peak(command, 4096)
-    assert time.monotonic() - start < 120, "it was ended"
     assert small is not None
     assert large is not None
     # Two activations of 4096 features of 4 bytes are alive at once, or three.

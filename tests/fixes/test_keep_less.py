@@ -4,149 +4,104 @@ import ast
 
 import pytest
 
-from efprof.fixes.keep_less import Bound, KeepingStatement, keep_copy_of_part, keep_fewer, keep_without_graph
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.fixes.keep_less import Bound, KeepingStatement, keep_copies, keep_fewer, keep_without_graph
+from efprof.fixes.kept_value import graph_readers, kept_at
+from efprof.model import CodeEdit, Fix
 from efprof.units import KIB
-
-READER = SourceLine(file="train.py", line=9, function="train", text="torch.stack(history).sum().backward()")
 
 
 def fix_of(
     code: str,
-    value: str,
+    entry: str = "Tensor",
     *,
-    carried: str | None = None,
     kind: str = "list",
     is_read: bool = False,
     tensors: float = 0.0,
-    others: tuple[str, ...] = (),
+    is_view: bool = False,
 ) -> Fix:
-    """The fix of a statement that keeps the expression spelled `value`; `tensors` is their share of what it keeps."""
-    tree = ast.parse(code)
-    found: dict[str, ast.expr] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
-            found.setdefault(ast.unparse(node), node)
+    """The fix of the first line, with entries of these types; `tensors` is their share of what it keeps."""
+    kept = kept_at(ast.parse(code), 1, "history")
+    assert kept is not None
     statement = KeepingStatement(
         file="train.py",
-        line=1,
         names=("history",),
         kind=kind,
-        value=found[value],
-        carried=found[carried] if carried else None,
-        readers=(READER,) if is_read else (),
+        entry=tuple(entry.split()),
+        kept=kept,
+        readers=(9,) if is_read else (),
         bytes_per_step=100 * KIB,
         tensor_bytes_per_step=100 * KIB * tensors,
+        is_view=is_view,
     )
-    return keep_without_graph(statement, code.splitlines(), tree, [ast.parse(other) for other in others])
-
-
-def test_a_record_is_not_detached_but_the_tensor_in_it() -> None:
-    code = "history.append(Step(loss, reward)); loss.backward()"
-    (change,) = fix_of(code, "Step(loss, reward)").changes
-    assert isinstance(change, CodeEdit)
-    assert change.new == "history.append(Step(loss.detach(), reward)); loss.backward()"
-    unknown = fix_of("history.append(Step(value, reward))", "Step(value, reward)")
-    assert (unknown.applicability, unknown.changes) == ("manual", ())
+    return keep_without_graph(statement, code.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("code", "value", "expected"),
+    ("code", "entry", "expected"),
     [
-        ("history.append(loss); loss.backward()", "loss", "history.append(loss.detach()); loss.backward()"),
-        ("history.append(-loss)", "-loss", "history.append((-loss).detach())"),
-        ("history.append(states[:, 0])", "states[:, 0]", "history.append(states[:, 0].detach())"),
-        ("total += loss * n", "loss * n", "total += (loss * n).detach()"),
-        ("losses += [y]; (y - x.roll(1)).mean()", "[y]", "losses += [y.detach()]; (y - x.roll(1)).mean()"),
-        ("kept.append(z); z = F.mse_loss(y, x)", "z", "kept.append(z.detach()); z = F.mse_loss(y, x)"),
-        ("kept.append(o.z); scaler.backward(o.z)", "o.z", "kept.append(o.z.detach()); scaler.backward(o.z)"),
-        ("kept.append(z); F.mse_loss(z, x)", "z", "kept.append(z.detach()); F.mse_loss(z, x)"),
-        ("state['loss'] = model(x).mean()", "model(x).mean()", "state['loss'] = model(x).mean().detach()"),
+        ("history.append(loss)", "Tensor", "history.append(loss.detach())"),
+        ("history.append(-loss)", "Tensor", "history.append((-loss).detach())"),
+        ("history.append(model(x))", "Tensor", "history.append(model(x).detach())"),
+        ("history += [y]", "Tensor", "history += [y.detach()]"),
+        ("history['loss'] = out.loss", "Tensor", "history['loss'] = out.loss.detach()"),
+        ("history.append((step, loss))", "tuple int Tensor", "history.append((step, loss.detach()))"),
+        ("history.append([loss])", "list Tensor", "history.append([loss.detach()])"),
+        ("history.append({'at': 1, 'l': y})", "dict int Tensor", "history.append({'at': 1, 'l': y.detach()})"),
+        ("history.append(Step(loss, 1))", "Step Tensor int", "history.append(Step(loss.detach(), 1))"),
     ],
 )
-def test_detaches_what_is_kept(code: str, value: str, expected: str) -> None:
-    fix = fix_of(code, value)
+def test_detaches_what_was_counted_to_be_a_tensor(code: str, entry: str, expected: str) -> None:
+    fix = fix_of(code, entry)
     assert fix.changes == (CodeEdit(file="train.py", line=1, old=code, new=expected),)
     assert fix.applicability == "safe"
 
 
-def test_detaches_the_tensor_of_a_pair() -> None:
-    code = "history.append((step, loss))\nloss.backward()"
-    assert "history.append((step, loss.detach()))" in str(fix_of(code, "(step, loss)").changes)
-
-
-def test_a_pair_of_unknown_things_is_left_to_a_person() -> None:
-    assert fix_of("history.append((a, b))", "(a, b)").applicability == "manual"
+@pytest.mark.parametrize(
+    ("code", "entry"),
+    [
+        ("history.append(loss)", ""),
+        ("history.append(record)", "Record"),
+        ("history.append((a, b))", "tuple Tensor Tensor"),
+        ("history.append(pair)", "tuple int Tensor"),
+        ("history.append((*rest, loss))", "tuple int Tensor"),
+        ("history.append(Step(loss, at=1))", "Step Tensor int"),
+        ("history.extend(losses)", "Tensor"),
+        ("history += losses", "Tensor"),
+        ("history = history + [a, b]", "Tensor"),
+    ],
+)
+def test_what_was_not_counted_to_be_one_tensor_is_left_to_a_person(code: str, entry: str) -> None:
+    fix = fix_of(code, entry)
+    assert (fix.applicability, fix.changes) == ("manual", ())
 
 
 def test_another_reader_is_named_and_makes_it_a_review() -> None:
-    fix = fix_of("history.append(loss); loss.backward()", "loss", is_read=True)
+    fix = fix_of("history.append(loss)", is_read=True)
     assert fix.applicability == "review"
     assert "train.py:9" in fix.summary
 
 
 def test_a_carried_state_is_cut_where_it_enters_the_call() -> None:
     code = "out, history = rnn(x, history)"
-    tensor = fix_of(code, "rnn(x, history)", carried="history", kind="Tensor")
+    tensor = fix_of(code, kind="Tensor")
     assert tensor.changes == (
         CodeEdit(file="train.py", line=1, old=code, new="out, history = rnn(x, history.detach())"),
     )
-    pair = fix_of(code, "rnn(x, history)", carried="history", kind="tuple")
+    pair = fix_of(code, kind="tuple")
     assert "rnn(x, tuple(part.detach() for part in history))" in str(pair.changes)
     assert tensor.applicability == "review"
 
 
-@pytest.mark.parametrize(
-    ("code", "value"),
-    [
-        ("history.append(call)", "call"),
-        ("history.append(model(x))", "model(x)"),
-        ("history.append(lambda: loss)", "lambda: loss"),
-        ("history.append(out.loss)", "out.loss"),
-        ("history.append([loss] * 2)", "[loss] * 2"),
-        ("history.extend(losses)", "losses"),
-    ],
-)
-def test_what_may_be_no_tensor_is_left_to_a_person(code: str, value: str) -> None:
-    fix = fix_of(code, value)
-    assert (fix.applicability, fix.changes) == ("manual", ())
-
-
 def test_what_is_added_to_a_tensor_is_one() -> None:
-    assert "total += loss.detach()" in str(fix_of("total += loss", "loss", kind="Tensor").changes)
-
-
-KEEPER = "def keep(self, entry):\n    self.history.append(entry)\n"
-
-
-@pytest.mark.parametrize(
-    ("caller", "applicability"),
-    [
-        ("loss.backward()\nmeter.keep(loss)", "safe"),
-        ("loss.backward()\nmeter.keep(entry=loss)", "safe"),
-        ("loss.backward()\nmeter.keep(loss)\nmeter.keep(partial(energy, loss))", "manual"),
-        ("meter.keep(loss)", "manual"),
-        ("loss.backward()", "manual"),
-    ],
-)
-def test_an_argument_is_a_tensor_where_every_caller_gives_one(caller: str, applicability: str) -> None:
-    assert fix_of(KEEPER, "entry", others=(caller,)).applicability == applicability
-
-
-@pytest.mark.parametrize(
-    ("annotation", "applicability"), [("torch.Tensor", "safe"), ("Tensor", "safe"), ("list[Tensor]", "manual")]
-)
-def test_a_field_that_its_class_declares_as_a_tensor_is_one(annotation: str, applicability: str) -> None:
-    losses = f"class Losses:\n    total: {annotation}\n"
-    assert fix_of("history.append(losses.total)", "losses.total", others=(losses,)).applicability == applicability
+    assert "history += loss.detach()" in str(fix_of("history += loss", "", kind="Tensor").changes)
 
 
 def test_says_what_detaching_leaves_where_the_tensors_are_much_of_it() -> None:
     left = "That leaves the tensors themselves, 30.0 KiB of 100 KiB per step: bound `history` as well"
-    code = "history.append(loss); loss.backward()"
-    assert left in fix_of(code, "loss", tensors=0.3).summary
-    assert left in fix_of("history.append(call)", "call", tensors=0.3).summary
-    assert "leaves" not in fix_of(code, "loss", tensors=0.05).summary
+    code = "history.append(loss)"
+    assert left in fix_of(code, tensors=0.3).summary
+    assert left in fix_of(code, "Record", tensors=0.3).summary
+    assert "leaves" not in fix_of(code, tensors=0.05).summary
 
 
 def bound(name: str, kind: str, most: int, unit: str = "entries", *, is_on_device: bool = True) -> Bound:
@@ -160,6 +115,7 @@ def bound(name: str, kind: str, most: int, unit: str = "entries", *, is_on_devic
         ("deque", "give it `maxlen=500`, keep"),
         ("Queue", "give it `maxsize=500`, so that `put` waits, keep"),
         ("PriorityQueue", "`maxsize=500`"),
+        ("lru_cache", "`@lru_cache(maxsize=500)`"),
         ("OrderedDict", "drop the oldest entries beyond 500,"),
         ("Keeper", "Bound `history`: keep numbers"),
     ],
@@ -201,29 +157,58 @@ def test_on_the_host_nothing_is_moved_off_a_device() -> None:
     assert "write it to disk" in summary
 
 
+def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
+    code = "firsts.append(scores[:8, 0].detach())"
+    kept = kept_at(ast.parse(code), 1, "firsts")
+    assert kept is not None
+    (change,) = keep_copies("train.py", [code], kept.value, "firsts").changes
+    assert isinstance(change, CodeEdit)
+    assert change.new == "firsts.append(scores[:8, 0].detach().clone())"
+
+
+def test_a_number_with_a_graph_that_is_part_of_a_larger_storage_is_detached_and_copied() -> None:
+    fix = fix_of("history.append(loss)", is_view=True)
+    assert "history.append(loss.detach().clone())" in str(fix.changes)
+    assert "`.detach()` alone would keep the larger memory" in fix.summary
+
+
 @pytest.mark.parametrize(
-    ("kept", "copied"),
+    ("code", "name", "kept", "carried"),
     [
-        ("scores[:8, 0].detach()", "scores[:8, 0].detach().clone()"),
-        ("scores[0]", "scores[0].clone()"),
-        ("scores[-1, ...]", "scores[-1, ...].clone()"),
-        ("scores[:8]", "scores[:8].clone()"),
-        ("scores", None),
-        ("scores[:]", None),
-        ("scores[mask]", None),
-        ("scores[[0, 1]]", None),
-        ("scores[:8].clone()", None),
-        ("batch[0]", None),
+        ("self.history.append(loss)", "history", "loss", None),
+        ("store.append(loss)", "outputs['a']", "loss", None),
+        ("a.append(x); history.append(loss)", "history", "loss", None),
+        ("history.setdefault(key, []).append(loss)", "history['a']", "loss", None),
+        ("queue.put(\n    loss\n)", "queue", "loss", None),
+        ("cache[key] = loss", "cache", "loss", None),
+        ("total += loss", "total", "loss", None),
+        ("self.total = self.total + loss", "total", "loss", None),
+        ("total = loss + total", "total", "loss", None),
+        ("out, state = cell(x, state)", "state", "cell(x, state)", "state"),
+        ("bank = torch.cat([bank, x])", "bank", "torch.cat([bank, x])", None),
+        ("for x in data:\n    history.append(x)", "history", None, None),
+        ("a.append(x); b.append(y)", "history", None, None),
+        ("log.info('loss', loss)", "records", None, None),
     ],
 )
-def test_of_a_slice_of_a_tensor_a_copy_is_kept(kept: str, copied: str | None) -> None:
-    code = f"loss = functional.cross_entropy(scores, y)\nfirsts.append({kept})"
-    tree = ast.parse(code)
-    value = next(node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 1
-                 and ast.unparse(node).startswith("firsts."))  # fmt: skip
-    fix = keep_copy_of_part(["firsts"], "train.py", code.splitlines(), tree, value)
-    assert (fix and fix.changes) == (
-        (CodeEdit(file="train.py", line=2, old=f"firsts.append({kept})", new=f"firsts.append({copied})"),)
-        if copied
-        else None
-    )
+def test_what_the_line_that_was_seen_keeps(code: str, name: str, kept: str | None, carried: str | None) -> None:
+    found = kept_at(ast.parse(code), 1, name)
+    assert (found and ast.unparse(found.value)) == kept
+    assert (found and found.carried and ast.unparse(found.carried)) == carried
+
+
+@pytest.mark.parametrize(
+    ("line", "is_reader"),
+    [
+        ("torch.stack(history).sum().backward()", True),
+        ("print(len(history), history[-1].item())", False),
+        ("history.clear()", False),
+        ("history.append(x)", False),
+        ("history[0] = x", False),
+        ("text = f'{history[-1]}'", False),
+        ("other.history = 1", False),
+        ("return self.history", True),
+    ],
+)
+def test_who_reads_the_graphs_of_what_is_kept(line: str, is_reader: bool) -> None:
+    assert graph_readers(ast.parse(f"history.append(loss)\n{line}"), "history", 1) == ([2] if is_reader else [])

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, synchronisation_is_an_error
-from tests.recorder.recording import Recorded, open_session
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, open_session
 
 pytestmark = needs_cuda
 
@@ -23,13 +22,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_text(tmp_path_factory.mktemp("nan"), text, "--windows", "none")
 
 
-def test_one_hundred_recorded_steps_add_no_synchronisation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"])
+def test_one_hundred_recorded_steps_add_no_synchronisation(overhead: float, tmp_path: Path) -> None:
     model = torch.nn.Linear(256, 256, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
     inputs = torch.randn(64, 256, device="cuda")
-    session = open_session(tmp_path / "run")
-    session.options = msgspec.structs.replace(session.options, memory_steps=())
+    session = open_session(tmp_path / "run", memory_steps=(), overhead=overhead)
     session.start()
     torch.cuda.synchronize()
     try:
@@ -64,8 +63,7 @@ def test_the_driver_sees_no_further_synchronisation(tmp_path: Path) -> None:
 
     count()
     bare = count()
-    session = open_session(tmp_path / "run")
-    session.options = msgspec.structs.replace(session.options, memory_steps=())
+    session = open_session(tmp_path / "run", memory_steps=())
     session.start()
     try:
         assert count() == bare

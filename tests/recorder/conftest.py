@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.run_file import write_run_file
-from efprof.recorder import memory
 from efprof.recorder.options import Options, encode_options
 from tests.builders import make_run_file
 from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
@@ -24,12 +23,6 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def no_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step on, all gradients are read only where the plan can afford it."""
-    monkeypatch.setattr(memory, "NUM_FULL_STEPS", 0)
-
-
-@pytest.fixture
 def begin(server: ForkServer, tmp_path: Path) -> Iterator[Begin]:
     """Start a script of this text in `place`, recorded into `folder`; further keywords are the recording's options."""
     children: list[Child] = []
@@ -39,7 +32,7 @@ def begin(server: ForkServer, tmp_path: Path) -> Iterator[Begin]:
         folder.mkdir(parents=True)
         write_run_file(folder, make_run_file(ended="running"))
         (place / SCRIPT).write_text(text)
-        quiet: dict[str, Any] = {"trace_steps": (), "memory_steps": (), "triggers": ()}
+        quiet: dict[str, Any] = {"trace_steps": (), "memory_steps": (), "triggers": (), "overhead": 1.0}
         options = Options(run_folder_name=str(folder), root_name=str(place), **(quiet | fields))
         children.append(server.start(place, folder, options=encode_options(options)))
         return children[-1]

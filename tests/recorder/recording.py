@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, Event, read_events
 from efprof.artifacts.run_file import RunFile, read_run_file, write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.recorder.end_readings import EndReadings
 from efprof.recorder.options import Options
 from efprof.recorder.session import Session
 from efprof.recorder.shell import Shell
-from efprof.recorder.steps import Steps
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.builders import make_run_file
+from tests.patience import MAX_WAIT_S
+
+EVERY_STEP_IN_FULL = 1.0
+HARDLY_ANY_IN_FULL = 1e-9
+"""Shares of the time that recording may cost; of the second the first twenty steps, and those that something asks for,
+are in full."""
 
 EFPROF = str(Path(sys.executable).parent / "efprof")
 
@@ -57,13 +60,18 @@ class Recorded:
         return [line for line in self.errors.splitlines() if line.startswith("efprof:")]
 
 
-def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = ()) -> Session:
+def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fields: object) -> Session:
     """A session in this process, not started yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_run_file(folder, make_run_file(ended="running"))
     options = Options(
-        run_folder_name=str(folder), root_name=str(Path(__file__).parents[2]), trace_steps=windows, triggers=()
+        run_folder_name=str(folder),
+        root_name=str(Path(__file__).parents[2]),
+        trace_steps=windows,
+        triggers=(),
+        overhead=EVERY_STEP_IN_FULL,
     )
+    options = msgspec.structs.replace(options, **fields)
     rank_folder = RankFolder(folder, waits_for_training=True)
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 
@@ -72,24 +80,13 @@ def record_here(
     folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = (), **options: object
 ) -> Recorded:
     """Record `train` in this process, with these fields of `Options`; every hook is taken out again."""
-    session = open_session(folder, windows)
-    session.options = msgspec.structs.replace(session.options, **options)
+    session = open_session(folder, windows, **options)
     session.start()
     try:
         train()
     finally:
         session.end()
     return Recorded(folder=folder)
-
-
-def read_memory_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if each were long enough for that, whatever the clock says."""
-
-    def read_next(self: EndReadings, number: int, *_: int) -> None:
-        self._watch.memory_due = number + 1
-
-    monkeypatch.setattr(EndReadings, "note", read_next)
-    monkeypatch.setattr(Steps, "reads_end", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def record_command(
@@ -100,14 +97,15 @@ def record_command(
     environment: Mapping[str, str] | None = None,
     working_folder: Path | None = None,
 ) -> Recorded:
-    """`efprof record [options] -- command`, with its run under `home`."""
+    """`efprof record [options] -- command`, with its run under `home`; every step in full unless an option says so."""
+    in_full = () if "--overhead" in options else ("--overhead", "100%")
     done = subprocess.run(
-        [EFPROF, "record", *options, "--", *command],
+        [EFPROF, "record", *in_full, *options, "--", *command],
         env=environment_of(home, environment or {}),
         cwd=working_folder or home.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=MAX_WAIT_S,
         check=False,
     )
     return Recorded(folder=only_run(home), exit_code=done.returncode, output=done.stdout, errors=done.stderr)

@@ -14,15 +14,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from efprof.artifacts.events import Census as CensusEvent
-from efprof.artifacts.holders import Holder, read_censuses
+from efprof.artifacts.holders import Count, Counted, Moment, read_counts
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
 from efprof.recorder.held import Held
-from efprof.recorder.options import ALL_TRIGGERS, DEFAULT_MEMORY_STEPS
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
-from tests.recorder.conftest import Begin
 from tests.recorder.recording import Recorded, record_here
 
 HOARD: list[torch.Tensor] = []
@@ -47,6 +44,26 @@ class Window:
 
     def __init__(self, most: int) -> None:
         self.window: collections.deque[torch.Tensor] = collections.deque(maxlen=most)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A holder at two counts."""
+
+    before: Counted
+    after: Counted
+
+    @property
+    def num_bytes(self) -> int:
+        return self.after.tensor_bytes - self.before.tensor_bytes
+
+    @property
+    def graph_nodes(self) -> int:
+        return self.after.graph_nodes - self.before.graph_nodes
+
+    @property
+    def length(self) -> int:
+        return self.after.length - self.before.length
 
 
 def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -164,6 +181,19 @@ def test_a_dict_of_locals_that_the_program_holds_is_not_touched(tmp_path: Path) 
     assert train(0.1) == {"rate": 0.1, "tmp_path": tmp_path}
 
 
+def count_beside_vars(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    arguments, model = vars(Trainer()), torch.nn.ReLU()
+    model.eval()
+    kept = torch.ones(3)
+    held = count(tmp_path)
+    del arguments, model, kept
+    return held
+
+
+def test_a_function_that_asks_for_another_objects_variables_or_evaluates_a_model_is_counted(tmp_path: Path) -> None:
+    assert ("local", "count_beside_vars.kept") in count_beside_vars(tmp_path)
+
+
 class Lazy:
     """Loads something costly at the first touch of any attribute."""
 
@@ -203,36 +233,47 @@ def test_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
     assert ("local", "keep_a_future.losses") in keep_a_future(tmp_path)
 
 
-def keep_in(trainer: Trainer, hoard: Callable[[torch.Tensor], object], tmp_path: Path) -> dict[str, Holder]:
+def keep_in(trainer: Trainer, hoard: Callable[[torch.Tensor], object], tmp_path: Path) -> dict[str, Grown]:
     """With `trainer` among the locals, as it is in a program."""
     grown = growth(tmp_path, hoard)
     del trainer
     return grown
 
 
-def growth(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Holder]:
-    """By path: what grew in a training of 20 steps that calls `hoard` with each loss."""
+def growth(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Grown]:
+    """By path: what grew in a training of 42 steps that calls `hoard` with each loss."""
 
     def train() -> None:
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
-        for _ in range(20):
+        for _ in range(42):
             loss = big_loss(weight)
             optimizer.zero_grad()
             loss.backward(retain_graph=True)
             optimizer.step()
             hoard(loss)
 
-    recorded = record_here(tmp_path, train)
-    return {holder.path: holder for holder in read_censuses(recorded.rank)[0].holders}
+    return grown_in(record_here(tmp_path, train))
+
+
+def grown_in(recorded: Recorded) -> dict[str, Grown]:
+    """By path: what the second count tells more of than the first one."""
+    before, after = ({one.path: one for one in count.holders} for count in counts_of(recorded)[:2])
+    grown = {path: Grown(before[path], one) for path, one in after.items() if path in before}
+    return {path: one for path, one in grown.items() if one.num_bytes or one.graph_nodes}
+
+
+def counts_of(recorded: Recorded, moment: Moment = "step") -> list[Count]:
+    return [count for count in read_counts(recorded.rank) if count.moment == moment]
 
 
 def test_a_growing_attribute_is_named(tmp_path: Path) -> None:
     trainer = Trainer()
-    holder = keep_in(trainer, trainer.losses.append, tmp_path)["Trainer.losses"]
+    grown = keep_in(trainer, trainer.losses.append, tmp_path)["Trainer.losses"]
+    holder = grown.after
     assert (holder.scope, holder.owner, holder.name) == ("attribute", "Trainer", "losses")
-    assert holder.length_after - holder.length_before == 4
-    assert holder.graph_bytes_after - holder.graph_bytes_before >= 4 * 40_000
+    assert grown.length == 20
+    assert holder.graph_bytes - grown.before.graph_bytes >= 20 * 40_000
 
 
 def test_a_growing_entry_of_a_dict_is_named(tmp_path: Path) -> None:
@@ -242,7 +283,7 @@ def test_a_growing_entry_of_a_dict_is_named(tmp_path: Path) -> None:
 
 def test_a_growing_global_is_named(tmp_path: Path) -> None:
     try:
-        holder = growth(tmp_path, HOARD.append)["tests.recorder.test_census.HOARD"]
+        holder = growth(tmp_path, HOARD.append)["tests.recorder.test_census.HOARD"].after
     finally:
         HOARD.clear()
     assert (holder.scope, holder.file) == ("global", "tests/recorder/test_census.py")
@@ -253,38 +294,16 @@ def test_a_running_total_is_named_by_its_growing_graph(tmp_path: Path) -> None:
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
         total = torch.zeros(())
-        for _ in range(20):
+        for _ in range(42):
             loss = big_loss(weight)
             optimizer.zero_grad()
             loss.backward(retain_graph=True)
             optimizer.step()
             total = total + loss
 
-    recorded = record_here(tmp_path, train)
-    (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "total"]
-    assert (holder.tensors_before, holder.tensors_after) == (1, 1)
-    assert holder.graph_nodes_after > holder.graph_nodes_before
-
-
-KEEPS_NOTHING = """
-import torch
-
-weight = torch.ones(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.0)
-for _ in range(30):
-    optimizer.zero_grad()
-    (weight * torch.ones(100_000)).sum().backward()
-    optimizer.step()
-"""
-
-
-def test_a_training_that_keeps_nothing_is_not_counted(begin: Begin) -> None:
-    # In a process of its own: the heap of this one is that of all tests.
-    child = begin(KEEPS_NOTHING, trace_steps=((5, 7),), memory_steps=DEFAULT_MEMORY_STEPS, triggers=ALL_TRIGGERS)
-    assert child.wait() == 0, child.errors
-    recorded = Recorded(folder=child.folder)
-    assert len(recorded.steps) == 30
-    assert recorded.events(CensusEvent) == []
+    (grown,) = [one for one in grown_in(record_here(tmp_path, train)).values() if one.after.name == "total"]
+    assert (grown.before.tensors, grown.after.tensors) == (1, 1)
+    assert grown.graph_nodes >= 20
 
 
 def collector() -> Callable[[torch.Tensor], None]:
@@ -293,7 +312,7 @@ def collector() -> Callable[[torch.Tensor], None]:
     return lambda loss: seen.append(loss)
 
 
-def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Holder]:
+def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Grown]:
     """With the function among the locals, as it is in a program."""
     grown = growth(tmp_path, hoard)
     del hoard
@@ -301,7 +320,7 @@ def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) ->
 
 
 def test_a_growing_variable_of_a_closure_is_named(tmp_path: Path) -> None:
-    holder = keep_by_function(tmp_path, collector())["collector.seen"]
+    holder = keep_by_function(tmp_path, collector())["collector.seen"].after
     assert (holder.scope, holder.name, holder.file) == ("local", "seen", "tests/recorder/test_census.py")
 
 
@@ -353,7 +372,7 @@ def keeping() -> Generator[None, torch.Tensor, None]:
         kept.append((yield))
 
 
-def keep_by_generator(tmp_path: Path) -> dict[str, Holder]:
+def keep_by_generator(tmp_path: Path) -> dict[str, Grown]:
     """With the generator among the locals."""
     generator = keeping()
     next(generator)
@@ -364,12 +383,12 @@ def test_a_growing_local_of_a_generator_is_named(tmp_path: Path) -> None:
     assert "keeping.kept" in keep_by_generator(tmp_path)
 
 
-def keep_by_loop(tmp_path: Path) -> dict[str, Holder]:
+def keep_by_loop(tmp_path: Path) -> dict[str, Grown]:
     """With a generator that only the loop through it knows."""
 
     def batches() -> Generator[torch.Tensor]:
         given = []
-        for _ in range(20):
+        for _ in range(42):
             given.append(torch.ones(10_000))
             yield given[-1]
 
@@ -381,13 +400,13 @@ def keep_by_loop(tmp_path: Path) -> dict[str, Holder]:
             (weight * batch).sum().backward()
             optimizer.step()
 
-    recorded = record_here(tmp_path, train)
-    return {holder.path: holder for holder in read_censuses(recorded.rank)[0].holders}
+    return grown_in(record_here(tmp_path, train))
 
 
 def test_a_growing_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
-    holder = keep_by_loop(tmp_path)["keep_by_loop.<locals>.batches.given"]
-    assert holder.tensors_after - holder.tensors_before == 4, "each counted once"
+    grown = keep_by_loop(tmp_path)["keep_by_loop.<locals>.batches.given"]
+    holder = grown.after
+    assert holder.tensors - grown.before.tensors == 20, "each counted once"
     assert (holder.scope, holder.name, holder.file) == ("local", "given", "tests/recorder/test_census.py")
 
 
@@ -429,14 +448,14 @@ class Bank(torch.nn.Module):
         self.keys = torch.cat([self.keys, torch.ones(1000) * loss.detach()])
 
 
-def keep_in_buffer(tmp_path: Path) -> dict[str, Holder]:
+def keep_in_buffer(tmp_path: Path) -> dict[str, Grown]:
     bank = Bank()
     return growth(tmp_path, lambda loss: bank.keep(loss))
 
 
 def test_a_growing_buffer_of_a_module_is_named_as_the_program_does(tmp_path: Path) -> None:
     grown = keep_in_buffer(tmp_path)
-    holder = grown["Bank.keys"]
+    holder = grown["Bank.keys"].after
     assert (holder.scope, holder.owner, holder.name, holder.type) == ("attribute", "Bank", "keys", "Tensor")
     assert "Bank._buffers" not in grown, "it is counted once"
 
@@ -455,15 +474,15 @@ def test_of_a_modules_tensors_those_that_are_one_of_many_stay_in_their_table(tmp
     assert ("attribute", "Bank._parameters") not in held
 
 
-def keep_in_queue(tmp_path: Path) -> dict[str, Holder]:
+def keep_in_queue(tmp_path: Path) -> dict[str, Grown]:
     outbox: queue.Queue[torch.Tensor] = queue.Queue()
     return growth(tmp_path, lambda loss: outbox.put(loss))
 
 
 def test_what_waits_in_a_queue_is_held_by_the_variable_of_the_queue(tmp_path: Path) -> None:
-    holder = keep_in_queue(tmp_path)["keep_in_queue.outbox"]
-    assert (holder.type, holder.name) == ("Queue", "outbox")
-    assert holder.length_after - holder.length_before == 4
+    grown = keep_in_queue(tmp_path)["keep_in_queue.outbox"]
+    assert (grown.after.type, grown.after.name) == ("Queue", "outbox")
+    assert grown.length == 20
 
 
 def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:
@@ -471,15 +490,14 @@ def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> N
         weight = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.0)
         bank = torch.empty(0)
-        for _ in range(20):
+        for _ in range(42):
             optimizer.zero_grad()
             big_loss(weight).backward()
             optimizer.step()
             bank = torch.cat([bank, torch.ones(5_000)])
 
-    recorded = record_here(tmp_path, train)
-    (holder,) = [holder for holder in read_censuses(recorded.rank)[0].holders if holder.name == "bank"]
-    assert holder.tensor_bytes_after - holder.tensor_bytes_before == 4 * 20_000
+    (grown,) = [one for one in grown_in(record_here(tmp_path, train)).values() if one.after.name == "bank"]
+    assert grown.num_bytes == 20 * 20_000
 
 
 def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_they_hold_together(
@@ -490,14 +508,14 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
         optimizer = torch.optim.SGD([weight], lr=0.0)
         limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
         first, second = Window(300), Window(400)
-        for _ in range(20):
+        for _ in range(42):
             optimizer.zero_grad()
             weight.square().sum().backward()
             optimizer.step()
             for kept in (limited, endless, first.window, second.window):
                 kept.append(torch.ones(10_000))
 
-    holders = read_censuses(record_here(tmp_path, train).rank)[0].holders
+    holders = [one.after for one in grown_in(record_here(tmp_path, train)).values()]
     assert {holder.name: holder.max_length for holder in holders} == {"limited": 500, "endless": 0, "window": 700}
 
 

@@ -22,10 +22,11 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctions
 from efprof.recorder.open_step import Span
+from tests.patience import MAX_WAIT_S
 from tests.recorder import compiled_programs
 from tests.recorder.compiled_programs import NUM_STEPS, PROGRAMS
-from tests.recorder.recording import Recorded, open_session, record_command, record_script
-from tests.recorder.test_loop import error_of, make_loader, make_model, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_command, record_script
+from tests.recorder.test_loop import error_of, make_loader, stages
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, str(Path(compiled_programs.__file__)))
@@ -53,7 +54,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 def run_bare(command: Sequence[str] = COMMAND, **variables: str) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_S, check=True, env=environment)
     return said(done.stdout)
 
 
@@ -108,7 +109,9 @@ def test_the_compiler_has_nothing_to_say_of_the_recorder(both: Both) -> None:
 @pytest.mark.slow
 def test_a_window_at_the_end_of_every_program_changes_nothing(both: Both, tmp_path: Path) -> None:
     windows = ",".join(f"{end - 2}:{end}" for end in BOUNDS[1:])
-    recording = record_command(tmp_path / "efprof", COMMAND, options=["--trace-steps", windows], working_folder=ROOT)
+    recording = record_command(
+        tmp_path / "efprof", COMMAND, options=["--trace-steps", windows, "--no-holders"], working_folder=ROOT
+    )
     assert said(recording.output) == both.bare
     assert recording.events(CollectorStopped) == []
     assert [stages(step) for step in recording.steps] == [stages(step) for step in both.recording.steps]
@@ -247,7 +250,7 @@ def test_the_stages_of_a_compiled_step_are_what_ran_before_and_after_its_passes(
     spans: list[list[Span]] = []
     session.start()
     session.subscribe(session.loop.step_ended, "test", lambda step, _: spans.append(list(step.spans)))
-    functions = CompiledFunctions(session.loop, session.sprint)
+    functions = CompiledFunctions(session.loop)
     try:
         for _ in make_loader(40) if has_loader else range(40):
             with called(functions, function):
@@ -269,7 +272,7 @@ def test_the_stages_of_a_compiled_step_are_what_ran_before_and_after_its_passes(
 def test_a_compiled_step_that_raised_before_its_backward_pass_updated_nothing(tmp_path: Path) -> None:
     session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps()
     session.start()
-    functions = CompiledFunctions(session.loop, session.sprint)
+    functions = CompiledFunctions(session.loop)
     try:
         for number, _ in enumerate(make_loader(8)):
             with contextlib.suppress(FloatingPointError), called(functions, function):
@@ -281,38 +284,17 @@ def test_a_compiled_step_that_raised_before_its_backward_pass_updated_nothing(tm
     assert stages(steps[4]) == ["data", "forward", *PLAIN]
 
 
-def test_a_compiled_function_met_in_a_sprint_is_known_after_one_call(tmp_path: Path) -> None:
-    session, function = open_session(tmp_path), CompiledFunction()
+def test_a_compiled_step_is_counted_in_light_steps_too(tmp_path: Path) -> None:
+    session, function, step = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL), CompiledFunction(), CompiledSteps()
     session.start()
-    functions, model = CompiledFunctions(session.loop, session.sprint), make_model()
+    functions = CompiledFunctions(session.loop)
     try:
-        for _ in train_steps(60, model, torch.optim.SGD(model.parameters(), lr=0.01)):
-            if session.sprint.is_on and not function.is_known:
-                functions.began(function)
-                functions.ended(function)
-                functions.returned(function, None)
-                assert function.is_known
+        for _ in range(60):
+            with called(functions, function):
+                step()
     finally:
         session.end()
-    assert function.is_known, "there was a sprint"
-    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [["forward", "backward", "optimizer"]] * 60
-
-
-def test_a_compiled_function_that_ends_within_a_sprint_begins_no_step(tmp_path: Path) -> None:
-    session, function, begun = open_session(tmp_path), CompiledFunction(), []
-    session.start()
-    session.subscribe(session.loop.step_began, "test", begun.append)
-    functions, model = CompiledFunctions(session.loop, session.sprint), make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    try:
-        for num_steps in (5, 55):
-            functions.began(function)
-            list(train_steps(num_steps, model, optimizer))
-            num_begun = len(begun)
-            assert session.sprint.is_on == (num_steps == 55)
-            functions.ended(function)
-            functions.returned(function, None)
-            assert len(begun) == num_begun
-    finally:
-        session.end()
-    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [["forward", "backward", "optimizer"]] * 60
+    steps = Recorded(folder=tmp_path).steps
+    assert sum(not one.is_full for one in steps) > 20
+    assert [one.micro_batches for one in steps] == [1] * 60
+    assert all(one.loss is not None for one in steps)

@@ -13,7 +13,6 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder import memory as memory_module
-from efprof.recorder import sprint
 from efprof.recorder.collectors import cuda_memory
 from efprof.recorder.collectors.cuda_memory import CudaMemory, start
 from efprof.recorder.collectors.out_of_memory import WINDOW, OutOfMemoryObserver
@@ -200,8 +199,7 @@ def test_a_torch_without_cuda_is_not_touched(tmp_path: Path) -> None:
     assert (len(session.loop.step_began), torch.cuda.memory._record_memory_history) == before
 
 
-def test_a_peak_opens_one_window_of_the_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sprint, "FIRST_STEP", 1000)  # on CUDA no steps are recorded in bulk either
+def test_a_peak_opens_one_window_of_the_next_steps(tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.options = msgspec.structs.replace(session.options, memory_steps=(), triggers=("memory-peak",))
     history = PretendedHistory()

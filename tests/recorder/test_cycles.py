@@ -18,7 +18,6 @@ from efprof.recorder.collectors import cycles as cycles_collector
 from efprof.recorder.collectors.cycles import Cycles
 from efprof.recorder.garbage import look_at_garbage, may_look
 from efprof.recorder.sites import Sites
-from efprof.recorder.stopwatches import HAS_STOPWATCH
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, open_session, record_here
 
@@ -330,7 +329,6 @@ def test_a_program_that_empties_the_list_is_not_disturbed(tmp_path: Path) -> Non
     assert not recorded.rank.exists() or recorded.events(CollectorStopped) == []
 
 
-@pytest.mark.skipif(not HAS_STOPWATCH, reason="Python prints what a function raises that its collector calls")
 def test_ctrl_c_within_a_collection_reaches_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, struck = Cycles._stop, []
 

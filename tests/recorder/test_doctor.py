@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from efprof.recorder import machine, stopwatches
+from efprof.recorder import machine
 from efprof.recorder.doctor import allocator, device, host, interpreter, place
 from efprof.recorder.doctor.check import Check, can_record
 from efprof.recorder.doctor.examination import examine
@@ -243,10 +243,3 @@ def test_the_history_needs_its_function_its_arguments_and_its_backend(monkeypatc
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
     assert "keeps none" in named(allocator.checks(cuda_build), "allocator history").why
     assert named(allocator.checks(cuda_build), "allocator backend").status == "careful"
-
-
-def test_an_installation_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopwatches, "HAS_STOPWATCH", False)
-    check = named(host.checks(torch), "stopwatch")
-    assert check.status == "careful"
-    assert "gcc" in check.advice

@@ -12,7 +12,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, GradientClearing
 from efprof.recorder.collectors import gradient_clearing
 from efprof.recorder.collectors.gradient_clearing import NUM_STEPS
-from efprof.recorder.sprint import FIRST_STEP
+from efprof.recorder.sampling import FIRST_STEPS
 from tests.recorder.clearing_programs import (
     FAULTY,
     HEALTHY,
@@ -24,7 +24,7 @@ from tests.recorder.clearing_programs import (
     model_of,
     train,
 )
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import Recorded, record_here
 
 PROGRAMS = Path(__file__).with_name("clearing_programs.py")
 
@@ -112,12 +112,12 @@ def test_a_device_tells_late_whether_there_is_anything_to_clear(
         return event
 
     make_empty = torch.empty
-    monkeypatch.setattr(gradient_clearing, "_is_told", lambda count: False)
+    monkeypatch.setattr(gradient_clearing, "_is_told", lambda value: False)
     monkeypatch.setattr(torch.cuda, "Event", pretend)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **how: make_empty(*size, **how))
     (event,) = record_here(tmp_path, partial(train, before=before)).events(GradientClearing)
     assert event.outcome == outcome
-    assert len(events) == 1
+    assert events
 
 
 def test_too_few_steps_say_nothing(tmp_path: Path) -> None:
@@ -131,27 +131,21 @@ def test_too_few_steps_say_nothing(tmp_path: Path) -> None:
     assert record_here(tmp_path, train_shortly).events(GradientClearing) == []
 
 
-def test_it_listens_to_the_first_steps_only(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    loop = session.loop
-    lists = []
+def test_it_looks_at_the_first_steps_only(tmp_path: Path) -> None:
+    def train_both() -> None:
+        train(before="optimizer")
+        train(before="optimizer")
 
-    def train_long() -> None:
-        model = model_of()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for number in range(FIRST_STEP + 5):
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            optimizer.step()
-            if number in (FIRST_STEP - 1, FIRST_STEP):
-                lists.append((len(loop.backward_began), len(loop.optimizer_began), len(loop.clipped)))
+    seen = record_here(tmp_path, train_both).events(GradientClearing)
+    assert [event.step < FIRST_STEPS for event in seen] == [True, True]
+    assert 2 * LENGTH > FIRST_STEPS
 
-    session.start()
-    try:
-        train_long()
-    finally:
-        session.end()
-    assert lists[1] == tuple(number - 1 for number in lists[0])
+    def train_thrice() -> None:
+        train_both()
+        train()
+
+    later = record_here(tmp_path / "thrice", train_thrice).events(GradientClearing)
+    assert [event.outcome for event in later] == ["cleared", "cleared"]
 
 
 def test_it_keeps_no_parameter_alive(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import _thread
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, CollectorStopped, RecordingEnded, read_events
 from efprof.recorder.grace import Grace
-from efprof.recorder.memory import MIN_INTERVAL_NS, ResidentSet
-from efprof.recorder.pending_steps import PendingSteps
+from efprof.recorder.memory import ResidentSet
 from efprof.recorder.shell import Shell
 from efprof.recorder.writing import LineWriter, RankFolder
+from tests.patience import wait_until
 
 ROOM = 40
 """More frames than a guarded function of these tests takes beside its own."""
@@ -50,13 +49,6 @@ def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() 
         grace.end()
     wait_until(lambda: _thread._count() == num_running)
     assert not grace.is_on
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("end", [Grace.end, Grace.forget])
@@ -103,19 +95,7 @@ def test_the_resident_set_is_never_read_from_a_file_of_the_programs(tmp_path: Pa
     (descriptor,) = with_new_descriptors(lambda: sets.append(ResidentSet()))
     (tmp_path / "own").write_text("7 7 7 7")
     take_over([descriptor], tmp_path / "own")
-    assert sets[0].bytes_at(2 * MIN_INTERVAL_NS) > 1 << 20
-
-
-def test_the_end_of_mapped_steps_closes_no_file_of_the_programs(tmp_path: Path) -> None:
-    mapped: list[PendingSteps] = []
-    (descriptor,) = with_new_descriptors(lambda: mapped.append(PendingSteps(tmp_path)))
-    take_over([descriptor], tmp_path / "own")
-    before = open_descriptors()
-    mapped[0].close(keeps=False)
-    assert open_descriptors() == before
-    assert os.fstat(descriptor).st_ino == (tmp_path / "own").stat().st_ino
-    os.close(descriptor)
-    assert not (tmp_path / "steps.pending").exists()
+    assert sets[0].read() > 1 << 20
 
 
 def go_down(num_frames: int, function: Callable[[], object]) -> object:

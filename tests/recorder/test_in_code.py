@@ -18,6 +18,7 @@ import efprof
 from efprof.artifacts.events import CollectorStopped, OutOfMemory, TrainingRaised
 from efprof.model import EfprofError
 from efprof.recorder import current
+from tests.patience import MAX_WAIT_S
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
 from tests.recorder.test_hooks import num_global_hooks, patched
@@ -269,7 +270,7 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
             clip(model.parameters(), 1.0)
             optimizer.step()
 
-    with efprof.record(windows="none") as recording:
+    with efprof.record(windows="none", overhead="100%") as recording:
         train()
     steps = Recorded(folder=recording.folder).steps
     assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * (num_steps - 1)
@@ -359,7 +360,7 @@ begin_recording(windows="none")
 train(then=lambda step: 1 / 0)  # the error
 """
     process = start(home, main)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=MAX_WAIT_S)[1]
     recorded = Recorded(folder=only_run(home))
     assert "ZeroDivisionError" in errors
     assert recorded.run.ended == "raised"

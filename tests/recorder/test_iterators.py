@@ -19,7 +19,6 @@ from tests.recorder.test_loop import BATCH, error_of, make_model, stages
 NUM_STEPS = 8
 
 LONG = 80
-"""Steps, most of which are sprinted."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -264,7 +263,6 @@ GENERATORS: dict[str, Callable[[], Iterable[Batch]]] = {
     "a generator's call": made,
     "a generator expression": lambda: (make_batch() for _ in range(LONG)),
     "an enumerated one": lambda: map(operator.itemgetter(1), enumerate(made())),
-    "one that takes from an iterator": lambda: (batch for batch in Batches(LONG)),
 }
 
 
@@ -278,6 +276,41 @@ def test_what_a_generator_that_runs_already_takes_is_no_stage(name: str, record:
     steps = record(train)
     assert [stages(step) for step in steps] == [WITHOUT_DATA] * LONG
     assert {(step.samples, step.loader, step.micro_batches) for step in steps} == {(0, None, 1)}
+
+
+def test_an_iterator_is_seen_that_a_generator_takes_from(record: Record) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for batch in (batch for batch in Batches()):
+            trainer.step(*batch)
+
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 4 + [WITH_DATA] * (NUM_STEPS - 4)
+
+
+def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record) -> None:
+    class Averages:
+        """Of the parameters."""
+
+        def __next__(self) -> torch.Tensor:
+            return torch.zeros(3)
+
+    of_averages, of_batches = Averages.__next__, Batches.__next__
+
+    def update(averages: Averages) -> None:
+        for _ in range(2):
+            next(averages)
+
+    def train() -> None:
+        trainer, averages, batches = Trainer(), Averages(), Batches()
+        for batch in batches:
+            trainer.step(*batch)
+            update(averages)
+
+    steps = record(train)
+    assert [stages(step) for step in steps[4:]] == [WITH_DATA] * (NUM_STEPS - 4)
+    assert vars(Averages)["__next__"] is of_averages
+    assert vars(Batches)["__next__"] is of_batches
 
 
 def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> None:

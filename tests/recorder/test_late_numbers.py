@@ -12,7 +12,7 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, WindowOpened
 from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.recorder import memory, step_numbers
+from efprof.recorder import light_steps, memory, step_numbers
 from efprof.recorder import session as session_module
 from efprof.recorder.collectors import environment, numbers
 from efprof.recorder.device_clock import DeviceClock
@@ -20,7 +20,7 @@ from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 from efprof.recorder.step_numbers import StepNumbers, late_numbers
 from tests.builders import GPU, make_run_file, make_step
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, train
 
 NUM_STEPS = 24
@@ -98,7 +98,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Device:
         event.record()
         return [value.clone() for value in values], event
 
-    monkeypatch.setattr(step_numbers, "_copied", copied)
+    monkeypatch.setattr(step_numbers, "copied", copied)
+    monkeypatch.setattr(light_steps, "copied", copied)
     return device
 
 
@@ -150,14 +151,6 @@ def test_a_loss_that_is_not_finite_is_told_of(copies: Device) -> None:
     record = make_step(0, loss=None, gradient_norm=None)
     assert arrive(copies, record, losses=[math.nan], norms=[math.nan]) == ["loss"]
     assert (record.loss, record.gradient_norm) == ("nan", "nan")
-
-
-def test_a_norm_that_is_not_of_all_optimizers_is_not_said_unless_it_is_bad(copies: Device) -> None:
-    record = make_step(0, loss=None, gradient_norm=None)
-    assert arrive(copies, record, losses=[], norms=[3.0], lacks_norm=True) == []
-    assert record.gradient_norm is None
-    assert arrive(copies, record, losses=[], norms=[math.inf], lacks_norm=True) == ["gradient"]
-    assert record.gradient_norm == "inf"
 
 
 def test_a_gradient_that_nobody_guards_is_told_of(copies: Device) -> None:
@@ -213,3 +206,31 @@ def test_a_device_that_starts_after_a_batch_was_looked_at_is_still_described(
     assert recorded.run.devices == [GPU]
     assert recorded.run.memory_source == "CUDA allocator"
     assert {here.allocated_bytes for step in recorded.steps for here in step.memory} == {5000}
+
+
+@pytest.mark.parametrize("behind", [1, 30])
+def test_the_losses_of_light_steps_come_from_a_device_without_waiting_for_it(
+    behind: int, tmp_path: Path, copies: Device
+) -> None:
+    copies.behind = behind
+    session = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL)
+    session.start()
+    session.loop.light.steps.read_loss = lambda _, loss, __: loss.detach().clone()
+    model, losses = make_model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, batch in enumerate(make_loader(80)):
+        loss = error_of(model, *batch) * (math.nan if number == 60 else 1.0)
+        loss.backward()
+        losses.append(loss.item())
+        if number != 60:
+            optimizer.step()
+        optimizer.zero_grad()
+        copies.step += 1
+    copies.behind = 0
+    copies.step += 100
+    session.end()
+    recorded = Recorded(folder=tmp_path)
+    light = {step.step: step.loss for step in recorded.steps if not step.is_full and step.step < 60}
+    assert len(light) > 10
+    assert light == {number: losses[number] for number in light}
+    assert [event.step for event in recorded.events(NonFiniteSeen)] == [60]

@@ -11,6 +11,7 @@ import pytest
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.run_file import read_run_file
+from tests.patience import FOR_EVER_S, MAX_WAIT_S
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
 
 
@@ -199,7 +200,7 @@ def test_two_recordings_at_once_have_a_run_each(home: Path) -> None:
     assert len(list((home / "runs").iterdir())) == 2
 
 
-WAITING = "import time; print('up', flush=True); time.sleep(60)"
+WAITING = f"import time; print('up', flush=True); time.sleep({FOR_EVER_S})"
 
 
 def start_waiting(home: Path, program: str = WAITING) -> "subprocess.Popen[str]":
@@ -215,7 +216,7 @@ def start_waiting(home: Path, program: str = WAITING) -> "subprocess.Popen[str]"
 def test_ctrl_c_reaches_the_program_and_the_run_is_interrupted(home: Path) -> None:
     process = start_waiting(home)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=MAX_WAIT_S)
     assert process.returncode == 130
     assert "KeyboardInterrupt" in errors
     assert "efprof/" not in errors, "no traceback of ours"
@@ -236,7 +237,7 @@ def test_a_signal_sent_to_us_alone_is_passed_on_and_the_run_closed(
 ) -> None:
     process = start_waiting(home)
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=MAX_WAIT_S)
     run = read_run_file(only_run(home))
     assert (process.returncode, run.exit_code, run.ended) == (128 + number, 128 + number, ended)
 
@@ -261,7 +262,7 @@ print(count)
 def test_a_signal_to_the_whole_group_reaches_the_program_once(number: signal.Signals, home: Path) -> None:
     process = start_waiting(home, COUNTING)
     os.killpg(process.pid, number)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=MAX_WAIT_S)
     assert output == "1\n"
     assert read_run_file(only_run(home)).ended == "finished"
 
@@ -273,7 +274,7 @@ def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
     program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); {WAITING}"
     process = start_waiting(home, program)
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=MAX_WAIT_S)
     assert (process.returncode, read_run_file(only_run(home)).ended) == (code, ended)
 
 
@@ -281,7 +282,7 @@ def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) 
     program = "import time; print('up', flush=True); time.sleep(1)"
     process = start_waiting(home, program)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
+    process.communicate(timeout=MAX_WAIT_S)
     assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
 
 

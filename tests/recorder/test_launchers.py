@@ -16,6 +16,7 @@ from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
+from tests.patience import FOR_EVER_S, MAX_WAIT_S
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
 
 PROGRAMS = Path(sys.executable).parent
@@ -193,7 +194,7 @@ import signal, time, torch
 signal.signal(signal.SIGUSR1, lambda *_: print("asked", flush=True))
 train(2)
 print("trained", flush=True)
-for _ in range(100):
+while True:
     time.sleep(0.1)
 """
 
@@ -201,7 +202,7 @@ for _ in range(100):
 def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAITING)
     (tmp_path / "run.sh").write_text(
-        f"{sys.executable} -c 'import time; time.sleep(60)' &\n{sys.executable} train.py\n"
+        f"{sys.executable} -c 'import time; time.sleep({FOR_EVER_S})' &\n{sys.executable} train.py\n"
     )
     process = subprocess.Popen(
         [EFPROF, "record", "--windows", "none", "--", "sh", "run.sh"],
@@ -214,7 +215,7 @@ def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path,
     process.send_signal(signal.SIGUSR1)
     assert process.stdout.readline() == "asked\n", "neither the shell nor efprof died of the first"
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=MAX_WAIT_S)
     folder = only_run(home)
     assert read_run_file(folder).ended == "killed"
     ends = [event for event in read_events(folder / "rank0")[0] if isinstance(event, RecordingEnded)]

@@ -14,13 +14,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
+from tests.recorder.light import record_both_ways, told
 from tests.recorder.recording import record_here
 from tests.recorder.test_iterators import progress_bar
 from tests.recorder.test_loop import BATCH, Loader, error_of, make_loader, make_model, stages
-from tests.recorder.test_sprint import described, record_both_ways
 
 FEW, MANY = 12, 80
-"""Steps: those of a short run are all walked, most of a long one are sprinted."""
+"""Steps: those of a short run are all in full, most of a long one are light."""
 
 PLAIN = ["data", "forward", "backward", "optimizer"]
 
@@ -93,9 +93,9 @@ def test_a_schedule_that_moves_on_in_each_step_belongs_to_its_update(name: str, 
             rates.append(trainer.optimizer.param_groups[0]["lr"])
             move_on(loss)
 
-    steps, walked, num_sprinted = record_both_ways(train)
-    assert described(steps) == described(walked)
-    assert num_sprinted >= (num_steps == MANY) * MANY / 3
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light >= (num_steps == MANY) * MANY / 3
     assert [whole(step) for step in steps] == [PLAIN] * num_steps
     assert min(stages(step).count("optimizer") for step in steps) >= 2, "the schedule's share is seen"
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
@@ -137,9 +137,9 @@ def test_clipping_gradients_by_their_value_is_the_first_part_of_the_update(is_fe
             torch.nn.utils.clip_grad_value_(trainer.model.parameters(), 0.01)
             trainer.optimizer.step()
 
-    steps, walked, num_sprinted = record_both_ways(train)
-    assert described(steps) == described(walked)
-    assert num_sprinted > MANY / 3
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
     expected = [*PLAIN, "optimizer"] if is_fed else [*PLAIN[1:], "optimizer"]
     assert [stages(step) for step in steps[1:]] == [expected] * (MANY - 1)
     assert [step.micro_batches for step in steps] == [1] * MANY
@@ -173,9 +173,9 @@ def test_a_loader_whose_batches_are_passed_on_is_seen_at_each(name: str) -> None
         for batch in make():
             trainer.step(*batch)
 
-    steps, walked, num_sprinted = record_both_ways(train)
-    assert described(steps) == described(walked)
-    assert num_sprinted > MANY / 3
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
     assert [whole(step) for step in steps] == [PLAIN] * MANY
     assert sum(stages(step).count("data") for step in steps) == MANY + num_starts
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * MANY
@@ -188,9 +188,9 @@ def test_two_loaders_side_by_side_feed_one_step() -> None:
         for (inputs, targets), (others, _) in zip(make_loader(MANY), make_loader(MANY + 5), strict=False):
             trainer.step(inputs + others, targets)
 
-    steps, walked, num_sprinted = record_both_ways(train)
-    assert described(steps) == described(walked)
-    assert num_sprinted > MANY / 3
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
     assert [stages(step) for step in steps] == [["data"] * 3 + PLAIN] + [["data", *PLAIN]] * (MANY - 1)
     assert [(step.samples, step.micro_batches) for step in steps] == [(2 * BATCH, 1)] * MANY
 
@@ -224,8 +224,8 @@ def test_a_step_that_one_loader_fed_lasts_when_another_ends_and_starts_again(num
                 inputs, targets = next(batches)
             trainer.step(inputs + others, targets)
 
-    steps, walked, _ = record_both_ways(train)
-    assert described(steps) == described(walked)
+    light, steps, _ = record_both_ways(train)
+    assert told(light) == told(steps)
     assert [(step.samples, step.micro_batches) for step in steps] == [(2 * BATCH, 1)] * num_steps
     assert [whole(step) for step in steps] == [PLAIN] * num_steps
 
@@ -243,8 +243,8 @@ def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_t
                 optimizer.step()
                 optimizer.zero_grad()
 
-    steps, _, num_sprinted = record_both_ways(train)
-    assert num_sprinted > MANY / 3
+    _, steps, num_light = record_both_ways(train)
+    assert num_light > MANY / 3
     assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
     assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))
 

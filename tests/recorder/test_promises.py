@@ -20,7 +20,8 @@ from efprof.commands.report import analyse
 from efprof.facts.run_warnings import WITHOUT_OPTIMIZER
 from efprof.model import EfprofError
 from efprof.recorder.options import DEFAULT_TRACE_STEPS, parse_options
-from tests.recorder.faults.programs import training
+from tests.patience import FOR_EVER_S, MAX_WAIT_S, wait_until
+from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
 from tests.recorder.recording import (
     EFPROF,
     Recorded,
@@ -155,10 +156,12 @@ def test_a_trace_has_the_shapes_of_what_operators_were_given(tmp_path: Path) -> 
 
 
 def test_without_options_the_default_windows_are_recorded_and_no_other(without_options: Recorded) -> None:
-    planned = [step for first, end in DEFAULT_TRACE_STEPS for step in range(first, end) if step < 40]
-    assert [step.step for step in without_options.steps if step.window] == planned == [5, 6, 30, 31]
+    """The second one waits for the budget, on a machine where the first one takes seconds."""
+    (first, second), steps = DEFAULT_TRACE_STEPS[:2], without_options.steps
+    windowed = [step.step for step in steps if step.window]
+    assert windowed in ([*range(*first)], [*range(*first), *range(*second)])
     assert {event.why for event in without_options.events(WindowOpened)} == {"schedule"}
-    assert [path.name for path in trace_paths(without_options.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
+    assert len(trace_paths(without_options.rank)) == len(windowed) // 2
 
 
 def test_windows_are_named_as_ranges_of_steps_and_triggers_by_their_names() -> None:
@@ -185,12 +188,14 @@ def recording(home: Path, text: str, *options: str, num_printed: int) -> Iterato
 
 
 def test_a_request_sent_to_efprof_itself_opens_a_window_in_the_training(tmp_path: Path) -> None:
-    text = training("__import__('time').sleep(0.005)", num_steps=400)
     options = ("--trace-steps", "none", "--triggers", "signal")
+    text = training(STOPS_WHEN_TOLD, num_steps=30_000)
     with recording(tmp_path / "home", text, *options, num_printed=10) as process:
         process.send_signal(signal.SIGUSR1)
-    recorded = Recorded(folder=only_run(tmp_path / "home"))
-    assert (process.returncode, len(recorded.steps)) == (0, 400)
+        recorded = Recorded(folder=only_run(tmp_path / "home"))
+        wait_until(lambda: recorded.events(WindowClosed))
+        (tmp_path / "stop").touch()
+    assert process.returncode == 0
     (opened,), (closed,) = recorded.events(WindowOpened), recorded.events(WindowClosed)
     assert opened.why == "SIGUSR1 asked for it"
     assert [step.step for step in recorded.steps if step.window] == [opened.step, opened.step + 1]
@@ -198,7 +203,7 @@ def test_a_request_sent_to_efprof_itself_opens_a_window_in_the_training(tmp_path
 
 
 def test_ctrl_c_in_a_training_leaves_every_finished_step(tmp_path: Path) -> None:
-    text = training("__import__('time').sleep(60) if step == 80 else None", num_steps=400)
+    text = training(f"__import__('time').sleep({FOR_EVER_S}) if step == 80 else None", num_steps=400)
     with recording(tmp_path / "home", text, num_printed=81) as process:
         os.killpg(process.pid, signal.SIGINT)
     recorded = Recorded(folder=only_run(tmp_path / "home"))
@@ -252,7 +257,7 @@ def test_two_trainings_recorded_at_once_have_a_run_with_all_steps_each(tmp_path:
     finally:
         (tmp_path / "go").touch()
     for process in both:
-        process.communicate(timeout=60)
+        process.communicate(timeout=MAX_WAIT_S)
     assert [process.returncode for process in both] == [0, 0]
     runs = [Recorded(folder=folder) for folder in (home / "runs").iterdir()]
     assert {run.run.name: len(run.steps) for run in runs} == {"shorter": 30, "longer": 50}

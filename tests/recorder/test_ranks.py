@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded
 from tests.recorder.test_in_code import start
 
@@ -22,7 +23,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
     """What two ranks left, started as torchrun does: children of one process, numbered in their environment."""
     home = tmp_path_factory.mktemp("ranks") / "home"
     both = [start(home, RANKS, WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
-    errors = [process.communicate(timeout=60)[1] for process in both]
+    errors = [process.communicate(timeout=MAX_WAIT_S)[1] for process in both]
     assert [process.returncode for process in both] == [0, 1], errors
     runs = [Recorded(folder=run) for run in (home / "runs").iterdir()]
     assert len(runs) == len({run.run.name for run in runs})

@@ -1,11 +1,9 @@
 """Reads of tensor values, at the line that asked for them."""
 
 import contextlib
-import functools
 import operator
 import pickle
 import signal
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -90,7 +88,6 @@ def read_print(loss: torch.Tensor) -> object:
         (read_int, "int", "int"),
         (read_index, "int", "index"),
         (read_nonzero, "nonzero", "nonzero"),
-        (read_nonzero_by_function, "nonzero", "torch.nonzero"),
         (read_format, "item", "format"),
         (read_print, "print", "print"),
     ],
@@ -178,26 +175,6 @@ def test_a_function_that_calls_nonzero_compiles_as_without_the_recorder(tmp_path
     assert [one.flatten().tolist() for one in found] == [[1, 2, 3]] * 2
 
 
-def test_what_torch_warns_of_is_the_line_that_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(functools.partial(torch.set_warn_always, torch.is_warn_always_enabled()))
-    torch.set_warn_always(True)  # and not once per process
-
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for _ in range(2):
-            loss = weight.sum()
-            loss.backward()
-            optimizer.step()
-            float(weight * 1)  # warns
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        record_here(tmp_path, train)
-    places = {(Path(one.filename), one.lineno) for one in seen if "requires_grad=True to a scalar" in str(one.message)}
-    assert places == {(HERE, line_of(HERE, "warns"))}
-
-
 def test_what_torch_reads_for_itself_is_not_counted(tmp_path: Path) -> None:
     def train() -> None:
         weight = torch.ones(2, requires_grad=True)
@@ -265,7 +242,6 @@ def test_a_read_of_every_step_is_counted_in_every_step_of_a_long_run(tmp_path: P
             loss.item()
 
     steps = record_here(tmp_path, train).steps
-    assert sum(not step.memory for step in steps) > 40, "most are short and alike"
     assert [[(read.call, read.count) for read in step.reads] for step in steps] == [[("item", 1)]] * 120
 
 
@@ -280,11 +256,11 @@ def test_a_loader_is_noted_where_it_is_made(tmp_path: Path) -> None:
     assert (built.loader, built.num_workers, built.batch_size, built.num_batches) == (0, 0, 4, 2)
 
 
-def test_the_function_nonzero_is_itself_while_its_calls_are_seen(tmp_path: Path) -> None:
+def test_the_function_nonzero_is_left_alone(tmp_path: Path) -> None:
     found, original = list[object](), torch.nonzero
     (step, *_) = record_here(tmp_path, step_with(lambda loss: found.extend([torch.nonzero, torch.nonzero(loss)]))).steps
     assert found[0] is original
-    assert [read.call for read in step.reads] == ["nonzero"]
+    assert step.reads == [], "windows see its calls"
 
 
 def test_what_torch_fx_traces_within_a_step_is_no_read(tmp_path: Path) -> None:

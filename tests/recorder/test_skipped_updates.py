@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Container
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.skipped_updates import LEAST_STEPS_EACH, SkippedUpdates
+from tests.recorder.light import record_both_ways
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.test_sprint import LONG, described, record_both_ways
 
 
 def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1) -> None:
@@ -27,6 +26,9 @@ def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int =
         if step not in skipped:
             optimizer.step()
         optimizer.zero_grad()
+
+
+LONG = 60
 
 
 def train_cleared_late(skipped: Container[int], place: str, num_steps: int = 12, loads: bool = True) -> None:
@@ -59,11 +61,13 @@ def test_a_batch_that_the_program_throws_away_is_a_step_of_its_own(tmp_path: Pat
     assert stages(steps[3]) == ["data", "forward", "backward"]
 
 
-def test_so_it_is_in_a_sprint() -> None:
-    sprinted, walked, num_sprinted = record_both_ways(lambda: train_but({45}, LONG))
-    assert num_sprinted > 0
-    assert skipped_in(sprinted) == skipped_in(walked) == [45]
-    assert described(sprinted) == described(walked)
+def test_in_light_steps_its_loss_is_told_with_the_next_update() -> None:
+    light, full, num_light = record_both_ways(lambda: train_but({45}, LONG))
+    assert num_light > LONG / 3
+    assert skipped_in(full) == [45]
+    (step,) = (step for step in light if step.loss == "nan")
+    assert step.step == 45
+    assert sum(step.micro_batches for step in light) == LONG
 
 
 @pytest.mark.parametrize("loads", [True, False], ids=["loaded", "made"])
@@ -87,14 +91,6 @@ def test_the_next_batch_takes_its_times_and_memory_along(tmp_path: Path) -> None
     assert all(0 <= span.start_us <= span.end_us <= following.total_us for span in following.spans)
     assert [reading.boundary for reading in following.memory] == [reading.boundary for reading in steps[5].memory]
     assert skipped.loader == following.loader is not None
-
-
-def test_so_they_are_where_a_sprint_ends_with_them() -> None:
-    for place in ("top", "backward"):
-        sprinted, walked, num_sprinted = record_both_ways(partial(train_cleared_late, {45}, place, LONG))
-        assert num_sprinted > 0
-        assert skipped_in(sprinted) == skipped_in(walked) == [45]
-        assert described(sprinted) == described(walked)
 
 
 def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ def test_every_call_that_would_wait_for_a_device_is_counted_wherever_it_is_looke
 
 def test_a_stall_in_every_step_of_a_long_run_is_counted_in_each(tmp_path: Path) -> None:
     steps = record_here(tmp_path, step_with(collect, num_steps=120)).steps
-    assert sum(not step.memory for step in steps) > 40, "most are short and alike"
     assert [[(stall.call, stall.count) for stall in step.stalls] for step in steps] == [[("gc.collect", 1)]] * 120
 
 

@@ -14,6 +14,7 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.sources import read_sources
 from efprof.artifacts.steps import read_steps
+from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import (
     EFPROF,
     Recorded,
@@ -97,7 +98,7 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
 def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
     text = training(epochs=10).replace("losses.append(loss.item())", "loss.item()")
-    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32"))
+    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32", "--no-holders"))
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
     allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
@@ -112,7 +113,7 @@ def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
 @contextmanager
 def running_training(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A long training under `efprof record`, after its first step; it prints a line per step."""
-    (home.parent / "train.py").write_text(training("print(step, flush=True)", epochs=500))
+    (home.parent / "train.py").write_text(training("print(step, flush=True)", epochs=100_000))
     with subprocess.Popen(
         [EFPROF, "record", "--", sys.executable, "train.py"],
         env=environment_of(home, {}),
@@ -159,7 +160,7 @@ def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) 
         assert process.stdout is not None
         child = child_of(process)
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=MAX_WAIT_S)
         before = count_lines(home)
         for _ in range(20):
             process.stdout.readline()
@@ -176,7 +177,7 @@ def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_pat
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     command = [sys.executable, "-m", "trainer.train"]
     recorded = record_command(
-        tmp_path / "home", command, options=["--trace-steps", "3:4"], working_folder=tmp_path / "code"
+        tmp_path / "home", command, options=["--trace-steps", "3:4", "--no-holders"], working_folder=tmp_path / "code"
     )
     assert (recorded.exit_code, recorded.run.name) == (0, "train")
     assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}

@@ -21,6 +21,7 @@ from efprof.recorder.held import Clock
 from efprof.recorder.sites import Sites
 from efprof.recorder.walk import Walk
 from efprof.recorder.writing import LineWriter, RankFolder
+from tests.patience import MAX_WAIT_S
 
 
 class Trainer:
@@ -184,11 +185,11 @@ def test_attributes_of_a_thread_are_found_in_every_thread(tmp_path: Path) -> Non
     def work() -> None:
         local.outputs = [torch.ones(1)]
         is_set.set()
-        is_walked.wait(60)
+        is_walked.wait(MAX_WAIT_S)
 
     elsewhere = threading.Thread(target=work)
     elsewhere.start()
-    is_set.wait(60)
+    is_set.wait(MAX_WAIT_S)
     found = walked(tmp_path, local)
     is_walked.set()
     elsewhere.join()
@@ -203,6 +204,12 @@ def a_cache(maxsize: int | None) -> object:
     cached(1, torch.ones(1))
     cached(2)
     return cached
+
+
+@pytest.mark.parametrize("maxsize", [None, 8])
+def test_what_a_cache_keeps_is_held_by_its_functions_name(tmp_path: Path, maxsize: int | None) -> None:
+    assert walked(tmp_path, a_cache(maxsize)) == {"a_cache.<locals>.cached.cache_info": 3}
+    assert walked(tmp_path, [a_cache(maxsize), a_cache(maxsize)]) == {"main.kept": 6}
 
 
 def a_weak_dictionary() -> "tuple[weakref.WeakKeyDictionary[Any, torch.Tensor], Any]":
@@ -231,8 +238,6 @@ def an_array(order: str) -> "numpy.ndarray[Any, Any]":
 @pytest.mark.parametrize(
     ("value", "tensors"),
     [
-        (a_cache(None), 3),
-        (a_cache(8), 3),
         (a_context_variable(), 1),
         (a_queue(), 1),
         (an_array("C"), 1),

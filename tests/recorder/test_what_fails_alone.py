@@ -37,7 +37,7 @@ def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> No
 def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.start()
-    open_stage, num_interrupts = session.loop.open_stage, 0
+    open_stage, num_interrupts = session.loop.clock.open, 0
 
     def interrupted(step: OpenStep, opened: str, opener: str, entered: int) -> None:
         nonlocal num_interrupts
@@ -46,7 +46,7 @@ def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_p
             num_interrupts += 1
             raise KeyboardInterrupt
 
-    session.loop.open_stage = interrupted  # type: ignore[method-assign]
+    session.loop.clock.open = interrupted  # type: ignore[method-assign]
     model, batches = make_model(), iter(make_loader(12))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(11):

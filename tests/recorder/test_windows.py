@@ -19,6 +19,7 @@ from efprof.artifacts.trace import read_trace, trace_paths
 from efprof.recorder.call_sites import CallSites
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
+from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded, line_of, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, train, train_plainly
 
@@ -130,13 +131,13 @@ def test_a_program_that_profiles_another_of_its_threads_is_left_alone(tmp_path: 
         with torch.profiler.profile() as profiler:
             torch.ones(3).cumsum(0)
             begun.set()
-            may_end.wait(60)
+            may_end.wait(MAX_WAIT_S)
         others.extend(event.key for event in profiler.key_averages())
 
     def train_beside() -> None:
         thread = threading.Thread(target=evaluate)
         thread.start()
-        assert begun.wait(60)
+        assert begun.wait(MAX_WAIT_S)
         train_plainly(4)
         may_end.set()
         thread.join()
@@ -156,7 +157,7 @@ def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone
     def profile() -> None:
         with torch.profiler.profile():
             begun.set()
-            may_end.wait(60)
+            may_end.wait(MAX_WAIT_S)
 
     def train_beside() -> None:
         model, thread = make_model(), threading.Thread(target=profile)
@@ -164,7 +165,7 @@ def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone
         for number, batch in enumerate(make_loader(9)):
             if number == 2:
                 thread.start()
-                assert begun.wait(60)
+                assert begun.wait(MAX_WAIT_S)
             error_of(model, *batch).backward()
             optimizer.step()
             was_on.append(torch.autograd._profiler_enabled())

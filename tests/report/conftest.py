@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.report.browsing import CHROMIUM, FLAGS
+from tests.report.browsing import CHROMIUM, FLAGS, MAX_WAIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -16,6 +16,6 @@ def browser() -> "Iterator[Browser]":
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=MAX_WAIT_MS)
         yield browser
         browser.close()

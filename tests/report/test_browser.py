@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from efprof.report.html import render_comparison_html, render_html
-from tests.report.browsing import needs_browser
+from tests.report.browsing import needs_browser, new_page
 from tests.report.report_sample import make_clean_report, make_comparison, make_report
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def open_page(browser: "Browser", path: Path, width: int, scheme: str, complaints: list[str]) -> "Page":
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = new_page(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or complaints.append(r.url))
@@ -84,7 +84,7 @@ def test_every_picture_that_is_not_closed_is_drawn_without_scrolling(
 def test_a_picture_that_is_not_drawn_keeps_its_text_readable_on_a_phone(
     browser: "Browser", files: dict[str, Path]
 ) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 900}, java_script_enabled=False)
+    page = new_page(browser, viewport={"width": 390, "height": 900}, java_script_enabled=False)
     page.goto(files["report"].as_uri())
     widths = [picture.bounding_box()["width"] for picture in page.locator(".printed").all()[:2]]  # type: ignore[index]
     assert min(widths) >= 600

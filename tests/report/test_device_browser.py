@@ -9,7 +9,7 @@ import pytest
 
 from efprof.model import AuditResult
 from efprof.report.html import render_html
-from tests.report.browsing import needs_browser
+from tests.report.browsing import needs_browser, new_page
 from tests.report.report_sample import make_report, make_segment_map, memory_finding
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write_page(folder: Path, num_blocks: int, num_segments: int) -> Path:
 
 @pytest.fixture
 def page(browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
-    page = browser.new_page(viewport={"width": 1000, "height": HEIGHT})
+    page = new_page(browser, viewport={"width": 1000, "height": HEIGHT})
     page.goto(write_page(tmp_path, 6, 3).as_uri())
     yield page
     page.close()
@@ -63,8 +63,7 @@ def test_what_one_points_at_is_told_until_one_leaves(page: "Page") -> None:
 
 
 def test_a_tap_tells_too_and_a_tap_elsewhere_ends_it(browser: "Browser", tmp_path: Path) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": HEIGHT}, has_touch=True)
-    page = context.new_page()
+    page = new_page(browser, viewport={"width": 390, "height": HEIGHT}, has_touch=True)
     page.goto(write_page(tmp_path, 6, 3).as_uri())
     box = page.locator(f"{SHOWN} [data-n]").first.bounding_box()
     assert box is not None
@@ -77,15 +76,14 @@ def test_a_tap_tells_too_and_a_tap_elsewhere_ends_it(browser: "Browser", tmp_pat
     assert place["x"] + place["width"] <= 390
     page.touchscreen.tap(3, 3)
     assert not told.is_visible()
-    context.close()
+    page.close()
 
 
 def test_two_hundred_segments_with_five_thousand_blocks_are_drawn_by_the_page_itself(
     browser: "Browser", tmp_path: Path
 ) -> None:
     """Nothing has to run or arrive first: that would take as long as torch's own viewer takes for its map."""
-    context = browser.new_context(viewport={"width": 1000, "height": 900}, java_script_enabled=False)
-    page = context.new_page()
+    page = new_page(browser, viewport={"width": 1000, "height": 900}, java_script_enabled=False)
     page.goto(write_page(tmp_path, 25, 200).as_uri())
     assert page.locator(f"{SHOWN} [data-n]").count() >= 5000
-    context.close()
+    page.close()

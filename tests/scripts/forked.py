@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch._dynamo  # the first optimizer would import it  # noqa: F401
 
-MAX_SECONDS = 60
-"""Ten times what the slowest takes on a busy machine: it hangs."""
+from tests.patience import MAX_WAIT_S
 
 
 def main(folder: Path, scripts: list[str]) -> None:
@@ -41,7 +40,7 @@ def free_port() -> int:
 
 
 def run(script: str, output: Path) -> None:
-    signal.alarm(MAX_SECONDS)
+    signal.alarm(MAX_WAIT_S)
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     sys.argv = [script]

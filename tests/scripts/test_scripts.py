@@ -14,6 +14,7 @@ import pytest
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import read_trace, trace_paths
+from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded, environment_of, record_command
 
 FOLDER = Path(__file__).parent
@@ -126,7 +127,7 @@ def run_bare(scripts: list[Script], folder: Path) -> None:
         env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1])}),
         stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
+        timeout=2 * MAX_WAIT_S,
     )
     assert done.returncode == 0, done.stderr
 

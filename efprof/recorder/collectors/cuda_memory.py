@@ -14,7 +14,8 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.cuda_history import CudaHistory, is_possible, why_backend_has_none
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
+from efprof.recorder.session import MIN_WINDOW_NS, Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, MemoryPeaks
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
@@ -43,6 +44,8 @@ class CudaMemory:
         session.on_end("cuda_memory", self.end)
         session.shell.when_stopped("cuda_memory", self._abandon)
         session.undo_at_end([_watch_program(session, self)])
+        for start, end, _ in self._wanted:
+            session.loop.sampling.want(start, end)
 
     def cuda_began(self) -> None:
         """CUDA is initialised; nothing is allocated yet. A window that is due now starts cold."""
@@ -60,7 +63,7 @@ class CudaMemory:
 
     def begin(self, step: OpenStep) -> None:
         """Open the window that is due, and mark the steps that it slows down."""
-        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number
+        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number and self._is_affordable()
         if is_due and self._end is None and self._may_be_on(step.number):
             start, end, why = self._wanted.pop(0)
             self._open(step.number + end - start, why)
@@ -97,15 +100,22 @@ class CudaMemory:
         is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
         return not is_traced and not torch._C._autograd._profiler_enabled()
 
+    def _is_affordable(self) -> bool:
+        """Steps that the user named are, whatever the budget says."""
+        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
+        return is_asked_for or self._session.budget.affords(MIN_WINDOW_NS)
+
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
         why = f"step {number} had {rise:.0%} more memory allocated than any before it"
+        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
         self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
         self._session.loop.disturb()
         self._history.turn_on()
         self._count += 1
+        self._session.loop.sampling.want(self._session.step_number, end)
         self._end, self._why, self._is_told = end, why, False
         step = self._session.loop.step
         if step is not None:
@@ -131,6 +141,7 @@ class CudaMemory:
         self._history.write(path)
         self._abandon()
         seconds = time.perf_counter() - start
+        self._session.budget.spend("windows", round(seconds * 1e9))
         self._session.note(
             WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=[path.name])
         )

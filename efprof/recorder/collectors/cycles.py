@@ -6,10 +6,8 @@ collection that is not looked at costs 0.9 us beside the 35 us of the collection
 """
 
 import gc
-import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,13 +15,9 @@ import msgspec
 from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, LargeCollection
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.writing import write_atomically
-from efprof.recorder import shell
-from efprof.recorder.collectors import stalls
 from efprof.recorder.garbage import look_at_garbage, may_look
-from efprof.recorder.memory import MAX_READING_SHARE
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
-from efprof.recorder.signal_errors import OWN_FOLDER
 
 LEAST_FREED_BYTES = 1024**2
 LEAST_FREED_SHARE = 0.05
@@ -36,6 +30,9 @@ LARGE_BEFORE_LOOK = 2
 """What only one collection finds is what the start of the program left; each further look takes twice as many."""
 
 MAX_LOOKS = 3
+
+READING_SHARE = 0.001
+"""Of the time, for reading memory around collections."""
 
 MAX_LISTED = 200
 """Large collections in the file; the rest is only counted."""
@@ -85,7 +82,7 @@ class Cycles:
 
     def _start(self) -> None:
         loop = self._session.loop
-        if loop.is_ours and loop.steps.num_finished and not _is_called_by_us(sys._getframe()):
+        if loop.is_ours and loop.steps.num_finished and not self._session.is_collecting:
             self._before = (time.perf_counter_ns(), self._session.memory.read()[0])
 
     def _stop(self, generation: int) -> None:
@@ -94,7 +91,7 @@ class Cycles:
         ended_ns = time.perf_counter_ns()
         freed = before - self._session.memory.read()[0]
         now = time.perf_counter_ns()
-        self._due_ns = now + round(2 * (now - ended_ns) / MAX_READING_SHARE)
+        self._due_ns = now + round(2 * (now - ended_ns) / READING_SHARE)
         self._num_read += 1
         if freed >= max(LEAST_FREED_BYTES, LEAST_FREED_SHARE * before):
             self._note(generation, before, freed, (ended_ns - began_ns) / 1e9)
@@ -119,18 +116,25 @@ class Cycles:
 
     def _look(self) -> None:
         self._num_looks += 1
-        if may_look():
-            self._session.loop.disturb()
-            self._cycles = look_at_garbage(self._generation, self._session.sites)
-            if self._cycles:
-                self._session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
-            self.write()
+        if not may_look():
+            return
+        session, began_ns = self._session, time.perf_counter_ns()
+        session.loop.disturb()
+        session.is_collecting = True
+        try:
+            self._cycles = look_at_garbage(self._generation, session.sites)
+        finally:
+            session.is_collecting = False
+        if self._cycles:
+            session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
+        self.write()
+        session.budget.spend("cycles", time.perf_counter_ns() - began_ns)
 
 
 def start(session: Session) -> None:
     """Be called at collections and at the ends of steps."""
     cycles = Cycles(session)
-    called = session.loop.watch.collecting(cycles)
+    called = session.shell.owing(cycles)
     gc.callbacks.append(called)
     session.undo_at_end([lambda: _remove(called)])
     session.subscribe(session.loop.step_ended, "cycles", cycles.finish)
@@ -140,19 +144,3 @@ def start(session: Session) -> None:
 def _remove(called: Callable[..., Any]) -> None:
     if called in gc.callbacks:  # the program may have emptied the list
         gc.callbacks.remove(called)
-
-
-def _is_called_by_us(frame: FrameType) -> bool:
-    """Whether the recorder itself called `gc.collect`, which `stalls` wraps: that frees what a window took."""
-    callers: Iterator[FrameType] = _callers(frame)
-    wrapper = next((caller for caller in callers if caller.f_code.co_filename not in (shell.__file__, __file__)), None)
-    if wrapper is None or wrapper.f_code.co_filename != stalls.__file__:
-        return False
-    caller = next(callers, None)
-    return caller is not None and caller.f_code.co_filename.startswith(OWN_FOLDER)
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

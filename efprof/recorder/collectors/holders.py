@@ -1,233 +1,282 @@
-"""Counts twice who holds tensors, some steps apart, when memory has grown for a while, and keeps what grew.
+"""Counts who holds tensors after 20, 40, 80 and so many steps, and watches for a few steps what got larger in between.
 
-With `--holders` also at fixed steps, whether or not memory grows; then it keeps what did not grow as well. With
+Also around the first restarts of the loader that feeds the training, before the program goes on: what it clears after
+each epoch shows as cleared. And at the end. As far as the budget goes; with `--holders` regardless of it, with
 `--no-holders` never.
 """
 
+import functools
+import os
+import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from statistics import median
+from collections import Counter
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
 
 import msgspec
 
 from efprof.artifacts.events import Census as CensusEvent
-from efprof.artifacts.holders import Holder, HolderCensus
+from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.writing import write_atomically
 from efprof.recorder.census import Census
+from efprof.recorder.grown_containers import Grown, GrownContainers, described, matters
+from efprof.recorder.growth_watch import MAX_NS, GrowthWatch
+from efprof.recorder.heap import look_at_heap
 from efprof.recorder.held import Held
 from efprof.recorder.open_step import OpenStep
+from efprof.recorder.places import Handles, Key
 from efprof.recorder.session import Session
+from efprof.recorder.watched_things import State, Thing, states_of
 
-FIRST_CHECK = 8
-"""Steps before the first look: what a program allocates on its first steps, it keeps for good."""
+FIRST_COUNT = 20
+"""Steps; what a program allocates on its first ones, it keeps for good. Each later count is at twice as many."""
 
-STEPS_APART = 4
-"""Between the two counts: a holder that grows does so by at least one tensor in four steps."""
+FIRST_COST_NS = 200_000_000
+"""Of a count, before one was taken."""
 
-MAX_CENSUSES = 3
-
-FIXED_FACTOR = 10
-"""Each census that was asked for comes at ten times the step of the last: 8, 80, 800; a little later where steps are
-so short that they are finished together."""
-
-MAX_STEPS_BACK = 512
-"""A look goes back over half of the steps so far, and no further: a longer memory would itself grow."""
-
-MIN_GROWTH_BYTES = 512
-"""Per step; where graphs are kept, the retained_graph audit alarms at it: a loss and its node take a kilobyte."""
-
-MIN_GROWTH_SEEN_BYTES = 10 * 1024
-"""In all the steps looked back on: a program that keeps nothing grows by 0.8 KB on most of its first 20 (measured)."""
-
-MIN_SHARE_RISING = 0.75
-"""Of the steps looked back on; a sawtooth rises in half of them."""
-
-MIN_JUMPS = 3
-"""As many that none follows below, and memory grows every so many steps; a window and a first evaluation leave two."""
-
-MOST_STEPS_APART = 32
-"""As many the second count waits for memory to rise, which may not happen in every step."""
+MAX_RESTARTS = 2
+"""Of the loader: two tell what is cleared, and each takes two counts."""
 
 MAX_HOLDERS = 500
 """In one file; a dictionary of tensors has as many holders as keys."""
 
+MAX_WATCHED = 32
+"""Things at a time, those that grew most: each is compared after every line."""
+
+MIN_WATCHED_STEPS = 12
+
+WATCHED_PART = 8
+"""Of the steps so far: what grows at each evaluation is seen in a later watch. Its time is limited all the same."""
+
+MAX_TIMES_SEEN = 2
+"""Watches that saw the same thing grow: the second one tells whether the same line does it still."""
+
 
 class Holders:
-    """Looks at the memory after every step, and takes a census where it grows; each later look is further off."""
+    """Takes counts and watches, by turns."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._keeps_all = bool(session.options.holders)
-        self._next_fixed = FIRST_CHECK
-        self._allocated: deque[tuple[int, int]] = deque(maxlen=MAX_STEPS_BACK)
-        self._num_seen = 0
-        self._next_check = 2 * FIRST_CHECK if self._keeps_all else FIRST_CHECK  # the first fixed one sees as much
-        self._wished_ns: int | None = None
-        self._before: tuple[int, Census] | None = None
-        self._num_seen_before = 0
-        self._awaits_rise = False
-        self._num_for_growth = 0
-        self._count = 0
+        self._is_asked_for = bool(session.options.holders)
+        self._due = FIRST_COUNT
+        self._cost_ns = FIRST_COST_NS
+        self._count = self._num_watches = self._num_restarts = 0
+        self._containers = GrownContainers(session)
+        self._sizes: dict[Key, tuple[int, int, int]] = {}
+        """Of each holder at the last count: bytes, nodes of graphs and length."""
+        self._watch: GrowthWatch | None = None
+        self._first_watched = 0
+        self._seen: Counter[tuple[str | None, str | None, int | None]] = Counter()
+        """In how many watches each thing was seen to grow."""
+        self._loader: int | None = None
+        self._is_loader_over = False
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """Note the memory; count where it is time to."""
-        self._note(record)
-        if record.window is not None:
-            return  # a profiler's window would note everything that a census does
-        if self._before is None and self._wished_ns is None and not self._is_time(step.number + 1):
+        """A step ended: go on watching; count where it is time to."""
+        self._loader = step.loader
+        is_traced = record.window is not None
+        if self._watch is not None:
+            record.window = record.window or f"watch-{self._num_watches + 1}"
+            self.go_on_watching(step.number, is_last=is_traced)
+        # A profiler's window would note everything that a count does; once the program ends, its functions are over.
+        elif not is_traced and step.number + 1 >= self._due and not self._session.is_ended:
+            self.count("step", step.number)
+
+    def go_on_watching(self, number: int, *, is_last: bool = False) -> None:
+        """A step ended, light or not."""
+        if self._watch is not None:
+            self._session.loop.disturb()
+            if self._watch.step_ended() or is_last:
+                self.stop_watching(number)
+
+    def loader_ended(self, _: Any, number: int | None) -> None:
+        """The loader's iterator has no more batches."""
+        session = self._session
+        if number is None or number != self._loader:
             return
-        # Short steps may be finished together, long after they ended; between disturbed ones each is when it ends.
+        if session.step_number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
+            self._num_restarts += 1
+            self._is_loader_over = True
+            self.count("loader_ended", session.step_number - 1)
+
+    def loader_began(self, loader: Any) -> None:
+        """It is gone through once more."""
+        if self._is_loader_over and self._session.loader_numbers.get(loader) == self._loader:
+            self._is_loader_over = False
+            self.count("loader_began", self._session.step_number - 1)
+
+    def end(self) -> None:
+        """The program ends."""
+        num_steps = self._session.loop.num_steps
+        self.stop_watching(num_steps - 1)
+        if num_steps >= FIRST_COUNT or (self._is_asked_for and num_steps):
+            self.count("end", num_steps - 1)
+
+    def stop_watching(self, step: int) -> None:
+        """Write what was seen, if anything is watched."""
+        watch, self._watch = self._watch, None
+        self._session.loop.light.steps.is_slowed = False
+        if watch is not None:
+            watch.end()
+            self._session.budget.spend("watches", watch.spent_ns)
+            seen = watch.result(self._first_watched, step)
+            self._seen.update((one.scope, one.path, one.number) for one in seen.watched if one.changes)
+            self._write_watch(seen)
+
+    def abandon_watch(self) -> None:
+        """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+
+    def count(self, moment: Moment, step: int) -> None:
+        """If there is budget for it; after one between steps, watch what grew."""
+        session, budget = self._session, self._session.budget
+        if not (self._is_asked_for or moment == "end" or budget.affords_count(self._cost_ns)):
+            return
+        self.stop_watching(step)
+        began, computed = perf_counter_ns(), thread_time_ns()
+        heap = look_at_heap()
+        census = Census(self._session.sites, self._containers.met)
+        try:
+            self._containers.look(heap)
+            census.count(heap)
+            self._containers.leave_out_others()
+            name = self._write_count(census, moment, step)
+            self._cost_ns = thread_time_ns() - computed  # other programs on the machine make it no dearer
+            budget.spend("counts", self._cost_ns)
+            seconds = (perf_counter_ns() - began) / 1e9
+            self._session.note(CensusEvent(at_ns=time.time_ns(), step=step, file=name, seconds=seconds))
+            if moment == "step":
+                self._watch_what_grew(census, step)
+                while self._due <= step + 1:
+                    self._due *= 2
+                session.loop.sampling.want(self._due - 1, self._due)
+        finally:
+            self._sizes = {key: _size(held) for key, held in census.held.items()}
+            census.let_go()
+            self._containers.let_go()
         self._session.loop.disturb()
-        if self._before is not None:
-            num_apart = step.number - self._before[0]
-            is_early = self._awaits_rise and not self._has_risen()
-            if num_apart >= (MOST_STEPS_APART if is_early else STEPS_APART):
-                self._compare(step.number)
-        elif self._wished_ns is None:
-            self._wished_ns = time.perf_counter_ns()
-        elif step.start_ns > self._wished_ns:
-            self._wished_ns = None
-            self._before, self._num_seen_before = (step.number, self._census()), self._num_seen
 
-    def _note(self, record: StepRecord) -> None:
-        if record.memory and record.window is None:
-            self._allocated.append((record.step, record.memory[-1].allocated_bytes))
-            self._num_seen += 1
-
-    def _is_time(self, step: int) -> bool:
-        """Whether holders are to be counted at the end of this step, the next one to end."""
-        if self._keeps_all and step >= self._next_fixed:
-            self._next_fixed *= FIXED_FACTOR
-            self._awaits_rise = False
-            return True
-        if self._num_seen < self._next_check or self._num_for_growth >= MAX_CENSUSES:
-            return False
-        recent = list(self._allocated)[-(self._next_check // 2 + 1) :]
-        self._awaits_rise = is_growing = _is_rising(recent) or _is_rising_in_jumps(recent)
-        self._num_for_growth += is_growing
-        self._next_check = max(self._next_check + 4, int(self._next_check * 1.5))
-        return is_growing
-
-    def _has_risen(self) -> bool:
-        """Since the first count, by what was read after it: short steps are read now and then."""
-        num_since = self._num_seen - self._num_seen_before
-        sizes = [num_bytes for _, num_bytes in self._allocated][-num_since:] if num_since else []
-        return bool(sizes) and sizes[-1] - sizes[0] >= MIN_GROWTH_BYTES * (STEPS_APART - 1)
-
-    def _compare(self, step: int) -> None:
-        assert self._before is not None
-        start = time.perf_counter()
-        (first, before), self._before = self._before, None
-        after = self._census()
+    def _write_count(self, census: Census, moment: Moment, step: int) -> str:
+        holders = [self._counted(key, held, census) for key, held in census.held.items()]
+        holders.sort(key=lambda one: -(one.tensor_bytes + one.graph_bytes))
+        count = Count(
+            step=step,
+            moment=moment,
+            holders=holders[:MAX_HOLDERS],
+            containers=[self._described(grown, census) for grown in self._containers.most()],
+            is_partial=census.is_partial,
+        )
         self._count += 1
         name = f"holders-{self._count}.json"
-        grown, steady = _sorted(before, after)
-        if grown:
-            self._session.sites.keep_all()  # the statement that makes a holder grow may stand in any of them
-        census = HolderCensus(
-            step_before=first,
-            step_after=step,
-            holders=[self._named(holder) for holder in [*grown, *(steady if self._keeps_all else ())][:MAX_HOLDERS]],
-            is_partial=before.is_partial or after.is_partial,
+        write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(count)))
+        return name
+
+    def _counted(self, key: Key, held: Held, census: Census) -> Counted:
+        containers = census.handles[key].containers
+        is_one = len(containers) == held.num_counted == 1
+        return Counted(
+            path=held.path,
+            scope=held.scope,
+            owner=held.owner,
+            name=held.name,
+            file=held.file and self._session.sites.file(held.file),
+            type=held.type,
+            length=held.length,
+            max_length=held.max_length,
+            tensors=held.tensors,
+            tensor_bytes=held.tensor_bytes,
+            value_bytes=held.value_bytes,
+            graph_nodes=held.graph_nodes,
+            graph_bytes=held.graph_bytes,
+            entry=held.entry,
+            is_cut=key in census.cut or key in census.cut_graphs,
+            number=id(containers[0]) if is_one else None,
         )
-        write_atomically(self._session.rank_folder / name, msgspec.json.format(msgspec.json.encode(census)))
-        self._session.note(CensusEvent(at_ns=time.time_ns(), step=step, file=name, seconds=time.perf_counter() - start))
 
-    def _census(self) -> Census:
-        census = Census(self._session.sites)
-        census.count()
-        return census
+    def _described(self, grown: Grown, census: Census) -> Container:
+        place = grown.place
+        held = census.held.get((place.scope, place.path)) if place is not None and grown.inside is None else None
+        file = place.file and self._session.sites.file(place.file) if place is not None else None
+        return described(grown, held.max_length if held is not None else None, file)
 
-    def _named(self, holder: Holder) -> Holder:
-        file = holder.file and self._session.sites.file(holder.file)
-        return msgspec.structs.replace(holder, file=file)
+    def _watch_what_grew(self, census: Census, step: int) -> None:
+        """Have their lines watched for the next steps."""
+        session = self._session
+        things, states = self._things(census)
+        if not things or not (self._is_asked_for or session.budget.affords_count(MAX_NS)):
+            return
+        guarded = functools.partial(session.shell.guarded, "holders")
+        watch = GrowthWatch(session.sites, things, states, guarded)
+        num_steps = max(MIN_WATCHED_STEPS, step // WATCHED_PART)
+        why_not = watch.begin(sys._getframe(), num_steps)
+        if why_not is None:
+            self._watch, self._first_watched = watch, step + 1
+            session.loop.light.steps.is_slowed = True
+        else:
+            watch.end()
+            if not self._num_watches:
+                self._write_watch(Watch(first_step=step + 1, last_step=step + 1, watched=[], why_not=why_not))
+
+    def _things(self, census: Census) -> tuple[list[Thing], list[State]]:
+        """What grew since the last count and was not watched in vain, or seen, before."""
+        grown = dict(self._containers.grown)
+        found: list[tuple[Thing, Handles, bool]] = []
+        for key in self._grown_holders(census):
+            held, handles = census.held[key], census.handles[key]
+            longer = [id(one) for one in handles.containers if grown.pop(id(one), None)]
+            file = held.file and self._session.sites.file(held.file)
+            number = longer[0] if len(handles.containers) == len(longer) == 1 else None
+            found.append((Thing(held.path, held.scope, file, number), handles, bool(longer)))
+        for address, one in grown.items():
+            if one.place is None and not matters(one):
+                continue  # a library's own, of which every program has some
+            path, scope = (one.place.path, one.place.scope) if one.place is not None else (None, None)
+            file = one.place.file and self._session.sites.file(one.place.file) if one.place is not None else None
+            found.append((Thing(path, scope, file, address), Handles(containers=[one.value]), True))
+        found = [item for item in found if self._is_wanted(item[0])][:MAX_WATCHED]
+        states = [
+            state for thing, handles, is_longer in found for state in states_of(thing, handles, got_longer=is_longer)
+        ]
+        return [thing for thing, _, _ in found], states
+
+    def _grown_holders(self, census: Census) -> list[Key]:
+        """Those that grew most first."""
+        growth = {}
+        for key, held in census.held.items():
+            before = self._sizes.get(key)
+            if before is not None and key not in census.cut:
+                more = [now - then for now, then in zip(_size(held), before, strict=True)]
+                if key in census.cut_graphs:
+                    more[1] = 0
+                if max(more) > 0:
+                    growth[key] = more
+        return sorted(growth, key=lambda key: growth[key], reverse=True)
+
+    def _is_wanted(self, thing: Thing) -> bool:
+        return self._seen[thing.scope, thing.path, thing.number] < MAX_TIMES_SEEN
+
+    def _write_watch(self, watch: Watch) -> None:
+        self._num_watches += 1
+        path = self._session.rank_folder / f"watch-{self._num_watches}.json"
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(watch)))
 
 
 def start(session: Session) -> None:
-    """Listen to the ends of steps."""
-    if session.options.holders is not False:
-        session.subscribe(session.loop.step_ended, "holders", Holders(session).finish)
+    """Listen to the ends of steps, and of the loader."""
+    if session.options.holders is False:
+        return
+    holders = Holders(session)
+    session.shell.when_stopped("holders", holders.abandon_watch)
+    os.register_at_fork(after_in_child=holders.abandon_watch)
+    session.subscribe(session.loop.step_ended, "holders", holders.finish)
+    session.subscribe(session.loop.light.steps.closed, "holders", lambda number, _: holders.go_on_watching(number))
+    session.on_end("holders", holders.end)
+    session.subscribe(session.loop.loader_ended, "holders", holders.loader_ended)
+    session.subscribe(session.loop.loader_began, "holders", holders.loader_began)
 
 
-def _is_rising(recent: Sequence[tuple[int, int]]) -> bool:
-    """Whether memory rises in most steps, by the (step, bytes) looked back on."""
-    rises = [(after - before) / (late - early) for (early, before), (late, after) in pairwise(recent)]
-    is_rising = sum(rise > 0 for rise in rises) >= MIN_SHARE_RISING * len(rises)
-    # The median: what a window leaves behind, once, is no growth.
-    least = max(MIN_GROWTH_BYTES, MIN_GROWTH_SEEN_BYTES / len(rises))
-    return is_rising and median(rises) >= least
-
-
-def _is_rising_in_jumps(recent: Sequence[tuple[int, int]]) -> bool:
-    """Whether it rises every so many steps, as by an evaluation, and stays there; no jump is most of it."""
-    lowest = list(accumulate((num_bytes for _, num_bytes in reversed(recent)), min))[::-1]
-    jumps = [after - before for before, after in pairwise(lowest) if after - before >= MIN_GROWTH_SEEN_BYTES]
-    is_enough = sum(jumps) >= MIN_GROWTH_BYTES * (recent[-1][0] - recent[0][0])
-    return len(jumps) >= MIN_JUMPS and 2 * max(jumps) <= sum(jumps) and is_enough
-
-
-def _sorted(before: Census, after: Census) -> tuple[list[Holder], list[Holder]]:
-    """What grew and what did not, most bytes first; of what was not counted to its end nobody knows that it grew."""
-    is_partial = before.is_partial or after.is_partial
-    unsure = before.cut | after.cut
-    unsure_graphs = before.cut_graphs | after.cut_graphs
-    grown, steady = [], []
-    for key, held in after.held.items():
-        earlier = before.held.get(key)
-        if key in unsure_graphs and earlier is not None:
-            _level_graphs(earlier, held)
-        if key in unsure or (is_partial and earlier is None):
-            steady.append(_holder(held, held))
-        elif _has_grown(earlier, held):
-            grown.append(_holder(earlier, held))
-        elif earlier is not None:
-            steady.append(_holder(earlier, held))
-    grown.sort(key=lambda holder: -_growth(holder))
-    steady.sort(key=lambda holder: -(holder.tensor_bytes_after + holder.graph_bytes_after))
-    return grown, steady
-
-
-def _level_graphs(before: Held, after: Held) -> None:
-    before.graph_nodes = after.graph_nodes = min(before.graph_nodes, after.graph_nodes)
-    before.graph_bytes = after.graph_bytes = min(before.graph_bytes, after.graph_bytes)
-
-
-def _growth(holder: Holder) -> int:
-    tensor_bytes = holder.tensor_bytes_after - holder.tensor_bytes_before
-    return tensor_bytes + holder.graph_bytes_after - holder.graph_bytes_before
-
-
-def _has_grown(before: Held | None, after: Held) -> bool:
-    """A container that appeared between the counts is a local of the moment, unless it holds several steps' worth."""
-    if before is None:
-        return after.tensors >= STEPS_APART
-    return (
-        after.tensors > before.tensors
-        or after.graph_nodes > before.graph_nodes
-        or after.tensor_bytes > before.tensor_bytes  # one tensor that is joined with the next: torch.cat
-    )
-
-
-def _holder(before: Held | None, after: Held) -> Holder:
-    return Holder(
-        path=after.path,
-        scope=after.scope,
-        owner=after.owner,
-        name=after.name,
-        file=after.file,
-        type=after.type,
-        tensors_before=before.tensors if before else 0,
-        tensors_after=after.tensors,
-        tensor_bytes_before=before.tensor_bytes if before else 0,
-        tensor_bytes_after=after.tensor_bytes,
-        graph_nodes_before=before.graph_nodes if before else 0,
-        graph_nodes_after=after.graph_nodes,
-        graph_bytes_before=before.graph_bytes if before else 0,
-        graph_bytes_after=after.graph_bytes,
-        length_before=before.length if before else 0,
-        length_after=after.length,
-        max_length=after.max_length if before is None or before.max_length == after.max_length else 0,
-    )
+def _size(held: Held) -> tuple[int, int, int]:
+    return held.tensor_bytes + held.graph_bytes, held.graph_nodes, held.length

@@ -1,87 +1,109 @@
 """Enters the stage `data` in a loop that feeds itself from an iterator of the program's own.
 
-Seen are iterators whose class has a `__next__` in Python, from the third step on, and classes whose `__iter__` is a
-generator function, from their next `iter()` on. A generator that is running already cannot be seen: before Python
-3.12 nothing short of tracing every line tells that it is asked for an item.
+In the third step all classes are looked up that have living objects and iterate in Python. Each is watched until it has
+yielded an item to the function that calls backward: the first that yields tensors there feeds the loop, the rest is
+left alone. A class whose `__iter__` is a generator function is seen from its next `iter()` on. A generator that is
+running already cannot be seen: before Python 3.12 nothing short of tracing every line tells that it is asked.
 """
 
 import functools
+import gc
+import inspect
 import sys
 from collections.abc import Callable, Generator
+from time import perf_counter_ns
+from types import CodeType, FunctionType
 from typing import Any
 
-from efprof.recorder.hooks import Undo, replace
-from efprof.recorder.iterators import classes_around, is_generator
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from efprof.recorder.frames import callers
+from efprof.recorder.hooks import Undo, fetching, replace
 from efprof.recorder.open_step import num_samples
-from efprof.recorder.pattern import FETCH, FETCHED
 from efprof.recorder.session import Session
 from efprof.recorder.stand_in import StandIn
+from efprof.recorder.user_classes import user_file_of
 
 STEPS_TO_WAIT = 2
 """A loop with a DataLoader has asked it for a batch by then."""
 
+LOOK_NS = 300_000_000
+"""At most, for the types of a million objects."""
+
+MAX_CLASSES = 32
+
+MAX_ITEMS = 100
+"""Of a class, yielded to other functions; then it is left alone."""
+
 
 class Feed:
-    """Watches one class at a time; one that yields no tensors, or not once per step, is left alone again."""
+    """Watches classes until one is trusted; that one, as long as it yields a batch per step."""
 
     def __init__(self, session: Session) -> None:
-        loop, sprint, guarded = session.loop, session.sprint, session.shell.guarded
+        loop, guarded = session.loop, session.shell.guarded
         self._session = session
         self._loop = loop
-        self._mark, self._counted = sprint.watch.mark, sprint.watch.counted
-        self._began = guarded("loop", lambda: loop.fetch_began(None))
-        self._ended = guarded("loop", loop.fetch_ended)
-        self._count = guarded("loop", sprint.count)
-        self._exhausted = guarded("loop", loop.data_ended)
-        self._broke_off = guarded("loop", loop.fetch_broke_off)
+        self._fetch = fetching(loop, session.shell, lambda advance: advance(), lambda _: None)
         self._judge = guarded("iterators", self._judge_item)
         self._looked = guarded("iterators", self._look)
-        self._candidates: list[type] = []
-        self._undo: Undo | None = None
-        self._is_trusted = self._has_fed = self._is_fetching = False
+        self._watched: dict[type, Undo] = {}
+        self._num_items: dict[type, int] = {}
+        self._around: set[CodeType] = set()
+        """The user's functions that ran when backward was called."""
+        self._trusted: type | None = None
+        self._has_fed = self._is_fetching = False
         loop.backward_began.append(self._looked)
 
     def remove(self) -> None:
-        """Leave the class as it was."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        """Leave all classes as they were."""
+        for kind in list(self._watched):
+            self._watched.pop(kind)()
 
     def _look(self, *_: object) -> None:
         """Once, as soon as it is clear that no DataLoader feeds the loop."""
-        loop = self._loop
+        loop, budget = self._loop, self._session.budget
         if loop.num_steps < STEPS_TO_WAIT:
             return
         loop.backward_began = [listener for listener in loop.backward_began if listener is not self._looked]
-        if not (loop.steps.has_loader or loop.steps.has_marks):
-            self._candidates = classes_around(sys._getframe(), self._session.sites.is_user_code)
-            self._watch_next()
-
-    def _watch_next(self) -> None:
-        self.remove()
-        self._is_trusted = self._has_fed = False
-        if self._candidates:
-            kind = self._candidates.pop(0)
-            watch = self._watched_generator if is_generator(kind) else self._watched_next
-            name = "__iter__" if is_generator(kind) else "__next__"
+        if loop.steps.has_loader or loop.steps.has_marks or not budget.affords(LOOK_NS):
+            return
+        began_ns = perf_counter_ns()
+        self._around = {frame.f_code for frame in callers(sys._getframe()) if self._is_user_code(frame.f_code)}
+        kinds = filter(self._may_feed, set(map(type, gc.get_objects())))
+        for kind in sorted(kinds, key=_is_generator)[:MAX_CLASSES]:
+            name = "__iter__" if _is_generator(kind) else "__next__"
             original = getattr(kind, name)
-            self._undo = replace(kind, name, StandIn(watch(original), original))
+            watch = self._watched_generator if _is_generator(kind) else self._watched_next
+            self._watched[kind] = replace(kind, name, StandIn(watch(kind, original), original))
+        budget.spend("iterators", perf_counter_ns() - began_ns)
 
-    def _watched_next(self, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _may_feed(self, kind: type) -> bool:
+        """Whether it yields its items by a Python function of its own; of libraries' classes only if they do so."""
+        if issubclass(kind, (DataLoader, _BaseDataLoaderIter)):
+            return False
+        if isinstance(_method(kind, "__next__"), FunctionType):
+            return True
+        return _is_generator(kind) and user_file_of(kind, self._session.sites) is not None
+
+    def _is_user_code(self, code: CodeType) -> bool:
+        return self._session.sites.is_user_code(code)
+
+    def _watched_next(self, kind: type, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(advance)
         def fetch(iterator: Any) -> Any:
-            return self._take(functools.partial(advance, iterator))
+            return self._take(kind, functools.partial(advance, iterator))
 
         return fetch
 
-    def _watched_generator(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _watched_generator(self, kind: type, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(start)
         def iterate(iterable: Any) -> Generator[Any, None, Any]:
             items = start(iterable)
             try:
                 while True:
                     try:
-                        item = self._take(items.__next__)
+                        item = self._take(kind, items.__next__)
                     except StopIteration as end:
                         return end.value
                     yield item
@@ -90,49 +112,49 @@ class Feed:
 
         return iterate
 
-    def _take(self, advance: Callable[[], Any]) -> Any:
+    def _take(self, kind: type, advance: Callable[[], Any]) -> Any:
         """The next item; a fetch, unless another one is going on or nobody knows yet whether there are tensors."""
-        if self._is_fetching or self._undo is None or not self._loop.is_ours:
+        if self._is_fetching or kind not in self._watched or not self._loop.is_ours:
             return advance()
         is_left = self._has_fed and not self._loop.steps.has_loader
-        if is_left or not self._is_trusted:
-            item = advance()
-            self._judge(item, is_left)
-            return item
+        is_fetch = kind is self._trusted and not is_left
         self._is_fetching = True
+        self._has_fed |= is_fetch
         try:
-            return self._fetch(advance)
+            item = self._fetch(advance) if is_fetch else advance()
         finally:
             self._is_fetching = False
+        if not is_fetch:
+            self._judge(kind, item, is_left)
+        return item
 
-    def _fetch(self, advance: Callable[[], Any]) -> Any:
-        self._has_fed = True
-        has_come = False
-        try:  # from the first mark on: a signal's handler may raise in it
-            if not self._mark(FETCH):
-                self._began()
-            batch = advance()
-            has_come = True
-        except StopIteration:
-            self._exhausted()
-            raise
-        finally:
-            if not has_come:
-                self._broke_off()
-        if not self._mark(FETCHED):
-            self._ended(batch)
-        elif not self._counted(batch):
-            self._count(batch)
-        return batch
-
-    def _judge_item(self, item: object, is_left: bool) -> None:
+    def _judge_item(self, kind: type, item: object, is_left: bool) -> None:
         """Trust what yields tensors, from the next one on; not what the loop makes steps without."""
-        if not is_left and num_samples(item):
-            self._is_trusted = True
-        else:
-            self._watch_next()
+        if is_left or not num_samples(item):
+            self._watched.pop(kind)()
+            return
+        users = (frame.f_code for frame in callers(sys._getframe()) if self._is_user_code(frame.f_code))
+        asking = next((code for code in users if not code.co_flags & inspect.CO_GENERATOR), None)
+        if asking in self._around:
+            own, self._trusted = self._watched.pop(kind), kind
+            self.remove()
+            self._watched[kind] = own
+            return
+        self._num_items[kind] = self._num_items.get(kind, 0) + 1
+        if self._num_items[kind] >= MAX_ITEMS:
+            self._watched.pop(kind)()
 
 
 def start(session: Session) -> None:
     """Wait until the loop has shown whether it has a DataLoader."""
     session.undo_at_end([Feed(session).remove])
+
+
+def _method(kind: type, name: str) -> object:
+    """As its classes define it, without asking a metaclass."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _is_generator(kind: type) -> bool:
+    """Whether it has no `__next__`, and its `__iter__` is a generator function."""
+    return _method(kind, "__next__") is None and inspect.isgeneratorfunction(_method(kind, "__iter__"))

@@ -3,7 +3,6 @@
 import functools
 import sys
 import time
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -15,31 +14,26 @@ from efprof.recorder.session import Session
 
 def start(session: Session) -> None:
     """Number every loader; its iterators carry the number to the loop."""
-    original, start_over = DataLoader.__init__, DataLoader.__iter__
+    original = DataLoader.__init__
     num_built = 0
 
-    def note(loader: Any, caller: FrameType) -> None:
+    def note(loader: Any) -> None:
         nonlocal num_built
-        if not session.loop.is_ours or loader in session.loader_numbers:
-            return
-        site = session.sites.of_caller(caller)
-        session.loader_numbers[loader] = num_built
-        session.note(_event(session.step_number, num_built, loader, site))
-        num_built += 1
+        if session.loop.is_ours and loader not in session.loader_numbers:
+            site = session.sites.of_caller(sys._getframe())
+            session.loader_numbers[loader] = num_built
+            session.note(_event(session.step_number, num_built, loader, site))
+            num_built += 1
 
     noted = session.shell.guarded("loaders", note)
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        noted(self, sys._getframe(1))
+        noted(self)
 
-    @functools.wraps(start_over)
-    def iterate(self: Any) -> Any:
-        noted(self, sys._getframe(1))  # it may have been built before the recording began
-        return start_over(self)
-
-    session.undo_at_end([replace(DataLoader, "__init__", build), replace(DataLoader, "__iter__", iterate)])
+    session.undo_at_end([replace(DataLoader, "__init__", build)])
+    session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 
 
 def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:

@@ -47,11 +47,10 @@ def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
     kind, watch = torch.amp.GradScaler, _ScalerWatch(session)
     note_scaled = session.shell.guarded("loss_scaling", watch.note_scaled)
-    count_updates = session.shell.guarded("loss_scaling", watch.count_updates)
     note_step = session.shell.guarded("loss_scaling", watch.note_step)
     note_scale = session.shell.guarded("loss_scaling", watch.note_scale)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
-    in_update = functools.partial(updating, session.loop, session.sprint, session.shell)
+    in_update = functools.partial(updating, session.loop, session.shell)
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)
@@ -69,7 +68,7 @@ def _watch_scalers(session: Session) -> list[Undo]:
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not _is_enabled(self):
             return step(self, optimizer, *args, **kwargs)
-        before = count_updates()
+        before = session.loop.num_updates
         result = stage_step(self, optimizer, *args, **kwargs)
         note_step(optimizer, before)
         return result
@@ -94,20 +93,13 @@ class _ScalerWatch:
         """Backward will be called on `scaled`; the loss to show is `outputs`."""
         if self._loop.is_ours:
             self._loop.scaled_losses.note(outputs, scaled, getattr(scaler, "_scale", None))
-            self._loop.watch.takes_numbers = False  # the stopwatch would read the scaled one
 
-    def count_updates(self) -> tuple[int, int]:
-        """The steps that are finished, and the updates of the open one: every update makes either more."""
-        self._loop.leave_sprint()
-        step = self._loop.step
-        return self._loop.num_steps, 0 if step is None else len(step.stepped)
-
-    def note_step(self, optimizer: torch.optim.Optimizer, before: tuple[int, int]) -> None:
+    def note_step(self, optimizer: torch.optim.Optimizer, num_before: int) -> None:
         """After `scaler.step`: where no optimizer stepped, the scaler held it back.
 
         Any, since the one that the scaler knows may be the program's own class around another one.
         """
-        if self.count_updates() == before:
+        if self._loop.num_updates == num_before:
             self._loop.optimizer_skipped(optimizer)
 
     def note_scale(self, scaler: Any) -> None:

@@ -1,38 +1,34 @@
-"""Reads each step's loss and gradients: on the CPU at once, on a device a step late and without waiting."""
+"""Reads the loss of every step, and the gradients of those recorded in full: on the CPU at once, on a device late and
+without waiting.
+"""
 
 import math
+import sys
 import time
 import weakref
 from collections import Counter
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
-from efprof.artifacts.pending import NAN_NORM
 from efprof.artifacts.steps import StepRecord, spelled
-from efprof.recorder.canaries import Canaries
 from efprof.recorder.clips import Clips
-from efprof.recorder.end_readings import TOUCHED_NS
 from efprof.recorder.gradients import (
     answers_late,
     device_norm,
     global_norm,
     is_a_mode_on,
     is_plain,
-    is_plain_scalar,
     is_set,
     outside_modes,
     read_value,
     weighted_losses,
 )
 from efprof.recorder.graph import find_steep, find_suspects
-from efprof.recorder.memory import ReadingPlan
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of
-from efprof.recorder.swaps import watch_swaps
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
@@ -42,26 +38,15 @@ MAX_HELD_BACK = 16
 """Updates in a row that a gradient scaler may hold back to find its scale: from its usual first one, 2**16, it has come
 down to 1 by then, and what overflows there is the training's own."""
 
-MAX_STRIDE = 400
-"""Steps between two that have all gradients read, which took 0.4 ms of a step of 9 ms (measured); in between, the norm
-by which they are clipped, or one of them, tells of a bad one."""
-
 
 class Numbers:
     """Adds up the open step's numbers, and fills them into its record."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._watch = session.loop.watch
-        self._watch.takes_numbers = True
         self._has_walked = False
         self._loss: weakref.ref[torch.Tensor] | None = None
-        self._clips = Clips(self._watch)
-        self._plan = ReadingPlan(max_stride=MAX_STRIDE)
-        self._step_ns = 0
-        self.canaries = Canaries(self._watch)
-        self._normless: WeakSet[torch.optim.Optimizer] = WeakSet()
-        """Those whose gradients are all sharded or sparse."""
+        self._clips = Clips()
         self._held_back: Counter[int] = Counter()
         """How often in a row, by the optimizer's first parameter: a class around one has the same."""
         self._num_held_back = 0
@@ -71,43 +56,76 @@ class Numbers:
 
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
-        losses = weighted_losses(tensors, gradients)
         self._clips.backward_began()
-        if not is_a_mode_on():
-            for loss, gradient in losses:
-                self._note_loss(step, loss, gradient)
-            return
-        with outside_modes():
-            for loss, gradient in losses:
-                if type(loss) is torch.Tensor:  # what others do, a mode may be needed for
-                    self._note_loss(step, loss, gradient)
-
-    def _note_loss(self, step: OpenStep, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """`gradient` multiplies the loss: -1 makes a score of it."""
         opened = _numbers_of(step)
-        shown = self._session.loop.scaled_losses.unscaled(loss)
-        factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
-        self._watch.takes_numbers = shown is loss and is_plain_scalar(loss)
-        if not shown.is_cpu:
-            if answers_late(shown):
+        for value in self._losses(step.number, tensors, gradients, step.sequence, step.backward_site):
+            if isinstance(value, torch.Tensor):
+                opened.device_losses += (value,)
+            else:
+                opened.loss = value if opened.loss is None else opened.loss + value
+
+    def read_light(self, number: int, tensors: Any, gradients: Any) -> float | torch.Tensor | None:
+        """The same in a light step: the loss, now or on the device."""
+        is_usual = type(tensors) is torch.Tensor and gradients is None  # as `loss.backward()` has it
+        if is_usual and not is_a_mode_on():
+            shown = self._session.loop.scaled_losses.unscaled(tensors)
+            value = read_value(shown) if shown.is_cpu and shown.numel() == 1 else None
+            if type(value) is float and math.isfinite(value):
+                return value
+        values = self._losses(number, tensors, gradients, None, None)
+        on_device = [value for value in values if isinstance(value, torch.Tensor)]
+        if on_device:
+            return on_device[0] if len(on_device) == 1 else torch.stack(on_device).sum()
+        return sum(value for value in values if not isinstance(value, torch.Tensor)) if values else None
+
+    def _losses(
+        self, number: int, tensors: Any, gradients: Any, sequence: int | None, site: str | None
+    ) -> list[float | torch.Tensor]:
+        """Each of them, times what it is given as its gradient; of those on a device a copy that lies there."""
+        losses = weighted_losses(tensors, gradients)
+        if not is_a_mode_on():
+            return self._values(number, losses, sequence, site)
+        with outside_modes():  # what other kinds of tensors do, a mode may be needed for
+            plain = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
+            return self._values(number, plain, sequence, site)
+
+    def _values(
+        self,
+        number: int,
+        losses: list[tuple[torch.Tensor, torch.Tensor | None]],
+        sequence: int | None,
+        site: str | None,
+    ) -> list[float | torch.Tensor]:
+        values: list[float | torch.Tensor] = []
+        for loss, gradient in losses:
+            shown = self._session.loop.scaled_losses.unscaled(loss)
+            if shown.is_cpu:
+                self._loss = weakref.ref(loss)
+                # A gradient of -1 makes a score of it.
+                factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
+                values.append(value := factor * float(read_value(shown)))
+                if not self._has_walked and not math.isfinite(value):
+                    self._note_bad_loss(number, value, loss, sequence, site)
+            elif answers_late(shown):
                 # A copy: the program may average the loss over its ranks, in place, before it is read.
                 copied = shown.detach().reshape(()).to(torch.float32, copy=True)
-                opened.device_losses += (copied if gradient is None else copied * gradient.detach().reshape(()),)
-            return
-        self._loss = weakref.ref(loss)
-        value = factor * float(read_value(shown))
-        if not self._watch.add_loss(value):
-            opened.loss = value if opened.loss is None else opened.loss + value
-        if not self._has_walked and not math.isfinite(value):
-            self._has_walked = True
-            self._note_bad(step, "loss", value, find_suspects(loss, step.sequence or 0))
+                values.append(copied if gradient is None else copied * gradient.detach().reshape(()))
+        return values
+
+    def _note_bad_loss(
+        self, number: int, value: float, loss: torch.Tensor, sequence: int | None, site: str | None
+    ) -> None:
+        self._has_walked = True
+        session = self._session
+        suspects = find_suspects(loss, sequence or 0)
+        self._note(number, "loss", value, site or session.sites.of_caller(sys._getframe()), suspects)
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
         """Gradients of this norm were clipped to that one at most."""
         self._clips.note(self._session.step_number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        """Note the learning rate; where this step can afford it, count the gradients about to be applied and more."""
+        """Note the learning rate, count the gradients about to be applied, and more."""
         if not is_a_mode_on():
             self._note_gradients(step, optimizer)
             return
@@ -121,21 +139,8 @@ class Numbers:
         opened.is_guarded |= found_inf is not None
         self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or is_set(found_inf))
         if opened.learning_rate is None and step.learning_rate is None:
-            # Of the first optimizer, which may have stepped in a sprint that another one broke off.
-            rate = learning_rate_of(optimizer)
-            opened.learning_rate = None if rate is not None and self._watch.note_rate(rate) else rate
-        clip_norm = None if optimizer in self._normless else self._clips.take(step.number)
-        if opened.is_read is None:
-            opened.is_read = self._plan.is_due(step.number)
-            opened.lacks_norm = bool(step.stepped) and step.gradient_norm is None  # of one that stepped in a sprint
-        if not opened.is_read and self._is_known(opened, optimizer, clip_norm):
-            self.canaries.share(optimizer)
-            return
-        before = time.perf_counter_ns()
-        self._read_gradients(step, optimizer, clip_norm)
-        self._plan.note(step.number, time.perf_counter_ns() - before + TOUCHED_NS, self._step_ns)
-        self._watch.read_due = self._plan.next_step
-        self.canaries.share(optimizer)
+            opened.learning_rate = learning_rate_of(optimizer)
+        self._read_gradients(step, optimizer, self._clips.take(step.number))
 
     def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
         if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
@@ -146,33 +151,6 @@ class Numbers:
             return 0
         self._held_back[key] += 1
         return self._held_back[key]
-
-    def _is_known(self, opened: StepNumbers, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> bool:
-        """Whether the gradients need not be read: they are fine, or as bad as they were in earlier steps."""
-        if clip_norm is not None and not clip_norm.is_cpu:
-            opened.device_norms += (clip_norm,) if answers_late(clip_norm) else ()
-            return True
-        if clip_norm is not None:
-            value: float | None = read_value(clip_norm)
-        elif optimizer not in self.canaries:
-            return False
-        else:
-            canary = self.canaries[optimizer]
-            if canary is None:  # on a device, or sharded: no gradient can be looked at alone
-                opened.lacks_norm |= optimizer not in self._normless
-                return True
-            value = self.canaries.read(canary)
-        if value is None or not (math.isfinite(value) or self._is_counted_enough()):
-            return False
-        if clip_norm is not None or not math.isfinite(value):
-            self._add_norm(opened, abs(value))
-        else:
-            opened.lacks_norm = True
-        return True
-
-    def _add_norm(self, opened: StepNumbers, norm: float) -> None:
-        if not self._watch.note_norm(NAN_NORM if math.isnan(norm) else norm):
-            opened.add_norm(norm)
 
     def _is_counted_enough(self) -> bool:
         if self._num_held_back == MAX_HELD_BACK:
@@ -187,25 +165,19 @@ class Numbers:
         opened.num_gradients += len(parameters)
         dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
-        self.canaries.choose(optimizer, parameters)
         if not dense:
-            self._normless.add(optimizer)
             return
-        self._normless.discard(optimizer)
         if all(gradient.is_cpu for gradient in dense):
             norm = global_norm(dense)
             if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
-            self._add_norm(opened, norm)
+            opened.add_norm(norm)
             self._count_bad(step, dense, norm)
         elif answers_late(dense[0]):
             opened.device_norms += (device_norm(dense) if clip_norm is None else clip_norm,)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
-        # A step that was held up, by a checkpoint or an evaluation, must not make the next ones pay for long readings.
-        length_ns = int(record.total_us * 1000)
-        self._step_ns = min(length_ns, 2 * self._step_ns) if self._step_ns else length_ns
         opened: StepNumbers | None = step.numbers
         if opened is None:
             return
@@ -215,9 +187,7 @@ class Numbers:
         if opened.learning_rate is not None:
             record.learning_rate = opened.learning_rate
         if opened.loss is not None:
-            record.loss = spelled(opened.loss + (step.loss or 0.0))
-        if step.gradient_norm is not None:
-            opened.add_norm(step.gradient_norm)
+            record.loss = spelled(opened.loss)
         fill_norm(record, opened, opened.gradient_norm)
         is_on_device = step.scale is not None and answers_late(step.scale)
         if step.scale is not None and step.scale.is_cpu:
@@ -228,7 +198,7 @@ class Numbers:
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = _numbers_of(step)
         opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
-        if math.isfinite(norm):
+        if math.isfinite(norm) or self._is_counted_enough():
             return
         self._num_bad_reads[self._num_held_back > 0] += 1
         with torch.no_grad():
@@ -236,12 +206,15 @@ class Numbers:
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
         if not (self._has_walked or 0 < self._num_held_back < MAX_HELD_BACK):
             self._has_walked = True
-            known = self._watch.loss if self._watch.number == step.number and self._watch.loss else self._loss
-            loss = None if known is None else known()
-            self._note_bad(step, "gradient", norm, [] if loss is None else find_steep(loss, step.sequence or 0))
+            loss = None if self._loss is None else self._loss()
+            suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
+            self._note(step.number, "gradient", norm, step.backward_site, suspects)
 
-    def _note_bad(self, step: OpenStep, what: str, value: float, suspects: list[SuspectOperation]) -> None:
-        self._note(step.number, what, value, step.backward_site or self._session.sprint.site, suspects)
+    def note_late_loss(self, number: int, value: float, site: str | None) -> None:
+        """The device has told the loss of a light step, which is not finite."""
+        if not self._has_walked:
+            self._has_walked = True
+            self._note(number, "loss", value, site, [])
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
         """The device has told; by now backward has freed the graph that would show its birth."""
@@ -263,7 +236,8 @@ def start(session: Session) -> None:
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
-    session.undo_at_end(watch_swaps(session.shell.guarded("numbers", numbers.canaries.forget)))
+    loop.light.steps.read_loss = session.shell.guarded("numbers", numbers.read_light)
+    loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
 
 
 def _numbers_of(step: OpenStep) -> StepNumbers:

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from efprof.artifacts.events import RecordingEnded, StepInterrupted
+from efprof.recorder.failed_stage import stage_of_stack
 from efprof.recorder.grace import Grace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
@@ -32,6 +33,8 @@ class Signals:
         self._is_standing = False
         self._is_over = False
         self._ended_by: str | None = None
+        self._stage: str | None = None
+        """In which the program was then."""
 
     def stand(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
@@ -76,10 +79,11 @@ class Signals:
     def _ask_for_window(self, *_: Any) -> None:
         self._session.ask_for_window("signal")
 
-    def _close(self, number: int, _: FrameType | None) -> None:
+    def _close(self, number: int, frame: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
         if self._ended_by is None:  # a launcher that loses patience sends another while a window is being written
             self._ended_by = signal.Signals(number).name
+            self._stage = stage_of_stack(frame)
             self._session.shell.when_left(self._close_and_die)
 
     def _close_and_die(self) -> None:
@@ -90,14 +94,14 @@ class Signals:
 
     def _note_step(self) -> None:
         loop = self._session.loop
-        loop.leave_sprint()
-        if loop.step is not None and not loop.step.stepped:
+        is_within = loop.light.is_on or (loop.step is not None and not loop.step.stepped)
+        if is_within:
             allocated, reserved = self._session.memory.read()[:2]
             self._session.note(
                 StepInterrupted(
                     at_ns=time.time_ns(),
-                    step=loop.step.number,
-                    stage=loop.stage or "other",
+                    step=loop.number,
+                    stage=self._stage or "other",
                     allocated_bytes=allocated,
                     reserved_bytes=reserved,
                 )

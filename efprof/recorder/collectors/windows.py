@@ -12,13 +12,17 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
+from efprof.recorder.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.profiled_window import ProfiledWindow, is_profiling, is_running
-from efprof.recorder.session import Session
+from efprof.recorder.session import MIN_WINDOW_NS, Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, Triggers
 
 MAX_DATA_MS = 20.0
 """A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
 of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
+
+POSTPONED_STEPS = 100
+"""A scheduled window that the budget does not allow yet is tried again so many steps later."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
 
@@ -40,13 +44,21 @@ class Windows:
         self._may_open = True
         self._count = 0
         self._last: StepRecord | None = None
+        self._is_asked_for = session.options.trace_steps != DEFAULT_TRACE_STEPS
+        """Whether the user named the steps: then no budget stands against them."""
+        self._cost_ns = MIN_WINDOW_NS
+        for start, (end, _) in self._planned.items():
+            session.loop.sampling.want(start, end)
 
     def begin(self, step: OpenStep) -> None:
         """Open a window that starts at this step, unless the program is profiling itself."""
         self._stop_left_on()
+        if not self._may_open:
+            self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
-            if self._triggers.requests and step.window is None:
+            if step.window is None and self._session.awaits_window():
                 self._plan_triggered(step.number)
+            self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
                 self._session.loop.disturb()
                 self._open(step, *self._planned[step.number])
@@ -62,14 +74,16 @@ class Windows:
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Close the window after its last step."""
+        if self._window is not None:
+            self._session.budget.spend("windows", round(record.total_us * 1000))
         self._last = record
         self._triggers.note(record)
         if self._window is not None and step.number + 1 >= self._window.end:
             self._close(self._window, step.number)
 
-    def note_length(self, number: int, total_us: float) -> None:
-        """A short step ended while no window was open."""
-        self._triggers.note_length(number, total_us)
+    def note_length(self, number: int, length_ns: int, _: int) -> None:
+        """A light step ended."""
+        self._triggers.note_length(number, length_ns / 1000)
 
     def drop(self, step: OpenStep) -> None:
         """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
@@ -117,6 +131,16 @@ class Windows:
         last = self._window or self._left_on
         return last is not None and last.is_opener
 
+    def _postpone(self, number: int) -> None:
+        """A scheduled window of this step waits until the budget allows it."""
+        end, why = self._planned.get(number, (0, ""))
+        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._cost_ns):
+            return
+        del self._planned[number]
+        later = number + POSTPONED_STEPS
+        self._planned.setdefault(later, (later + end - number, why))
+        self._session.loop.sampling.want(later, later + end - number)
+
     def _plan_triggered(self, number: int) -> None:
         """At this step, where it may be; otherwise the request waits."""
         memory_steps = self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -127,7 +151,7 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.has_turns:
+        if self._session.loop.thread.has_turns:
             self._give_up(step.number)
             return
         if self._is_program_profiling():
@@ -135,6 +159,7 @@ class Windows:
             self._note_stopped(step.number, reason)
             return
         self._count += 1
+        self._session.loop.sampling.want(step.number, end)
         window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why)
         self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=window.name, why=why))
         with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
@@ -193,7 +218,10 @@ class Windows:
         self._window = None
         start = time.perf_counter()
         files = window.write()
-        self._note_closed(window, last, window.start_seconds + time.perf_counter() - start, files)
+        seconds = window.start_seconds + time.perf_counter() - start
+        self._cost_ns = round(seconds * 1e9)
+        self._session.budget.spend("windows", self._cost_ns)
+        self._note_closed(window, last, seconds, files)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
         self._session.note(
@@ -210,7 +238,7 @@ def start(session: Session) -> None:
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)
         session.subscribe(session.loop.step_ended, "windows", windows.finish)
         if session.options.triggers:
-            session.subscribe(session.loop.steps.added, "windows", windows.note_length)
+            session.subscribe(session.loop.light.steps.ended, "windows", windows.note_length)
         session.on_end("windows", windows.end)
         session.undo_at_end([_watch_profilers(session, windows)])
 

@@ -1,4 +1,4 @@
-"""What of the host can be recorded: the C allocator's counters, short steps, memray."""
+"""What of the host can be recorded: the C allocator's counters, memray."""
 
 import importlib.metadata
 import importlib.util
@@ -20,7 +20,6 @@ def checks(torch: ModuleType | None) -> Iterator[Check]:
     """The counters are read by the recorder's own reader."""
     if torch is not None:
         yield _counters(torch)
-        yield _stopwatch()
     yield _memray()
 
 
@@ -49,20 +48,6 @@ def _counters(torch: ModuleType) -> Check:
         )
     return Check(
         name=name, status="yes", why=f"The {source} of {' '.join(platform.libc_ver())} counts what torch takes."
-    )
-
-
-def _stopwatch() -> Check:
-    from efprof.recorder import stopwatches
-
-    name = "stopwatch"
-    if stopwatches.HAS_STOPWATCH:
-        return Check(name=name, status="yes", why="It was built: steps that are all alike are recorded at little cost.")
-    return Check(
-        name=name,
-        status="careful",
-        why="No C compiler was there when efprof was installed: a step costs the recorder three times as much.",
-        advice="Install gcc and Python's headers, then efprof again; steps of 20 ms and more hardly notice.",
     )
 
 

@@ -31,6 +31,7 @@ from energy_flow.processes import (
 from energy_flow.training.energy_trainer import EnergyTrainer, build_optimizer
 from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.validation import validate
+from tests.patience import MAX_WAIT_S
 
 CPU = torch.device("cpu")
 SHARED = [
@@ -87,7 +88,7 @@ def _first_is_late(processes: Processes) -> str:
 
     def build() -> None:
         if processes.is_first:
-            release.wait(["second gave up"], timedelta(seconds=30))
+            release.wait(["second gave up"], timedelta(seconds=MAX_WAIT_S))
 
     try:
         first_alone_then_all(processes, build, what="the dataset", max_wait=timedelta(seconds=1))

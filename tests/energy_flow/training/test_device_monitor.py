@@ -20,6 +20,7 @@ from energy_flow.training.device_monitor import (
     host_rss_bytes,
     total_memory,
 )
+from tests.patience import MAX_WAIT_S
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 RUNTIME = RuntimeConfig(gpu_sample_seconds=0.1, memory_warning_share=0.5)
@@ -42,7 +43,7 @@ class Nvml:
 
     def wait_until_asked(self, number: int) -> None:
         with self.asked:
-            assert self.asked.wait_for(lambda: self.num_asked >= number, timeout=30)
+            assert self.asked.wait_for(lambda: self.num_asked >= number, timeout=MAX_WAIT_S)
 
 
 def _monitor(*, read_gpu: Nvml | None = None, in_use: int | None = None, total: int | None = 10 * GIB) -> DeviceMonitor:

@@ -21,6 +21,7 @@ from energy_flow.data.dataset import PairDataset
 from energy_flow.folder_lock import claimed
 from energy_flow.processes import ALONE
 from tests.energy_flow.training.started_trainings import InSave, Started, Starter, options
+from tests.patience import MAX_WAIT_S
 
 PROJECT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -49,7 +50,7 @@ def two(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple
     out = tmp_path_factory.mktemp("two") / "out"
     command = [*TORCHRUN, "-m", "energy_flow.train", *_arguments(dataset, out, *HALVES)]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False)
     assert ran.returncode == 0, ran.stderr
     return out, ran.stdout + ran.stderr
 
@@ -136,7 +137,9 @@ def test_two_processes_in_a_folder_where_another_run_is_at_work_say_so_once(
     assert first.said.startswith(f"Error: another run (process {os.getpid()}) is at work in {tmp_path}")
     assert "Traceback" not in second.said
     # Before it torch may say in C++ that the store is gone, which under torchrun outlives the first process.
-    assert second.said.splitlines()[-1] == "Error: another process of this run has ended; see what it says"
+    # The first one may be gone before the second has joined it.
+    last = second.said.splitlines()[-1]
+    assert last == "Error: another process of this run has ended; see what it says" or "cannot join the others" in last
 
 
 def _arguments(dataset: PairDataset, out: Path, *settings: str) -> list[str]:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.patience import MAX_WAIT_S
+
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = "train.py"
-
-MAX_WAIT_S = 30
 
 
 @dataclass(kw_only=True)
@@ -90,7 +90,7 @@ class ForkServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=MAX_WAIT_S)
         self._process.stdout.close()
 
 

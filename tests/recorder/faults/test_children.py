@@ -3,6 +3,7 @@
 from efprof.artifacts.attempts import list_attempts, read_process
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.steps import read_steps
+from tests.patience import MAX_WAIT_S
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
@@ -19,7 +20,7 @@ def test_forked_data_workers_write_nothing(begin: Begin) -> None:
     assert len(Recorded(folder=child.folder).steps) == 40
 
 
-FORKING = """
+FORKING = f"""
 import sys, torch
 import torch.multiprocessing as processes
 
@@ -32,12 +33,12 @@ def train(rank):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         if step == 0:
-            together.wait(60)  # as ranks that exchange gradients: none is done before the other has begun
+            together.wait({MAX_WAIT_S})  # as ranks that exchange gradients: none is done before the other has begun
         if rank == 1 and step == 5:
             raise ArithmeticError("in a child")
 
 children = processes.start_processes(train, nprocs=2, start_method="fork", join=False)
-while not children.join(grace_period=20):
+while not children.join(grace_period={MAX_WAIT_S}):
     pass
 """
 

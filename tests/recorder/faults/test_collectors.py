@@ -22,7 +22,7 @@ COLLECTORS = [module.name for module in pkgutil.iter_modules(collectors.__path__
 NUM_STEPS = 10
 WINDOWS = {"windows": ((5, 7),)}
 
-NEEDS_CUDA = ("cuda_memory", "device_times", "out_of_memory")
+NEEDS_CUDA = ("cuda_memory", "device_times", "device_use", "out_of_memory")
 """Each waits until the program uses a GPU: here the one that `pretend_cuda` pretends."""
 
 NUM_GOOD = {"device_times": (0,), "manual_updates": (0,), "other_threads": (0,), "out_of_memory": (0, 1)}
@@ -127,6 +127,9 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda begin: begin())
     monkeypatch.setattr(torch.cuda, "Event", PretendedEvent)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    nothing = {"reserved_bytes": {"all": {"current": 0}}}
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: nothing, raising=False)
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {})

@@ -12,8 +12,8 @@ import pytest
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
+from tests.patience import wait_until
 from tests.recorder.conftest import Begin
-from tests.recorder.faults.fork_server import MAX_WAIT_S
 
 NUM_KILLS = 50
 
@@ -49,10 +49,7 @@ def num_finished(place: Path) -> int:
 
 
 def wait_until_finished(place: Path, num_steps: int) -> None:
-    deadline = time.monotonic() + MAX_WAIT_S
-    while num_finished(place) < num_steps:
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
+    wait_until(lambda: num_finished(place) >= num_steps)
 
 
 @pytest.mark.slow

@@ -15,22 +15,24 @@ from efprof.recorder.options import Options
 from efprof.recorder.session import Session
 from efprof.recorder.shell import Shell
 from efprof.recorder.writing import LineWriter, RankFolder
+from tests.patience import FOR_EVER_S, wait_until
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
-from tests.recorder.faults.programs import training
+from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
 from tests.recorder.recording import Recorded
 from tests.recorder.test_loop import train_plainly
 
 
 def wait_for_steps(child: Child, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while child.output.count("\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: child.output.count("\n") >= count)
+
+
+SLOWLY = f"time.sleep(0.01 if step < 3000 else {FOR_EVER_S})"
+"""It never comes to its end."""
 
 
 def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(begin: Begin) -> None:
-    child = begin(training("import time; time.sleep(0.01)", num_steps=4000), trace_steps=((5, 4000),))
+    child = begin(training(SLOWLY, num_steps=4000, first="import time"), trace_steps=((5, 4000),))
     wait_for_steps(child, 8)
     os.kill(child.pid, signal.SIGTERM)
     time.sleep(0.02)  # as one who has no patience: the window is being written
@@ -44,7 +46,8 @@ def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(be
 
 
 def test_sigterm_in_the_midst_of_short_steps_loses_none(begin: Begin) -> None:
-    child = begin(training(num_steps=20_000))
+    last = f"time.sleep({FOR_EVER_S}) if step == 19_999 else None"
+    child = begin(training(last, num_steps=20_000, first="import time"))
     wait_for_steps(child, 60)
     assert child.end_by(signal.SIGTERM) == -signal.SIGTERM
     recorded = Recorded(folder=child.folder)
@@ -53,7 +56,8 @@ def test_sigterm_in_the_midst_of_short_steps_loses_none(begin: Begin) -> None:
 
 
 def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
-    wait = "model.register_forward_hook(lambda *_: print(flush=True) or time.sleep(60)) if step == 3 else None"
+    wait = f"print(flush=True) or time.sleep({FOR_EVER_S})"
+    wait = f"model.register_forward_hook(lambda *_: {wait}) if step == 3 else None"
     child = begin(training(wait, first="import time"))
     wait_for_steps(child, 5)
     child.end_by(signal.SIGTERM)
@@ -83,8 +87,8 @@ def test_sigterm_ends_a_program_whose_main_thread_hangs(before: str, begin: Begi
 
 
 def test_a_handler_of_the_programs_own_stays(begin: Begin) -> None:
-    own = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
-    child = begin(training("import time; time.sleep(0.01)", first=own, num_steps=4000))
+    own = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    child = begin(training(SLOWLY, first=own, num_steps=4000))
     wait_for_steps(child, 3)
     assert child.end_by(signal.SIGTERM) == 7
     assert [event.signal for event in Recorded(folder=child.folder).events(RecordingEnded)] == [None]
@@ -147,12 +151,13 @@ def test_what_a_signal_asks_for_waits_until_the_recorder_is_left(tmp_path: Path)
 
 
 def test_sigusr1_opens_a_window_in_the_training_that_goes_on(begin: Begin) -> None:
-    child = begin(training("import time; time.sleep(0.005)", num_steps=400), triggers=("signal",))
+    child = begin(training(STOPS_WHEN_TOLD, num_steps=30_000), triggers=("signal",))
     wait_for_steps(child, 10)
     os.kill(child.pid, signal.SIGUSR1)
-    assert child.wait() == 0
     recorded = Recorded(folder=child.folder)
+    wait_until(lambda: recorded.events(WindowClosed))
+    (child.place / "stop").touch()
+    assert child.wait() == 0
     (opened,) = recorded.events(WindowOpened)
     assert "SIGUSR1" in opened.why
-    assert recorded.events(WindowClosed)
-    assert len(recorded.steps) == 400
+    assert len(recorded.steps) == len(child.output.splitlines())

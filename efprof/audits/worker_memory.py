@@ -1,0 +1,103 @@
+"""Data workers that each copy what the data set holds in Python objects."""
+
+from efprof.facts.run import Run
+from efprof.facts.worker_memory import WorkerMemory
+from efprof.model import Examination, Finding, Fix, Gain, Severity, ThinEvidence
+from efprof.units import MIB, format_bytes
+
+LEAST_UNEXPLAINED = 128 * MIB
+"""Copied by each of several workers with no container of the data set to explain it; a collection of Python's garbage
+in a worker copies the pages of all containers of the interpreter, some 50 MiB."""
+HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
+"""Of the host's memory, copied by all workers together."""
+
+ARRAYS = {
+    "str": "the texts as one array of bytes and one of offsets, or a pyarrow array",
+    "bytes": "the bytes as one array and another of offsets",
+    "int": "the numbers in one `numpy` array",
+    "float": "the numbers in one `numpy` array",
+    "Tensor": "the tensors as one, by `torch.stack` or with offsets",
+    "ndarray": "the arrays as one, by `numpy.stack` or with offsets",
+}
+
+
+def worker_memory(run: Run) -> Examination:
+    """Find data workers whose private memory grows by what the data set holds in Python objects.
+
+    What it finds
+    -------------
+    A data set that keeps a long list or dictionary of Python objects and is read by forked workers: reading an object
+    writes its reference count, so that the system copies the page it lies in, for each worker.
+
+    Why it matters
+    --------------
+    Host memory grows with the epoch to the size of the data set times the number of workers; at its end the system
+    kills a worker, or the whole program, without a message.
+
+    Fix
+    ---
+    Keep it in one array, whose entries have no reference counts, or read each item when it is asked for.
+
+    Predicted gain
+    --------------
+    None of the peak of allocated memory, which counts neither Python objects nor other processes; what the workers
+    were measured to have copied is told.
+    """
+    memory = run.get(WorkerMemory)
+    copied, held = memory.copied_bytes, memory.object_bytes
+    looked_at = (
+        f"{len(memory.workers)} data workers, each of which copied {format_bytes(copied)}; "
+        f"their data set holds {format_bytes(held)} in Python objects"
+    )
+    if memory.data_set.start_method != "fork":
+        private = format_bytes(memory.workers[0].readings[-1][1].private_bytes)
+        raise ThinEvidence(
+            f"the workers were started by '{memory.data_set.start_method}', by which each has a copy of the whole data "
+            f"set from its start; their private memory is {private} each."
+        )
+    if memory.copied_container or (copied >= LEAST_UNEXPLAINED and len(memory.workers) > 1):
+        return Examination(looked_at=looked_at, findings=(_finding(run, memory),))
+    return Examination(looked_at=looked_at)
+
+
+def _finding(run: Run, memory: WorkerMemory) -> Finding:
+    copied, num_workers, held = memory.copied_bytes, len(memory.workers), memory.copied_container
+    all_bytes = format_bytes(num_workers * copied)
+    who, in_all = (
+        (f"Each of {num_workers} data workers", f", {all_bytes} in all") if num_workers > 1 else ("The data worker", "")
+    )
+    what = "memory that no container of its data set explains"
+    if held:
+        what = f"the {held.type} of {held.length:,} `{held.element_type}` objects `{held.path}`"
+    return Finding(
+        blame=memory.blame(run),
+        category="memory",
+        headline=f"Each data worker copies `{held.path}`" if held else "Data workers copy what they share",
+        message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
+        f"training process had become its own{in_all}.",
+        fix=Fix(summary=_advice(memory), applicability="manual"),
+        gain=Gain(
+            basis="measured bound",
+            explanation=f"{all_bytes} of host memory: what {num_workers} workers had copied by step "
+            f"{memory.last_step:,}; it is no part of the peak of allocated memory, so nothing is claimed of that",
+        ),
+        evidence=memory.evidence(run),
+        severity=_severity(run, num_workers * max(copied, memory.object_bytes)),
+    )
+
+
+def _advice(memory: WorkerMemory) -> str:
+    held = memory.copied_container
+    if held is None:
+        return (
+            "Find what the workers read that is not in the data set's attributes, such as a global list, and keep it "
+            "in one array, or load it in the worker."
+        )
+    array = ARRAYS.get(held.element_type, "what its entries hold in arrays, one per field (`numpy`, pyarrow)")
+    return f"Keep in `{held.path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."
+
+
+def _severity(run: Run, num_bytes: int) -> Severity:
+    host = run.run_file.host
+    share = num_bytes / host.total_bytes if host and host.total_bytes else 0.0
+    return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"

@@ -1,0 +1,110 @@
+"""Evaluations: how long they took, how much memory they needed beside training, and what their batches left behind."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Self
+
+from efprof.artifacts.evaluations import EvaluationMemory, EvaluationRecord, read_evaluations
+from efprof.facts.run import Run
+from efprof.facts.sources import Sources
+from efprof.facts.step_times import StepTimes
+from efprof.facts.window_peaks import WindowPeaks
+from efprof.model import Evaluation, NotRecorded, UnreadableInput
+from efprof.units import MIB, format_bytes, format_ms, format_share
+
+LEAST_READINGS: Final = 6
+"""After the first batch, which fills caches and loads kernels."""
+LEAST_RISING: Final = 0.9
+"""Of the stretches between readings: what is stored of each batch rises with each."""
+LEAST_KEPT: Final = 4 * MIB
+"""In all, by its end: less than a model's own noise is not worth a sentence."""
+LEAST_ABOVE: Final = 0.01
+"""Of training's peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluations:
+    """All passes without training, in order, and sentences about them; both empty where none was seen."""
+
+    every: tuple[Evaluation, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded only where no step was finished."""
+        times = run.get(StepTimes).every
+        try:
+            every = tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
+        except NotRecorded:  # there was none, or the run is older than this
+            every = ()
+        if not every:
+            return cls(every=(), notes=())
+        notes = (_about_time(every, sum(time.total_ms for time in times)), _about_peak(every, run), _about_kept(every))
+        return cls(every=every, notes=tuple(note for note in notes if note))
+
+
+def _evaluation(record: EvaluationRecord, sources: Sources) -> Evaluation:
+    return Evaluation(
+        after_step=record.after_step,
+        total_ms=record.total_us / 1000,
+        fetch_ms=record.fetch_us / 1000,
+        num_batches=record.num_batches,
+        blame=None if record.site is None else sources.line(record.site),
+        memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
+        peak_bytes=record.peak_bytes,
+        is_peak_exact=record.is_peak_exact,
+        kept_bytes_per_batch=_kept_per_batch(record.memory),
+    )
+
+
+def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
+    """The rise from the first batch to the last over the batches between; None where it is small or not steady."""
+    readings = [each for each in memory if each.num_batches >= 1]
+    if len(readings) < LEAST_READINGS:
+        return None
+    rises = [after.allocated_bytes - before.allocated_bytes for before, after in pairwise(readings)]
+    is_steady = sum(each > 0 for each in rises) >= LEAST_RISING * len(rises)
+    kept = sum(rises)
+    return kept / (readings[-1].num_batches - readings[0].num_batches) if is_steady and kept >= LEAST_KEPT else None
+
+
+def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
+    total_ms = sum(each.total_ms for each in every)
+    waiting = format_share(sum(each.fetch_ms for each in every) / max(total_ms, 1e-9))
+    took = format_ms(statistics.median(each.total_ms for each in every))
+    who = f"One evaluation took {took}" if len(every) == 1 else f"{len(every):,} evaluations took {took} each (median)"
+    return (
+        f"{who}, {format_share(total_ms / (total_ms + trained_ms))} of the time of steps and evaluations together; "
+        f"{waiting} of it was waiting for batches."
+    )
+
+
+def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
+    """Beside the highest that was read at a boundary of a step, or that a window shows within one."""
+    read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
+    with contextlib.suppress(NotRecorded, UnreadableInput):
+        read += run.get(WindowPeaks).peaks
+    trained, highest = max(read, default=0), max(every, key=lambda each: each.peak_bytes)
+    above = highest.peak_bytes - trained
+    if not trained or above < LEAST_ABOVE * trained:
+        return ""
+    return (
+        f"The run's highest memory is an evaluation's, not a step's: {format_bytes(highest.peak_bytes)} "
+        f"{highest.when}{'' if highest.is_peak_exact else ', read between batches'}, {format_bytes(above)} above "
+        f"the highest that was read of a step ({format_bytes(trained)})."
+    )
+
+
+def _about_kept(every: Sequence[Evaluation]) -> str:
+    most = max(every, key=lambda each: each.num_batches * (each.kept_bytes_per_batch or 0.0))
+    if most.kept_bytes_per_batch is None:
+        return ""
+    return (
+        f"What {f'the loop at {most.blame}' if most.blame else 'an evaluation'} stores adds "
+        f"{format_bytes(most.kept_bytes_per_batch)} per batch, "
+        f"{format_bytes(most.kept_bytes_per_batch * most.num_batches)} by the end of its {most.num_batches:,} batches: "
+        "keep of each output what is needed of it (the `argmax`, a sum, a count)."
+    )

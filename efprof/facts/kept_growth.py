@@ -1,0 +1,253 @@
+"""What the run keeps more of at every count: the holder, the lines seen to feed it, what speaks against a leak."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, Self
+
+from efprof.artifacts.holders import Change, Count, Counted, read_counts, read_watches
+from efprof.facts.counted_sizes import LEAST_RISES, Size, Verdict, judged, rate_of
+from efprof.facts.kept import MOST_SHOWN, Kept
+from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.seen_lines import Name, SeenLines
+from efprof.model import NotRecorded, Table
+
+GRAPH_NODE_BYTES: Final = 420
+"""What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
+MOST_COUNTED_NODES: Final = 20_000
+"""Where recorders stopped counting a graph before they said so."""
+SAME_MEMORY: Final = 0.1
+"""Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptGrowth:
+    """All that grew, most bytes per step first, of tensors and graphs (`holders`) and of anything else (`containers`).
+
+    `num_counts` counts were taken between the steps `first_step` and `last_step`; `is_partial` where the time of one
+    ran out. `is_watched` is false of recordings in which no lines were watched.
+    """
+
+    holders: tuple[Kept, ...]
+    containers: tuple[Kept, ...]
+    num_counts: int
+    first_step: int
+    last_step: int
+    is_partial: bool
+    is_watched: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where holders were not counted, or only once."""
+        counts, watches = read_counts(run.rank_folder), read_watches(run.rank_folder)
+        if len(counts) == 1:
+            raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
+        is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
+        seen = SeenLines(watches, counts, is_watched=is_watched)
+        holders = [one for name in _names(counts) if (one := _holder(name, counts, seen, run)) is not None]
+        containers = [one for number in _numbers(counts) if (one := _container(number, counts, seen)) is not None]
+        return cls(
+            holders=tuple(_without_aliases(holders)),
+            containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
+            num_counts=len(counts),
+            first_step=counts[0].step,
+            last_step=counts[-1].step,
+            is_partial=any(count.is_partial for count in counts),
+            is_watched=is_watched,
+        )
+
+
+def lengthened(run: Run, name: str) -> Kept | None:
+    """The holder or container of that last name that was counted to get longer, and not to be bounded."""
+    with contextlib.suppress(NotRecorded):
+        grown = run.get(KeptGrowth)
+        for one in (*grown.holders, *grown.containers):
+            is_named = one.name.rpartition(".")[2] == name
+            if is_named and one.entries_added > 0 and one.verdict != "bounded":
+                return one
+    return None
+
+
+def counted_table(grown: KeptGrowth | None) -> tuple[Table, ...]:
+    """Everything that was counted to grow, and what speaks against a leak."""
+    holders = grown.holders[:MOST_SHOWN] if grown else ()
+    if grown is None or not holders:
+        return ()
+    return (
+        Table(
+            title=f"What grew between step {grown.first_step:,} and step {grown.last_step:,}",
+            columns=("held by", "type", "entries", "growth per step", "what speaks against a leak"),
+            units=("", "", "", "bytes_per_step", ""),
+            rows=tuple(
+                (
+                    ", ".join((one.path or one.name, *one.aliases)),
+                    one.type,
+                    " -> ".join(f"{size.length:,}" for size in one.sizes),
+                    one.rate.slope,
+                    one.against or "nothing that was seen",
+                )
+                for one in holders
+            ),
+        ),
+    )
+
+
+def _names(counts: Sequence[Count]) -> list[Name]:
+    return list(dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders))
+
+
+def _numbers(counts: Sequence[Count]) -> list[int]:
+    found = (one for count in counts for one in count.containers)
+    return list(dict.fromkeys(one.number for one in found if not one.holds_tensors))
+
+
+def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> Kept | None:
+    """None where no count found more than an earlier one."""
+    found = list(_counted(name, counts, is_complete=seen.is_watched))
+    sizes = [size for size, _ in found]
+    known = [counted for _, counted in found if counted is not None]
+    if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
+        return None
+    first, last = found[0][1], known[-1]
+    changes = seen.of_name(name)
+    verdict, against = _judged(sizes, last.max_length, changes, 1 if not seen.is_watched else LEAST_RISES, run)
+    steps = max(1, sizes[-1].step - sizes[0].step)
+    return Kept(
+        path=last.path,
+        name=_spelled(last),
+        scope=last.scope,
+        owner=last.owner,
+        file=last.file,
+        type=last.type,
+        kind="graphs" if _keeps_graphs(first, last) else "tensors",
+        sizes=tuple(sizes),
+        rate=rate_of(sizes),
+        verdict=verdict,
+        against=against,
+        changes=tuple(changes),
+        unseen=seen.why_unseen(),
+        tensors_added=last.tensors - (first.tensors if first else 0),
+        tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / steps,
+        entry=tuple(last.entry),
+        value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / steps,
+    )
+
+
+def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Iterator[tuple[Size, Counted | None]]:
+    """What each count found of it; where it had no tensors it is missing, unless not all was written or reached.
+
+    At the program's end less says nothing: a function had returned, or an object was dropped.
+    """
+    before = 0
+    for count in counts:
+        of_name = (one for one in count.holders if (one.scope, one.path, one.file) == name)
+        counted = next(of_name, None)
+        if counted is None:
+            if is_complete and not count.is_partial and count.moment != "end":
+                yield Size(step=count.step, length=0, num_bytes=0), None
+                before = 0
+            continue
+        is_least, num_bytes = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES, _bytes_of(counted)
+        if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
+            before = num_bytes
+            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
+
+
+def _bytes_of(counted: Counted) -> int:
+    return counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
+
+
+def _keeps_graphs(first: Counted | None, last: Counted) -> bool:
+    """Whether there are graphs, and more of them or of the tensors they hang on: counting stops at a limit."""
+    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)
+    return last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors)
+
+
+def _judged(
+    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], least_rises: int, run: Run | None
+) -> tuple[Verdict, str]:
+    """By its own limit, by what was seen to be taken out, and by the counts."""
+    added = sizes[-1].length - sizes[0].length
+    if 0 < sizes[-1].length <= max_length and added > 0 and _has_room(sizes, max_length, run):
+        return "bounded", f"its maximum length is {max_length:,}"
+    grew = sum(change.entries for change in changes if change.how == "grew")
+    shrank = sum(change.entries for change in changes if change.how == "shrank")
+    if shrank and shrank >= grew:
+        return "bounded", "as many entries were seen to be taken out as were put in"
+    return judged(sizes, least_rises=least_rises)
+
+
+def _has_room(sizes: Sequence[Size], max_length: int, run: Run | None) -> bool:
+    """Whether it can be full before the memory is."""
+    rise = (sizes[-1].num_bytes - sizes[0].num_bytes) / (sizes[-1].length - sizes[0].length)
+    with contextlib.suppress(NotRecorded):
+        return run is None or not 0 < run.get(RunLimits).total_bytes < max_length * rise
+    return True
+
+
+def _spelled(counted: Counted) -> str:
+    """As the program spells it: `stats['train']['losses']` where the variable is `stats`; a cache by its function."""
+    if counted.type == "lru_cache":
+        return counted.owner
+    whole = f"{counted.owner}.{counted.name}"
+    return counted.name + counted.path.removeprefix(whole) if counted.path.startswith(f"{whole}[") else counted.name
+
+
+def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | None:
+    """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
+    found = [(count, one) for count in counts for one in count.containers if one.number == number]
+    entry_bytes, first, last = max(one.entry_bytes for _, one in found), found[0][1], found[-1][1]
+    lengths = [(count.step, one.length) for count, one in found]
+    if first.length_before:
+        before = max((count.step for count in counts if count.step < lengths[0][0]), default=0)
+        lengths.insert(0, (before, first.length_before))
+    if found[-1][0].moment == "end" and len(lengths) > 1 and lengths[-1][1] < lengths[-2][1]:
+        lengths.pop()
+    if len(lengths) < 2:
+        return None
+    sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
+    changes = seen.of_number(number)
+    verdict, against = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
+    return Kept(
+        path=last.path,
+        name=last.path or last.type,
+        scope=last.scope,
+        owner=last.owner,
+        file=last.file,
+        type=last.type,
+        kind="objects",
+        sizes=tuple(sizes),
+        rate=rate_of(sizes),
+        verdict=verdict,
+        against=against,
+        changes=tuple(changes),
+        unseen=seen.why_unseen(),
+    )
+
+
+def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
+    """Most bytes first, what is reached by several paths once: by the container, else by what has least behind it.
+
+    A loss that is bound anew reaches the whole graph of the state that it comes from, and something more.
+    """
+    kept: list[Kept] = []
+    for one in sorted(holders, key=lambda one: (one.entries_added <= 0, not one.fed, one.sizes[-1].num_bytes)):
+        same = next((place for place, other in enumerate(kept) if _is_same_memory(one, other)), None)
+        if same is None:
+            kept.append(one)
+        elif one.path is not None:
+            other = kept[same]
+            kept[same] = _with_alias(other, one.path)
+    return sorted(kept, key=lambda one: -one.rate.slope)
+
+
+def _is_same_memory(one: Kept, other: Kept) -> bool:
+    is_alike = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+    is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
+    return one.verdict == other.verdict and is_alike and is_view and one.kind == other.kind
+
+
+def _with_alias(kept: Kept, path: str) -> Kept:
+    return replace(kept, aliases=(*kept.aliases, path))

@@ -1,0 +1,212 @@
+"""Sees which calls of backward keep their graph, whether anything runs a kept graph again, and when it is let go.
+
+Every node of a kept graph gets one hook, which autograd calls where a later pass, or `torch.autograd.grad`, runs the
+node. All nodes share the hook, and it holds nothing of theirs: it dies with the last of them, and so tells when the
+graph is gone. Where `create_graph` gives a leaf that is no parameter a gradient whose graph leads back to it, the three
+keep each other alive: that is seen as leaves that are never let go.
+"""
+
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.saved_tensors import Nodes, Storage, storage_of
+from efprof.recorder.session import Session
+from efprof.recorder.sites import Sites
+from efprof.recorder.variables import locals_of, may_read_locals
+
+MAX_SECONDS = 0.3
+"""Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""
+MAX_NODES = 10_000
+"""A larger graph is not watched: it would take 0.1 s."""
+MAX_WATCHED = 20
+"""Graphs of one line: more would tell no more, and lengthen steps that are to be measured."""
+MAX_SITES = 32
+FIRST_NOTE, NOTE_FACTOR = 8, 4
+"""An event per line after 8 steps, 32, 128 and so on, and one at the end: a process that is killed leaves the last."""
+ACCUMULATE = "AccumulateGrad"
+"""The kind of node that stands for a leaf; all passes share it."""
+
+
+class _Hook:
+    """Called with the gradients that a node is given; one for all nodes of a graph."""
+
+    __slots__ = ("__weakref__", "_called", "_is_run_again")
+
+    def __init__(self, called: BackwardCalls) -> None:
+        self._called, self._is_run_again = called, False
+
+    def __call__(self, _: object) -> None:
+        if not self._is_run_again:
+            self._is_run_again = True
+            self._called.num_run_again += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Graph:
+    """One that a pass of this step kept: gone once its hook is. `leaves` got gradients with a graph."""
+
+    step: int
+    hook: weakref.ref[_Hook]
+    leaves: list[weakref.ref[torch.Tensor]]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Site:
+    """What is known of one line, and its graphs that are watched and not gone."""
+
+    called: BackwardCalls
+    alive: list[_Graph] = field(default_factory=list)
+
+    def sort_out(self, step: int) -> None:
+        """Count the graphs that are gone when this step ends, and the leaves that are not."""
+        gone = [graph for graph in self.alive if graph.hook() is None]
+        self.alive = [graph for graph in self.alive if graph.hook() is not None]
+        self.called.num_released += len(gone)
+        self.called.num_released_later += sum(graph.step < step for graph in gone)
+        leaves = {id(leaf) for graph in self.alive for one in graph.leaves if _has_graph(leaf := one())}
+        self.called.num_cycles = max(self.called.num_cycles, len(leaves))
+
+
+class BackwardWatch:
+    """Told of every pass of the steps that are recorded in full, before it and after it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sites: dict[str, _Site] = {}
+        self._next_note = FIRST_NOTE
+        self._seconds = 0.0
+        self._kept: tuple[_Site, list[Any], int, bool] | None = None
+        """The pass that runs, if it is to keep its graph: its line, the graph's roots, its step, `create_graph`."""
+
+    def begin(self, step: OpenStep, tensors: Any, retains_graph: bool, creates_graph: bool) -> None:
+        """A pass from these tensors is about to run."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # reentrant checkpointing calls backward from within a pass
+        self._kept = None
+        site = self._site(step)
+        if site is None:
+            return
+        site.called.num_calls += 1
+        site.called.num_retained += retains_graph
+        site.called.num_created += creates_graph
+        has_time = self._seconds < MAX_SECONDS and site.called.num_watched < MAX_WATCHED
+        if retains_graph and has_time and not _is_compiled():
+            given = tensors if isinstance(tensors, list | tuple) else [tensors]
+            roots = [one.grad_fn for one in given if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+            self._kept = (site, roots, step.number, creates_graph) if roots else None
+
+    def end(self) -> None:
+        """It has run: from now on a run of its nodes is another pass."""
+        if self._kept is None:
+            return
+        (site, roots, step, creates_graph), self._kept = self._kept, None
+        start = time.perf_counter()
+        hook, nodes = _Hook(site.called), Nodes()
+        found = _walk(roots, nodes)
+        leaves = [node.variable for node in found if type(node).__name__ == ACCUMULATE]
+        if creates_graph:
+            found += _walk([leaf.grad.grad_fn for leaf in leaves if _has_graph(leaf)], nodes)
+        if len(found) <= MAX_NODES:
+            for node in found:
+                if type(node).__name__ != ACCUMULATE:
+                    node.register_prehook(hook)
+            own = [leaf for leaf in leaves if _has_graph(leaf) and not isinstance(leaf, torch.nn.Parameter)]
+            called = site.called
+            called.num_watched, called.last_watched_step = called.num_watched + 1, step
+            called.kept_bytes = max(called.kept_bytes, _bytes_of(found, leaves, nodes))
+            if own and called.leaf is None:
+                called.leaf = _name_of(own[0], self._session.sites)
+            leaves_left = [weakref.ref(leaf) for leaf in own]
+            site.alive.append(_Graph(step=step, hook=weakref.ref(hook), leaves=leaves_left))
+        nodes.forget()
+        self._seconds += time.perf_counter() - start
+
+    def finish(self, step: OpenStep, _: StepRecord) -> None:
+        """The step ends."""
+        self._kept = None
+        for site in self._sites.values():
+            if site.alive:
+                site.sort_out(step.number)
+        if step.number + 1 >= self._next_note:
+            self._next_note *= NOTE_FACTOR
+            self.note()
+
+    def note(self) -> None:
+        """Write what is known of every line so far."""
+        number = self._session.step_number
+        for site in self._sites.values():
+            site.sort_out(number)
+            site.called.at_ns, site.called.step = time.time_ns(), number
+            self._session.note(site.called)
+
+    def _site(self, step: OpenStep) -> _Site | None:
+        name = step.backward_site
+        if name is not None and name not in self._sites and len(self._sites) < MAX_SITES:
+            self._sites[name] = _Site(called=BackwardCalls(at_ns=0, step=0, site=name))
+        return self._sites.get(name or "")
+
+
+def start(session: Session) -> None:
+    """Listen to the passes."""
+    watch, loop = BackwardWatch(session), session.loop
+    session.subscribe(loop.backward_called, "backward_calls", watch.begin)
+    loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
+    session.subscribe(loop.step_ended, "backward_calls", watch.finish)
+    session.on_end("backward_calls", watch.note)
+
+
+def _is_compiled() -> bool:
+    """Whether autograd itself is compiled: a hook would have it compiled anew."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
+
+
+def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
+    """The nodes that these lead to, and one more than MAX_NODES at most."""
+    seen, todo = set(roots), list(roots)
+    found: list[Any] = []
+    while todo and len(found) <= MAX_NODES:
+        node = todo.pop()
+        found.append(node)
+        for following in nodes.of(node)[1]:
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return found
+
+
+def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int:
+    """What the nodes saved; a parameter is there with or without them."""
+    kept: dict[int, int] = dict(storage for node in found for storage in nodes.of(node)[0])
+    for address, _ in _storages(leaves):
+        kept.pop(address, None)
+    return sum(kept.values())
+
+
+def _storages(tensors: list[torch.Tensor]) -> Iterator[Storage]:
+    yield from (storage for one in tensors if (storage := storage_of(one)) is not None)
+
+
+def _has_graph(leaf: torch.Tensor | None) -> bool:
+    """Whether its gradient has a graph of its own."""
+    return leaf is not None and leaf.grad is not None and leaf.grad.grad_fn is not None
+
+
+def _name_of(leaf: torch.Tensor, sites: Sites) -> str | None:
+    """The variable of the innermost function of the user's that has it."""
+    frame = sys._getframe()
+    while frame is not None and not sites.is_user_code(frame.f_code):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None or sys.gettrace() is not None:
+        return None
+    names = locals_of(frame) if may_read_locals(frame.f_code) else frame.f_globals
+    return next((name for name, value in list(names.items()) if value is leaf), None)

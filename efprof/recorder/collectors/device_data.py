@@ -1,0 +1,242 @@
+"""Sees what two steps use of the large tensors that the program keeps on a device beside its model.
+
+Where there are any when step 1 begins, every call of torch's functions is looked at from there to the begin of step 3:
+which stretches of such a tensor are read, and from which line. No operation runs differently for it.
+"""
+
+import functools
+import gc
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from efprof.artifacts.events import DeviceData, DeviceTensor
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.session import Session
+
+DEVICE: Final = "cuda"
+FIRST_STEP: Final = 1
+"""The first step's own work spaces, and an optimizer's state, are not there before it."""
+NUM_STEPS: Final = 2
+"""As many show whether each step uses another part."""
+LEAST_BYTES: Final = 64 * 1024**2
+"""Less in all is not what a device runs out of memory for; then nothing is looked at."""
+MAX_TENSORS: Final = 512
+INDEXING = frozenset({"__getitem__", "index_select", "embedding", "gather", "take", "take_along_dim"})
+"""They read as much as they give."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Use:
+    """What the steps did with one storage: stretches (step, offset, elements) that were read, bytes drawn by index."""
+
+    num_bytes: int
+    address: int
+    version: int
+    tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    """Views of each other."""
+    stretches: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    drawn_bytes: int = 0
+    taken_at: dict[str, None] = field(default_factory=dict)
+    read_at: dict[str, None] = field(default_factory=dict)
+
+
+class _Mode(TorchFunctionMode):
+    """Has every call looked at while it is on."""
+
+    def __init__(self, look: Callable[[Any, list[Any], Any], None]) -> None:
+        super().__init__()
+        self.is_over = False
+        self._look = look
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function, and tell what it was given and what it gave."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self.is_over:
+            self._look(func, [*args, *kwargs.values()], result)
+        return result
+
+
+class DataWatch:
+    """Finds the tensors, has their use seen, and tells of it.
+
+    `site` names the user's line that is running, `address` is where a storage lies; `guard` makes a function harmless.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        site: Callable[[], str | None],
+        address: Callable[[torch.UntypedStorage], int],
+        guard: Callable[[Callable[..., None]], Callable[..., None]],
+    ) -> None:
+        self._device, self._site, self._address, self._guard = device, site, address, guard
+        self._uses: dict[int, _Use] = {}
+        self._step = 0
+        self._mode: _Mode | None = None
+        self._why_not = ""
+
+    def begin(self) -> None:
+        """Look from now on, if there is anything to look at."""
+        self._uses = _candidates(self._device, self._address)
+        if sum(use.num_bytes for use in self._uses.values()) < LEAST_BYTES:
+            self._uses.clear()
+            return
+        self._why_not = _why_not()
+        if not self._why_not:
+            self._mode = _Mode(self._guard(self._look))
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def next_step(self) -> None:
+        """Another step begins."""
+        self._step += 1
+
+    def end(self) -> DeviceData:
+        """Look no more: what was used, most bytes first."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.is_over = True
+            stack = _modes()
+            if stack and stack[-1] is mode:  # else one of the program's was put there meanwhile, and ours stays idle
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        used = [use for use in self._uses.values() if use.stretches or use.drawn_bytes]
+        found = [_told(use, tensor) for use in used if (tensor := _alive(use)) is not None]
+        found.sort(key=lambda one: -one.num_bytes)
+        return DeviceData(
+            at_ns=time.time_ns(), step=0, num_steps=NUM_STEPS, tensors=found[:MAX_TENSORS], why_not=self._why_not
+        )
+
+    def _look(self, func: Any, given: list[Any], result: Any) -> None:
+        for tensor in _tensors_in(given):
+            use = self._uses.get(_key(tensor))
+            if use is not None:
+                self._note(use, tensor, func, result)
+
+    def _note(self, use: _Use, given: torch.Tensor, func: Any, result: Any) -> None:
+        made = list(_tensors_in(result if isinstance(result, tuple | list) else (result,)))
+        if not made:
+            return  # its shape was asked for
+        is_view = any(_key(one) == _key(given) for one in made)
+        site = self._site()
+        is_drawn = getattr(func, "__name__", "") in INDEXING
+        if site is not None and (is_drawn or (is_view and made[0].numel() < given.numel())):
+            use.taken_at[site] = None
+        if is_view:
+            return  # what is done with the view, shows
+        if is_drawn:
+            use.drawn_bytes += made[0].numel() * given.element_size()
+            return
+        stretch = self._step, int(given.storage_offset()), given.numel()
+        use.stretches[stretch] = given.numel() * given.element_size()
+        if site is not None:
+            use.read_at[site] = None
+
+
+def start(session: Session) -> None:
+    """Listen to the begins of the first steps."""
+
+    def site() -> str | None:
+        return session.sites.of_caller(sys._getframe())
+
+    guard = functools.partial(session.shell.guarded, "device_data")
+    watch = DataWatch(DEVICE, site, lambda storage: storage.data_ptr(), guard)
+
+    def begin(step: OpenStep) -> None:
+        if DEVICE == "cuda" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        if step.number == FIRST_STEP:
+            watch.begin()
+        elif step.number == FIRST_STEP + NUM_STEPS:
+            event = watch.end()
+            event.step = step.number
+            session.note(event)
+        else:
+            watch.next_step()
+
+    def stop() -> None:
+        watch.end()
+
+    session.subscribe(session.loop.step_began, "device_data", begin)
+    session.undo_at_end([stop])  # also where the collector was stopped by an error
+
+
+def _candidates(device: str, address: Callable[[torch.UntypedStorage], int]) -> dict[int, _Use]:
+    """Each storage on the device that no parameter, buffer or gradient has, and nothing that needs a gradient."""
+    tensors: list[torch.Tensor] = []
+    of_model: set[int] = {0}
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind is torch.Tensor and one.device.type == device:
+            tensors.append(one)
+        elif issubclass(kind, torch.nn.Parameter):
+            of_model |= {_key(part) for part in (one, one.grad) if part is not None}
+        elif issubclass(kind, torch.nn.Module) and "_buffers" in one.__dict__:
+            of_model |= {_key(buffer) for buffer in one.__dict__["_buffers"].values() if buffer is not None}
+    found: dict[int, _Use] = {}
+    for tensor in tensors:
+        key = _key(tensor)
+        if key in of_model or tensor.requires_grad or tensor.is_inference():
+            continue
+        if key not in found:
+            storage = tensor.untyped_storage()
+            found[key] = _Use(num_bytes=storage.nbytes(), address=address(storage), version=tensor._version)
+        found[key].tensors.append(weakref.ref(tensor))
+    return found
+
+
+def _alive(use: _Use) -> torch.Tensor | None:
+    """One of its tensors; None where all are gone, and another storage may lie where theirs was."""
+    return next((tensor for one in use.tensors if (tensor := one()) is not None), None)
+
+
+def _modes() -> list[TorchFunctionMode]:
+    """Those of this thread, the innermost last."""
+    return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def _why_not() -> str:
+    """Why no mode may be put there; empty where one may."""
+    if _modes():
+        return "a mode of the program's own was on"
+    return "the program is compiled, which a mode would have done anew" if _has_compiled() else ""
+
+
+def _has_compiled() -> bool:
+    """Whether the program has had anything compiled, or will as soon as it is called; `disable` notes None there."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(backend is not None for backend in backends.values())
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Those among them, and in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from (one for one in value if isinstance(one, torch.Tensor))
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """What tells its storage from all others that are there; 0 of one that has none of its own."""
+    try:
+        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+    except (RuntimeError, NotImplementedError):  # what `torch.func` puts around one; nothing tells beforehand
+        return 0
+
+
+def _told(use: _Use, tensor: torch.Tensor) -> DeviceTensor:
+    return DeviceTensor(
+        address=use.address,
+        num_bytes=use.num_bytes,
+        taken_bytes=sum(use.stretches.values()) + use.drawn_bytes,
+        is_varied=bool(use.drawn_bytes) or len({stretch[1:] for stretch in use.stretches}) > 1,
+        is_written=tensor._version != use.version,
+        sites=list(use.taken_at or use.read_at),
+    )

@@ -1,0 +1,212 @@
+"""Sees evaluations: passes over a DataLoader on whose batches nothing is trained.
+
+A batch was evaluated where, until the next one is asked for, autograd builds no graph and no step ends, and gradients
+are off or a module that the program put in evaluation mode still is. That is seen at the loader alone, without hooks on
+modules, so it holds for compiled ones too. Not seen are an evaluation that goes over something else than a DataLoader,
+and one that builds graphs all the same.
+"""
+
+import functools
+import sys
+import time
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Final
+from weakref import ref
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.recorder.hooks import replace
+from efprof.recorder.session import Session
+
+TRAINS: Final = "_efprof_trains"
+"""The attribute of an iterator on whose batch something was trained: it evaluates nothing."""
+
+MAX_READINGS: Final = 32
+"""Kept of one evaluation: when there are more, every second goes and every second batch is read from then on."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pass:
+    """An iterator that is gone through, so far without training, and what is to be written of it."""
+
+    iterator: ref[Any]
+    record: EvaluationRecord
+    mark_bytes: int | None
+    began_ns: int
+    asked_ns: int
+    """For the last batch."""
+    handed_ns: int = 0
+    stood: tuple[int, int] | None = None
+    """The numbers of graph nodes and of steps when it was handed out, until it is seen what became of it."""
+    stride: int = 1
+
+
+class Evaluations:
+    """Follows one pass at a time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop = session.loop
+        self._lines = session.lines(EVALUATIONS_FILE)
+        self._in_evaluation_mode: ref[torch.nn.Module] | None = None
+        self._open: _Pass | None = None
+        self._dropped = session.shell.guarded("evaluations", self._drop)
+
+    def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
+        """`module.eval()` was called."""
+        self._in_evaluation_mode = ref(module)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a batch asked for now is one to train on: this is all that training pays for."""
+        if self._open is not None or not torch.is_grad_enabled():
+            return False
+        module = None if self._in_evaluation_mode is None else self._in_evaluation_mode()
+        return module is None or module.training
+
+    def asked(self, iterator: Any) -> None:
+        """It is asked for a batch: what became of the last one shows now."""
+        if not self._loop.is_ours:
+            return
+        now = perf_counter_ns()
+        self._look_at_last()
+        if self._open is not None and self._open.iterator() is not iterator:
+            self._close()
+        if self._open is not None:
+            self._open.asked_ns = now
+        elif not self.is_idle and TRAINS not in iterator.__dict__:
+            self._begin(iterator, now)
+
+    def handed(self, iterator: Any) -> None:
+        """It has handed out a batch."""
+        going = self._open
+        if going is not None and going.iterator() is iterator and self._loop.is_ours:
+            going.handed_ns, going.stood = perf_counter_ns(), self._standing()
+            if not going.record.num_batches:
+                going.record.after_step = self._loop.num_steps - 1
+
+    def exhausted(self, iterator: Any, *_: object) -> None:
+        """It has no more batches."""
+        if self._open is not None and self._open.iterator() is iterator:
+            self._close()
+
+    def end(self) -> None:
+        """The program ends."""
+        self._look_at_last()
+        self._close()
+
+    def _drop(self, iterator: ref[Any]) -> None:
+        """The loop was left, and its iterator is no more."""
+        if self._open is not None and self._open.iterator is iterator and self._loop.is_ours:
+            self.end()
+
+    def _standing(self) -> tuple[int, int]:
+        return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
+
+    def _begin(self, iterator: Any, now: int) -> None:
+        before = self._read(0)
+        self._open = _Pass(
+            iterator=ref(iterator, self._dropped),
+            record=EvaluationRecord(
+                after_step=-1,
+                started_ns=time.time_ns(),
+                total_us=0.0,
+                fetch_us=0.0,
+                num_batches=0,
+                site=self._session.sites.of_caller(sys._getframe()),
+                memory=[before],
+                peak_bytes=before.allocated_bytes,
+                is_peak_exact=False,
+            ),
+            mark_bytes=_highest_mark(),
+            began_ns=now,
+            asked_ns=now,
+        )
+
+    def _look_at_last(self) -> None:
+        """Count the last batch, if it was evaluated; otherwise the pass was over when that one came."""
+        going = self._open
+        if going is None or going.stood is None:
+            return
+        if going.stood != self._standing():
+            iterator = going.iterator()
+            if iterator is not None:
+                iterator.__dict__[TRAINS] = True
+            self._write(going.handed_ns)
+            return
+        record, going.stood = going.record, None
+        record.num_batches += 1
+        record.fetch_us += (going.handed_ns - going.asked_ns) / 1000
+        if record.num_batches % going.stride == 0:
+            began = perf_counter_ns()
+            self._note(record)
+            self._session.budget.spend("evaluations", perf_counter_ns() - began)
+        if len(record.memory) > MAX_READINGS:
+            record.memory = [*record.memory[:-1:2], record.memory[-1]]
+            going.stride *= 2
+
+    def _close(self) -> None:
+        """It ends now."""
+        going, now = self._open, perf_counter_ns()
+        if going is not None and going.record.num_batches:
+            self._note(going.record)
+            mark = _highest_mark()
+            if mark is not None and going.mark_bytes is not None and mark > going.mark_bytes:
+                going.record.peak_bytes, going.record.is_peak_exact = mark, True
+        self._write(now)
+
+    def _write(self, ended_ns: int) -> None:
+        going, self._open = self._open, None
+        if going is not None and going.record.num_batches:
+            going.record.total_us = (ended_ns - going.began_ns) / 1000
+            self._lines.write(going.record)
+
+    def _note(self, record: EvaluationRecord) -> None:
+        """Read memory; at the end once more after the last batch."""
+        reading = self._read(record.num_batches)
+        if record.memory[-1].num_batches == reading.num_batches:
+            record.memory.pop()
+        record.memory.append(reading)
+        record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
+
+    def _read(self, num_batches: int) -> EvaluationMemory:
+        return EvaluationMemory(num_batches, self._session.memory.read()[0])
+
+
+def start(session: Session) -> None:
+    """Be told of each batch that a DataLoader hands out, and of modules put in evaluation mode."""
+    evaluations, guarded = Evaluations(session), session.shell.guarded
+    asked, handed = guarded("evaluations", evaluations.asked), guarded("evaluations", evaluations.handed)
+    put = guarded("evaluations", evaluations.put_in_evaluation_mode)
+    advance, evaluate = _BaseDataLoaderIter.__next__, torch.nn.Module.eval
+
+    @functools.wraps(advance)
+    def fetch(self: Any) -> Any:
+        if evaluations.is_idle:
+            return advance(self)
+        asked(self)
+        batch = advance(self)
+        handed(self)
+        return batch
+
+    @functools.wraps(evaluate)
+    def put_in_evaluation_mode(self: Any) -> Any:
+        put(self)
+        return evaluate(self)
+
+    session.undo_at_end(
+        [replace(_BaseDataLoaderIter, "__next__", fetch), replace(torch.nn.Module, "eval", put_in_evaluation_mode)]
+    )
+    session.subscribe(session.loop.loader_ended, "evaluations", evaluations.exhausted)
+    session.on_end("evaluations", evaluations.end)
+
+
+def _highest_mark() -> int | None:
+    """The CUDA allocator's own, since the program set it back last; None where there is no CUDA allocator."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    peak: int = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
+    return peak

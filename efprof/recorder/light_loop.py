@@ -1,0 +1,107 @@
+"""Between bursts: the state machine rests, and light steps are counted by their backward passes and updates alone."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from efprof.artifacts.steps import LightLine
+from efprof.recorder.light_steps import LightSteps
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.sampling import Sampling
+from efprof.recorder.steps import Steps
+from efprof.recorder.training_thread import TrainingThread
+
+MOST_OVERDUE_STEPS: Final = 8
+"""Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
+
+
+class LightLoop:
+    """What the entry points call in a light step; at its end it wakes the state machine where a burst is due."""
+
+    def __init__(
+        self, steps: Steps, thread: TrainingThread, sampling: Sampling, write: Callable[[LightLine], None]
+    ) -> None:
+        self.is_on = False
+        """Whether the step is light: what has no part in it asks this before anything else."""
+        self.is_burst_due = False
+        """Whether the step after this one is to be recorded in full."""
+        self.steps = LightSteps(write)
+        self.woken: list[Callable[[bool], None]] = []
+        """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
+        self._steps = steps
+        self._thread = thread
+        self._sampling = sampling
+        self._num_overdue = 0
+        self.steps.ended.append(sampling.note_light)
+
+    def rest(self, step: OpenStep) -> None:
+        """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
+        steps = self._steps
+        steps.open = steps.closed = None
+        self.steps.begin(step, steps.last_stepped, steps.last_site, steps.last_loader, steps.passes_by_hand)
+        self._num_overdue = 0
+        self._look_ahead()
+        self.is_on = True
+        for listener in self.woken:
+            listener(False)
+
+    def backward_entered(self, tensors: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` was called."""
+        if self._thread.is_ours:
+            self.steps.backward_entered(tensors, gradients)
+        else:
+            self._steps.others.backward_began()
+
+    def backward_left(self) -> None:
+        """It returned or raised."""
+        if not self._thread.is_ours:
+            self._steps.others.backward_ended()
+        elif self.steps.backward_left():
+            self._look_ahead()
+            if self.is_burst_due:
+                self.wake()
+
+    def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
+        """This optimizer, or graph, by its `id`, has stepped, or was held back."""
+        self.steps.updated(optimizer, is_held_back=is_held_back)
+        self._look_ahead()
+        if not self.is_burst_due:
+            return
+        self._num_overdue += 1
+        is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped
+        if is_whole or self._num_overdue > MOST_OVERDUE_STEPS:
+            self.wake()
+
+    def fetch_began(self, *, is_start: bool) -> None:
+        """A batch is asked for, or a loader starts: that may begin a step recorded in full."""
+        if not self.steps.stepped or self.steps.has_passes or self._steps.has_marks:
+            return
+        if is_start:
+            self.steps.is_interrupted = True  # an evaluation may follow
+            self._sampling.ask_for_burst()
+            self._look_ahead()
+        if self.is_burst_due and (is_start or self._steps.is_fed):
+            self.wake()
+
+    def step_marked(self) -> None:
+        """The program says that the step ends here."""
+        if not self.steps.stepped:
+            self.steps.updated(0)
+        self.steps.close()
+        if self._sampling.wants_full(self.steps.number):
+            self._end()
+
+    def wake(self) -> None:
+        """The open step is whole, if it has an update: what comes next is recorded in full."""
+        if self.steps.stepped:
+            self.steps.close()
+        self._end()
+
+    def _look_ahead(self) -> None:
+        self.is_burst_due = self._sampling.wants_full(self.steps.number + 1)
+
+    def _end(self) -> None:
+        self.steps.write()
+        self._steps.num_finished = self.steps.number
+        self.is_on = self.is_burst_due = False
+        for listener in self.woken:
+            listener(True)

@@ -1,0 +1,214 @@
+"""Steps of which only the loss and the instant of the update are taken.
+
+A backward pass belongs to the update that follows it, and a step is over when an optimizer that has stepped in it steps
+again: so nothing need be known of the loop. Where no optimizer steps, so many backward passes make a step as in the
+last full one; where the program marks its steps, its marks end them.
+"""
+
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
+from efprof.recorder.gradients import read_values
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.step_numbers import copied
+
+MAX_ROWS: Final = 256
+MAX_WAIT_NS: Final = 1_000_000_000
+"""What a killed process may lose of them."""
+
+UPDATE_BY_HAND: Final = 0
+"""Stands for the optimizer where the program updates its parameters itself."""
+
+Loss = float | torch.Tensor
+Row = list[Any]
+
+
+class _Owed(NamedTuple):
+    """Losses that a device still has to tell: of these rows of the line, once the event has passed."""
+
+    line: LightLine
+    rows: list[int]
+    copy: torch.Tensor
+    event: Any
+
+
+class LightSteps:
+    """Counts light steps, and writes them together."""
+
+    def __init__(self, write: Callable[[LightLine], None]) -> None:
+        self.read_loss: Callable[[int, Any, Any], Loss | None] = lambda *_: None
+        """Given the step's number and what backward is called with: the loss, now or on the device."""
+        self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
+        """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
+        self.closed: list[Callable[[int, int], None]] = []
+        """Called with the number and the recorder's own time in ns of each step."""
+        self.ended: list[Callable[[int, int, int], None]] = []
+        """The same, with the length in between, of those whose length tells of the others."""
+        self.is_slowed = False
+        """Whether something makes these steps longer than others, as a watch of the user's lines does."""
+        self.stepped: list[int] = []
+        """The optimizers that stepped in the open step, by `id`."""
+        self.number = 0
+        self._round: list[int] = []
+        self.is_interrupted = False
+        """Whether something else was done in this step: its length tells nothing of the others."""
+        self._write = write
+        self._rows: list[Row] = []
+        self._on_device: dict[int, torch.Tensor] = {}
+        """Sums of losses that lie on a device, by the place of their row."""
+        self._owed: list[_Owed] = []
+        self._waiting: list[Loss] = []
+        """Of passes since the last update."""
+        self._losses: list[Loss] = []
+        self._num_passes = self._num_waiting = 0
+        self._is_held_back = False
+        self._start_ns = self._update_ns = self._written_ns = 0
+        self._cost_ns = self._batch_cost_ns = 0
+        self._site: str | None = None
+        self._loader: int | None = None
+        self._passes_by_hand = 0
+
+    # What the loop tells.
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether gradients were computed since the last update."""
+        return self._num_waiting > 0
+
+    @property
+    def current(self) -> int:
+        """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
+        return self.number + (len(self.stepped) >= max(1, len(self._round)))
+
+    def begin(
+        self, step: OpenStep, last_round: list[int], site: str | None, loader: int | None, passes_by_hand: int
+    ) -> None:
+        """This step, which began as a full one, is light. In the last full one the optimizers of `last_round` stepped,
+        by `id`; `passes_by_hand` make one where none does.
+        """
+        self._round = last_round
+        self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
+        self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
+        self.stepped, self._waiting, self._losses = [], [], []
+        self._num_passes = self._num_waiting = 0
+        self._is_held_back = self.is_interrupted = False
+        self._written_ns = perf_counter_ns()
+
+    def backward_entered(self, tensors: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` was called with these."""
+        entered = perf_counter_ns()
+        loss = self.read_loss(self.current, tensors, gradients)
+        if loss is not None:
+            self._waiting.append(loss)
+        self._num_waiting += 1
+        self._cost_ns += perf_counter_ns() - entered
+
+    def backward_left(self) -> bool:
+        """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
+        if not self._passes_by_hand or self._num_waiting < self._passes_by_hand:
+            return False
+        self.updated(UPDATE_BY_HAND)
+        return True
+
+    def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
+        """This optimizer, by its `id`, has stepped, or was held back."""
+        entered = perf_counter_ns()
+        if optimizer in self.stepped:
+            self.close()
+        self.stepped.append(optimizer)
+        self._losses += self._waiting
+        self._num_passes += self._num_waiting
+        self._waiting, self._num_waiting = [], 0
+        self._is_held_back |= is_held_back
+        self._update_ns = entered
+        self._cost_ns += perf_counter_ns() - entered
+
+    def close(self) -> None:
+        """The open step is over: it ended with its last update."""
+        start, end = self._start_ns, self._update_ns
+        epoch_ns = time.time_ns() - (perf_counter_ns() - start)
+        loss = self._take_loss(len(self._rows))
+        self._rows.append(
+            [
+                self.number,
+                epoch_ns,
+                (end - start) / 1000,
+                self._num_passes,
+                loss,
+                IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.is_slowed),
+            ]
+        )
+        cost, self._cost_ns = self._cost_ns, 0
+        self._batch_cost_ns += cost
+        number, is_odd = self.number, self.is_interrupted or self.is_slowed
+        self.number += 1
+        self._start_ns, self.stepped, self._num_passes = end, [], 0
+        self._is_held_back = self.is_interrupted = False
+        for closed in self.closed:
+            closed(number, cost)
+        if not is_odd:
+            for listener in self.ended:
+                listener(number, end - start, cost)
+        if len(self._rows) >= MAX_ROWS or end - self._written_ns >= MAX_WAIT_NS:
+            self.write()
+
+    def restart(self) -> None:
+        """What was done since the last update is part of no step: the next one begins now."""
+        if self.stepped:
+            self.close()
+        self._start_ns = perf_counter_ns()
+
+    # Writing.
+
+    def write(self) -> None:
+        """Have all that are over written."""
+        entered = perf_counter_ns()
+        self.write_arrived()
+        if self._rows:
+            line = LightLine(
+                light=[tuple(row) for row in self._rows],
+                recorder_us=self._batch_cost_ns / 1000 / len(self._rows),
+                backward_site=self._site,
+                loader=self._loader,
+            )
+            self._write(line)
+            if self._on_device:
+                self._ask_device(line)
+            self._rows, self._on_device, self._batch_cost_ns = [], {}, 0
+        self._written_ns = perf_counter_ns()
+        self._cost_ns += self._written_ns - entered
+
+    @property
+    def awaits_device(self) -> bool:
+        """Whether a device still owes losses."""
+        return bool(self._owed)
+
+    def write_arrived(self) -> None:
+        """Write the lines again whose losses the device has told meanwhile: of two lines of a step the later counts."""
+        while self._owed and self._owed[0].event.query():
+            line, places, copy, _ = self._owed.pop(0)
+            for place, value in zip(places, read_values(copy), strict=True):
+                row = line.light[place]
+                line.light[place] = (row[0], row[1], row[2], row[3], spelled(value), row[5])
+                if spelled(value) != value:
+                    self.note_bad(row[0], value, line.backward_site)
+            self._write(line)
+
+    def _take_loss(self, place: int) -> float | str | None:
+        """What the open step's row of this place tells; the device tells its part late."""
+        losses, self._losses = self._losses, []
+        values = [loss for loss in losses if not isinstance(loss, torch.Tensor)]
+        if len(values) < len(losses):
+            on_device = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+            self._on_device[place] = on_device[0] if len(on_device) == 1 else torch.stack(on_device).sum()
+        return spelled(sum(values)) if values else None
+
+    def _ask_device(self, line: LightLine) -> None:
+        """Copy all losses at once, and wait for none."""
+        (copy,), event = copied([torch.stack(list(self._on_device.values()))])
+        self._owed.append(_Owed(line, list(self._on_device), copy, event))

@@ -1,0 +1,18 @@
+"""How tests wait for what must come."""
+
+import time
+from collections.abc import Callable
+
+MAX_WAIT_S = 240
+"""It only bounds a failure: what takes a second here takes a minute on a slow core with others at work."""
+
+FOR_EVER_S = 100_000
+"""What sleeps so long is ended by the test that started it."""
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Return once it holds."""
+    deadline = time.monotonic() + MAX_WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

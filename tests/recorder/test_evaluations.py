@@ -1,0 +1,213 @@
+"""What the recorder sees of evaluations: at the loader alone, without hooks on modules."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from efprof.artifacts.evaluations import EvaluationRecord, read_evaluations
+from efprof.model import NotRecorded
+from efprof.units import KIB
+from tests.recorder.recording import Recorded, record_here
+
+NUM_TRAINED, NUM_EVALUATED = 6, 20
+KEPT = 64 * KIB
+"""Of each batch: 16 outputs of 1024 numbers."""
+
+
+class Program:
+    """Trains on one loader and evaluates on another, which `evaluate` of a subclass or a test goes through."""
+
+    def __init__(self, **loading: object) -> None:
+        torch.manual_seed(0)
+        inputs = torch.randn(16 * NUM_EVALUATED, 8)
+        self.train_loader = DataLoader(TensorDataset(inputs[: 16 * NUM_TRAINED]), batch_size=16)
+        self.loader: DataLoader[tuple[torch.Tensor, ...]] = DataLoader(TensorDataset(inputs), batch_size=16, **loading)  # type: ignore[arg-type]
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1024))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.kept: list[torch.Tensor] = []
+
+    def train_epoch(self) -> None:
+        self.model.train()
+        for (batch,) in self.train_loader:
+            self.optimizer.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+
+    def evaluate(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for (batch,) in self.loader:
+                self.kept.append(self.model(batch))  # kept
+
+    def run(self) -> None:
+        for _ in range(2):
+            self.train_epoch()
+            self.evaluate()
+
+
+def evaluations_of(folder: Path, run: Callable[[], object]) -> list[EvaluationRecord]:
+    return read_evaluations(record_here(folder, run).rank)
+
+
+def none_of(recorded: Recorded) -> bool:
+    try:
+        return read_evaluations(recorded.rank) == []
+    except NotRecorded:
+        return True
+
+
+def test_every_pass_without_gradients_is_one_evaluation(tmp_path: Path) -> None:
+    first, second = evaluations_of(tmp_path, Program().run)
+    assert (first.num_batches, first.after_step) == (NUM_EVALUATED, NUM_TRAINED - 1)
+    assert second.after_step == 2 * NUM_TRAINED - 1
+    assert first.site is not None
+    assert first.site.endswith("Program.evaluate")
+    assert 0 < first.fetch_us < first.total_us
+
+
+def test_memory_is_read_before_it_after_each_batch_and_at_its_end(tmp_path: Path) -> None:
+    """The heap has what the outputs that are kept take of it."""
+    first, _ = evaluations_of(tmp_path, Program().run)
+    assert [each.num_batches for each in first.memory] == list(range(NUM_EVALUATED + 1))
+    sizes = [each.allocated_bytes for each in first.memory]
+    assert sizes[-1] - sizes[1] == pytest.approx((NUM_EVALUATED - 1) * KEPT, rel=0.2)
+    assert first.peak_bytes == max(sizes)
+
+
+def test_gradients_turned_off_for_the_model_s_call_alone_are_seen_in_evaluation_mode(tmp_path: Path) -> None:
+    program = Program()
+
+    def evaluate() -> None:
+        program.model.eval()
+        for (batch,) in program.loader:
+            with torch.no_grad():
+                program.kept.append(program.model(batch))
+
+    program.evaluate = evaluate  # type: ignore[method-assign]
+    first, _ = evaluations_of(tmp_path, program.run)
+    assert first.num_batches == NUM_EVALUATED
+
+
+def test_a_loop_that_is_left_is_told_as_far_as_it_came(tmp_path: Path) -> None:
+    program = Program()
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        for place, (batch,) in enumerate(program.loader, start=1):
+            program.model(batch)
+            if place == 7:
+                break
+
+    program.evaluate = evaluate  # type: ignore[method-assign]
+    first, second = evaluations_of(tmp_path, program.run)
+    assert first.num_batches == 7
+    assert second.num_batches == 7
+
+
+def test_workers_that_are_kept_keep_the_iterator_but_not_the_evaluation_open(tmp_path: Path) -> None:
+    class Breaking(Program):  # whose workers end with it: one that had its own function set would lie in a cycle
+        @torch.no_grad()
+        def evaluate(self) -> None:
+            for place, (batch,) in enumerate(self.loader, start=1):
+                self.model(batch)
+                if place == 5:
+                    break
+
+    first, second = evaluations_of(tmp_path, Breaking(num_workers=1, persistent_workers=True).run)
+    assert first.num_batches == 5
+    assert second.after_step == 2 * NUM_TRAINED - 1
+
+
+def test_training_is_no_evaluation(tmp_path: Path) -> None:
+    assert none_of(record_here(tmp_path, Program().train_epoch))
+
+
+def test_training_beside_a_teacher_in_evaluation_mode_is_none(tmp_path: Path) -> None:
+    program, teacher = Program(), nn.Linear(8, 1024).eval()
+
+    def train() -> None:
+        for (batch,) in program.train_loader:
+            with torch.no_grad():
+                target = teacher(batch)
+            program.optimizer.zero_grad()
+            (program.model(batch) - target).square().mean().backward()
+            program.optimizer.step()
+
+    assert none_of(record_here(tmp_path, train))
+
+
+def test_accumulating_over_batches_is_none(tmp_path: Path) -> None:
+    program = Program()
+
+    def train() -> None:
+        for place, (batch,) in enumerate(program.train_loader, start=1):
+            program.model(batch).square().mean().backward()
+            if place % 3 == 0:
+                program.optimizer.step()
+                program.optimizer.zero_grad()
+
+    assert none_of(record_here(tmp_path, train))
+
+
+def test_looking_at_the_data_with_gradients_on_is_none(tmp_path: Path) -> None:
+    """As for the mean of the inputs: no module is in evaluation mode."""
+    program = Program()
+
+    def run() -> None:
+        total = sum(batch.sum() for (batch,) in program.loader)
+        assert total != 0
+        program.train_epoch()
+
+    assert none_of(record_here(tmp_path, run))
+
+
+def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
+    program = Program()
+
+    def run() -> None:
+        for place, (batch,) in enumerate(program.train_loader):
+            program.model.train()
+            program.optimizer.zero_grad()
+            program.model(batch).square().mean().backward()
+            program.optimizer.step()
+            if place == 2:
+                program.evaluate()
+
+    recorded = record_here(tmp_path, run)
+    (evaluation,) = read_evaluations(recorded.rank)
+    assert (evaluation.num_batches, evaluation.after_step) == (NUM_EVALUATED, 2)
+    assert len(recorded.steps) == NUM_TRAINED
+
+
+def test_one_before_the_first_step_is_told_as_such(tmp_path: Path) -> None:
+    program = Program()
+
+    def run() -> None:
+        program.evaluate()
+        program.train_epoch()
+
+    (evaluation,) = evaluations_of(tmp_path, run)
+    assert evaluation.after_step == -1
+
+
+def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -> None:
+    program = Program()
+    program.loader = DataLoader(TensorDataset(torch.randn(1000, 8)), batch_size=1)
+    first, _ = evaluations_of(tmp_path, program.run)
+    assert first.num_batches == 1000
+    assert 8 < len(first.memory) <= 34
+    places = [each.num_batches for each in first.memory]
+    assert places == sorted(set(places))
+    assert (places[0], places[-1]) == (0, 1000)
+
+
+def test_the_loader_and_the_module_are_given_back(tmp_path: Path) -> None:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    before = _BaseDataLoaderIter.__next__, nn.Module.eval
+    record_here(tmp_path, Program().run)
+    assert (_BaseDataLoaderIter.__next__, nn.Module.eval) == before
