@@ -6,16 +6,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 PROC = Path("/proc")
 PR_SET_CHILD_SUBREAPER = 36
-
-BROWSER_DRIVER = "node"
-"""What playwright starts for a module; the browser below it keeps a process ready for the next page."""
 
 
 def adopt_orphans() -> None:
@@ -34,25 +31,26 @@ def end_processes_since(before: set[int], *, patience_s: float) -> list[str]:
     return []
 
 
-def started_processes() -> Iterator[int]:
-    """The children of this thread and theirs; a fixture that starts some beside the tests has a thread for it."""
+def started_processes(before: Set[int] = frozenset()) -> Iterator[int]:
+    """The children of this thread and theirs; a fixture that starts some beside the tests has a thread for it.
+
+    None of `before`, and none that such a process has started: a browser keeps one ready for the next page.
+    """
     for pid in _children_of(os.getpid(), threading.main_thread().native_id):
-        yield pid
-        yield from _all_below(pid)
+        yield from _with_all_below(pid, before)
 
 
-def _all_below(pid: int) -> Iterator[int]:
-    if _said_of(pid, "comm") == BROWSER_DRIVER:
+def _with_all_below(pid: int, before: Set[int]) -> Iterator[int]:
+    if pid in before:
         return
+    yield pid
     for thread in (PROC / str(pid) / "task").glob("*"):
         for child in _children_of(pid, int(thread.name)):
-            yield child
-            yield from _all_below(child)
+            yield from _with_all_below(child, before)
 
 
 def _running_since(before: set[int]) -> list[int]:
-    left = [pid for pid in started_processes() if pid not in before | _kept_by_multiprocessing()]
-    return [pid for pid in left if not _has_ended(pid)]
+    return [pid for pid in started_processes(before | _kept_by_multiprocessing()) if not _has_ended(pid)]
 
 
 def _kept_by_multiprocessing() -> set[int]:
