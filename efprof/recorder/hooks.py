@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -138,7 +139,7 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
 
 def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
-    light = loop.light
+    light, thread = loop.light, loop.thread
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = _Given(*args, **kwargs)
@@ -150,10 +151,15 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
+    lightly = shell.guarded("loop", light.steps.backward_entered)
     original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if light.is_on and light.ends_with_update and get_ident() == thread.ident:
+            lightly(tensors, _Given(*args, **kwargs).gradients if args or kwargs else None)
+            original(tensors, *args, **kwargs)
+            return
         try:  # from the first call on: a signal's handler may raise in it
             entered(tensors, args, kwargs)
             original(tensors, *args, **kwargs)
@@ -191,7 +197,7 @@ class _Given:
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
     """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
-    light, num_nested = loop.light, 0
+    light, thread, num_nested = loop.light, loop.thread, 0
 
     def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         nonlocal num_nested
@@ -213,14 +219,18 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
             loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
+    lightly = shell.guarded("loop", loop.light_updated)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not (light.is_on and loop.is_ours):
+        if not (light.is_on and get_ident() == thread.ident):
             # Of the arguments of `Optimizer.step`, itself among them.
             entered(optimizer, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        left(optimizer)
+        if light.is_on and not loop.has_nested_steps and get_ident() == thread.ident:
+            lightly(optimizer)
+        else:
+            left(optimizer)
 
     return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
 

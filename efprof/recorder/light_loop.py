@@ -24,6 +24,8 @@ class LightLoop:
         """Whether the step is light: what has no part in it asks this before anything else."""
         self.is_burst_due = False
         """Whether the step after this one is to be recorded in full."""
+        self.ends_with_update = True
+        """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)
         self.woken: list[Callable[[bool], None]] = []
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
@@ -31,7 +33,7 @@ class LightLoop:
         self._thread = thread
         self._sampling = sampling
         self._num_overdue = 0
-        self.steps.ended.append(sampling.note_light)
+        self.steps.settled.append(sampling.note_light)
 
     def rest(self, step: OpenStep) -> None:
         """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
@@ -41,6 +43,7 @@ class LightLoop:
         self._num_overdue = 0
         self._look_ahead()
         self.is_on = True
+        self.ends_with_update = not steps.passes_by_hand
         for listener in self.woken:
             listener(False)
 
@@ -63,7 +66,8 @@ class LightLoop:
     def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
         """This optimizer, or graph, by its `id`, has stepped, or was held back."""
         self.steps.updated(optimizer, is_held_back=is_held_back)
-        self._look_ahead()
+        if self.steps.number + 1 >= self._sampling.look_at:
+            self._look_ahead()
         if not self.is_burst_due:
             return
         self._num_overdue += 1
@@ -89,6 +93,8 @@ class LightLoop:
         self.steps.close()
         if self._sampling.wants_full(self.steps.number):
             self._end()
+        elif self.steps.number >= self._sampling.look_at:
+            self._look_ahead()
 
     def wake(self) -> None:
         """The open step is whole, if it has an update: what comes next is recorded in full."""
@@ -97,7 +103,8 @@ class LightLoop:
         self._end()
 
     def _look_ahead(self) -> None:
-        self.is_burst_due = self._sampling.wants_full(self.steps.number + 1)
+        self.steps.settle()
+        self.is_burst_due = self._sampling.is_due_after(self.steps.number)
 
     def _end(self) -> None:
         self.steps.write()

@@ -28,6 +28,17 @@ Loss = float | torch.Tensor
 Row = list[Any]
 
 
+class LightStep(NamedTuple):
+    """One that is over, as those are told who add up steps."""
+
+    number: int
+    length_ns: int
+    cost_ns: int
+    """The recorder's own part of it."""
+    is_usual: bool
+    """Whether its length tells of the others: nothing else was done in it."""
+
+
 class _Owed(NamedTuple):
     """Losses that a device still has to tell: of these rows of the line, once the event has passed."""
 
@@ -45,12 +56,10 @@ class LightSteps:
         """Given the step's number and what backward is called with: the loss, now or on the device."""
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
-        self.closed: list[Callable[[int, int], None]] = []
-        """Called with the number and the recorder's own time in ns of each step."""
-        self.ended: list[Callable[[int, int, int], None]] = []
-        """The same, with the length in between, of those whose length tells of the others."""
-        self.is_slowed = False
-        """Whether something makes these steps longer than others, as a watch of the user's lines does."""
+        self.settled: list[Callable[[list[LightStep]], None]] = []
+        """Told of many steps at once, by `settle`."""
+        self.watch: Callable[[int], None] | None = None
+        """Told the number of each step as it ends, where its lines are watched, which makes it longer than others."""
         self.stepped: list[int] = []
         """The optimizers that stepped in the open step, by `id`."""
         self.number = 0
@@ -59,6 +68,7 @@ class LightSteps:
         """Whether something else was done in this step: its length tells nothing of the others."""
         self._write = write
         self._rows: list[Row] = []
+        self._unsettled: list[LightStep] = []
         self._on_device: dict[int, torch.Tensor] = {}
         """Sums of losses that lie on a device, by the place of their row."""
         self._owed: list[_Owed] = []
@@ -121,41 +131,38 @@ class LightSteps:
         if optimizer in self.stepped:
             self.close()
         self.stepped.append(optimizer)
-        self._losses += self._waiting
-        self._num_passes += self._num_waiting
-        self._waiting, self._num_waiting = [], 0
+        if self._num_waiting:
+            self._losses += self._waiting
+            self._num_passes += self._num_waiting
+            self._waiting, self._num_waiting = [], 0
         self._is_held_back |= is_held_back
         self._update_ns = entered
         self._cost_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
         """The open step is over: it ended with its last update."""
-        start, end = self._start_ns, self._update_ns
+        number, start, end = self.number, self._start_ns, self._update_ns
+        is_odd = self.is_interrupted or self.watch is not None
         epoch_ns = time.time_ns() - (perf_counter_ns() - start)
-        loss = self._take_loss(len(self._rows))
-        self._rows.append(
-            [
-                self.number,
-                epoch_ns,
-                (end - start) / 1000,
-                self._num_passes,
-                loss,
-                IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.is_slowed),
-            ]
-        )
-        cost, self._cost_ns = self._cost_ns, 0
-        self._batch_cost_ns += cost
-        number, is_odd = self.number, self.is_interrupted or self.is_slowed
+        flags = IS_SKIPPED * self._is_held_back + HAS_PAUSE * is_odd
+        loss = self._take_loss(len(self._rows)) if self._losses else None
+        self._rows.append([number, epoch_ns, (end - start) / 1000, self._num_passes, loss, flags])
+        self._unsettled.append(LightStep(number, end - start, self._cost_ns, not is_odd))
         self.number += 1
-        self._start_ns, self.stepped, self._num_passes = end, [], 0
+        self._start_ns, self.stepped, self._num_passes, self._cost_ns = end, [], 0, 0
         self._is_held_back = self.is_interrupted = False
-        for closed in self.closed:
-            closed(number, cost)
-        if not is_odd:
-            for listener in self.ended:
-                listener(number, end - start, cost)
+        if self.watch is not None:
+            self.watch(number)
         if len(self._rows) >= MAX_ROWS or end - self._written_ns >= MAX_WAIT_NS:
             self.write()
+
+    def settle(self) -> None:
+        """Have those told of the steps since the last time who add them up."""
+        if self._unsettled:
+            steps, self._unsettled = self._unsettled, []
+            self._batch_cost_ns += sum(step.cost_ns for step in steps)
+            for listener in self.settled:
+                listener(steps)
 
     def restart(self) -> None:
         """What was done since the last update is part of no step: the next one begins now."""
@@ -168,6 +175,7 @@ class LightSteps:
     def write(self) -> None:
         """Have all that are over written."""
         entered = perf_counter_ns()
+        self.settle()
         self.write_arrived()
         if self._rows:
             line = LightLine(
@@ -202,6 +210,8 @@ class LightSteps:
     def _take_loss(self, place: int) -> float | str | None:
         """What the open step's row of this place tells; the device tells its part late."""
         losses, self._losses = self._losses, []
+        if len(losses) == 1 and type(losses[0]) is float:
+            return spelled(losses[0])
         values = [loss for loss in losses if not isinstance(loss, torch.Tensor)]
         if len(values) < len(losses):
             on_device = [loss for loss in losses if isinstance(loss, torch.Tensor)]

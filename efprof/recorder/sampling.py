@@ -6,11 +6,14 @@ would cost more than its share of the time, two to three steps in a row are reco
 that is earned again.
 """
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
+
+from efprof.recorder.light_steps import LightStep
 
 FIRST_STEPS: Final = 20
 """Recorded in full at any cost: many a run has no more, and what is learned of the loop is learned here."""
@@ -36,6 +39,9 @@ tell how long a step takes without it; they may say up to twice as much."""
 
 NUM_REMEMBERED: Final = 48
 NUM_BETWEEN_ESTIMATES: Final = 16
+
+MOST_UNASKED_STEPS: Final = 256
+"""Light steps after which it is asked again whether a burst is due, however far it seems; no later than each second."""
 
 
 class Sampling:
@@ -64,10 +70,14 @@ class Sampling:
         self._full_cost = 0.0
         self._affords_all = True
         self._num_light = 0
+        self._length_ns = 1.0
+        self.look_at = 0
+        """Among light steps nothing need be asked before the one of this number; 0 where it has to be now."""
 
     def want(self, first: int, end: int) -> None:
         """Have the steps from `first` to the one before `end` recorded in full."""
         self._wanted.append((first, end))
+        self.look_at = 0
 
     def wants_full(self, number: int) -> bool:
         """Whether the step of this number, which has not begun, is to be recorded in full."""
@@ -83,6 +93,20 @@ class Sampling:
         self._wanted = [(first, end) for first, end in self._wanted if end > number]
         return self.wants_full(number)
 
+    def is_due_after(self, number: int) -> bool:
+        """Whether the step after this light one is to be recorded in full; if not, `look_at` says when to ask again."""
+        is_due = self.wants_full(number + 1)
+        self.look_at = 0 if is_due else number + 1 + self._least_distance(number)
+        return is_due
+
+    def _least_distance(self, number: int) -> int:
+        """About so many light steps after this one there may be a burst."""
+        income = self._income_ns(number, self._length_ns)
+        left = self._price * BURST_STEPS * self._full_cost - self._credit_ns
+        steps = math.ceil(left / income) if income > 0 else MOST_UNASKED_STEPS
+        firsts = [first - 1 - number for first, _ in self._wanted if first > number]
+        return max(1, min(steps, MOST_UNASKED_STEPS, *firsts))
+
     def ask_for_burst(self) -> None:
         """Something worth it happens: a burst comes now, unless the last ones are not earned yet."""
         self._is_due |= self._credit_ns >= -MOST_OVERDRAWN_BURSTS * BURST_STEPS * self._full_cost
@@ -96,19 +120,29 @@ class Sampling:
         if FIRST_STEPS <= number < self._burst_end:  # what somebody wanted is in his account
             self._credit_ns += self._share * length_ns - self._full_cost
 
-    def note_light(self, number: int, length_ns: int, cost_ns: int) -> None:
-        """A light one did."""
-        self._light_ns.append(length_ns)
-        self._light_costs.append(cost_ns)
+    def note_light(self, steps: Sequence[LightStep]) -> None:
+        """Light ones did."""
+        for step in steps:
+            if step.is_usual:
+                self._note_light(step)
+        self.look_at = 0
+
+    def _note_light(self, step: LightStep) -> None:
+        self._light_ns.append(step.length_ns)
+        self._light_costs.append(step.cost_ns)
         self._num_light += 1
         if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
             self._estimate()
-        earned = self._share * length_ns
-        given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
-        self._credit_ns += max(earned - self._light_cost, LEAST_SHARE_OF_INCOME * earned, given)
+        self._credit_ns += self._income_ns(step.number, step.length_ns)
         if self._credit_ns >= self._price * BURST_STEPS * self._full_cost:
             self._price = 0.5 + self._random.random()
             self._is_due = True
+
+    def _income_ns(self, number: int, length_ns: float) -> float:
+        """What a light step earns for bursts."""
+        earned = self._share * length_ns
+        given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
+        return max(earned - self._light_cost, LEAST_SHARE_OF_INCOME * earned, given)
 
     def _estimate(self) -> None:
         """What a step costs: by its own clock at least; a full one by its length beside that of light ones."""
@@ -119,4 +153,5 @@ class Sampling:
             self._full_cost = max(own, min(longer, 2 * BLINDNESS * own))
         if self._light_costs:
             self._light_cost = BLINDNESS * median(self._light_costs)
-        self._affords_all = self._full_cost <= self._share * median(self._light_ns or self._full_ns)
+        self._length_ns = median(self._light_ns or self._full_ns)
+        self._affords_all = self._full_cost <= self._share * self._length_ns

@@ -164,7 +164,7 @@ class Session:
     def ask_for_window(self, why: str) -> None:
         """Have one opened at the next step that it may open at; from a signal's handler, too."""
         self.window_requests.append(why)
-        self.loop.light.is_burst_due = True
+        self.loop.sampling.look_at = 0
 
     def awaits_window(self) -> bool:
         """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""

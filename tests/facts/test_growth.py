@@ -20,6 +20,7 @@ from efprof.facts.growth import (
 )
 from efprof.facts.memory_growth import MemoryGrowth, growth_gain
 from efprof.model import Gain, ThinEvidence
+from efprof.recorder.light_steps import LightStep
 from efprof.recorder.sampling import Sampling
 from efprof.units import KIB, MIB
 from tests.builders import make_step, write_run
@@ -188,7 +189,7 @@ def steps_read_of_short_ones(num_steps: int) -> list[int]:
             sampling.note_full(step, 2_300_000, 300_000)
             read.append(step)
         else:
-            sampling.note_light(step, 2_000_000, 10_000)
+            sampling.note_light([LightStep(step, 2_000_000, 10_000, is_usual=True)])
     return read
 
 

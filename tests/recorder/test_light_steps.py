@@ -15,6 +15,7 @@ import efprof
 from efprof.artifacts.events import NonFiniteSeen, RecordingCost, TrainingRaised
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import current
+from efprof.recorder.light_steps import LightStep
 from efprof.recorder.sampling import BURST_STEPS, EARLY_STEPS, FIRST_STEPS, Sampling
 from tests.recorder.conftest import Begin
 from tests.recorder.light import record_both_ways, told
@@ -350,7 +351,7 @@ def test_bursts_cost_no_more_than_their_share(share: float, cost_ns: float, leng
         if is_full:
             sampling.note_full(number, round(length_ns + cost_ns), round(cost_ns))
         else:
-            sampling.note_light(number, round(length_ns), 10_000)
+            sampling.note_light([LightStep(number, round(length_ns), 10_000, is_usual=True)])
         if number >= EARLY_STEPS:
             cost = cost_ns if is_full else 10_000
             spent, total = spent + cost, total + length_ns + cost

@@ -5,6 +5,7 @@ import time
 from efprof.artifacts.events import RecordingCost
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget import ALLOWANCE_NS
+from efprof.recorder.light_steps import LightStep
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.sampling import EARLY_STEPS
 from efprof.recorder.session import Session
@@ -22,10 +23,11 @@ class Cost:
         self._add(step.number, step.recorder_ns)
         self._num_full += 1
 
-    def add_light(self, number: int, cost_ns: int) -> None:
-        """A light one did."""
-        self._add(number, cost_ns)
-        self._num_light += 1
+    def add_light(self, steps: list[LightStep]) -> None:
+        """Light ones did."""
+        for step in steps:
+            self._add(step.number, step.cost_ns)
+        self._num_light += len(steps)
 
     def _add(self, number: int, cost_ns: int) -> None:
         """The first steps use up some of the allowance; later ones have their own half of the share."""
@@ -57,5 +59,5 @@ def start(session: Session) -> None:
     """Listen to the ends of all steps."""
     cost = Cost(session)
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
-    session.subscribe(session.loop.light.steps.closed, "cost", cost.add_light)
+    session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
     session.on_end("cost", cost.note)

@@ -116,7 +116,7 @@ class Holders:
     def stop_watching(self, step: int) -> None:
         """Write what was seen, if anything is watched."""
         watch, self._watch = self._watch, None
-        self._session.loop.light.steps.is_slowed = False
+        self._session.loop.light.steps.watch = None
         if watch is not None:
             watch.end()
             self._session.budget.spend("watches", watch.spent_ns)
@@ -214,7 +214,7 @@ class Holders:
         why_not = watch.begin(sys._getframe(), num_steps)
         if why_not is None:
             self._watch, self._first_watched = watch, step + 1
-            session.loop.light.steps.is_slowed = True
+            session.loop.light.steps.watch = guarded(self.go_on_watching)
         else:
             watch.end()
             if not self._num_watches:
@@ -272,7 +272,6 @@ def start(session: Session) -> None:
     session.shell.when_stopped("holders", holders.abandon_watch)
     os.register_at_fork(after_in_child=holders.abandon_watch)
     session.subscribe(session.loop.step_ended, "holders", holders.finish)
-    session.subscribe(session.loop.light.steps.closed, "holders", lambda number, _: holders.go_on_watching(number))
     session.on_end("holders", holders.end)
     session.subscribe(session.loop.loader_ended, "holders", holders.loader_ended)
     session.subscribe(session.loop.loader_began, "holders", holders.loader_began)

@@ -11,6 +11,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.light_steps import LightStep
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.profiled_window import ProfiledWindow, is_profiling, is_running
@@ -81,9 +82,11 @@ class Windows:
         if self._window is not None and step.number + 1 >= self._window.end:
             self._close(self._window, step.number)
 
-    def note_length(self, number: int, length_ns: int, _: int) -> None:
-        """A light step ended."""
-        self._triggers.note_length(number, length_ns / 1000)
+    def note_light(self, steps: list[LightStep]) -> None:
+        """Light steps ended."""
+        for step in steps:
+            if step.is_usual:
+                self._triggers.note_length(step.number, step.length_ns / 1000)
 
     def drop(self, step: OpenStep) -> None:
         """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
@@ -238,7 +241,7 @@ def start(session: Session) -> None:
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)
         session.subscribe(session.loop.step_ended, "windows", windows.finish)
         if session.options.triggers:
-            session.subscribe(session.loop.light.steps.ended, "windows", windows.note_length)
+            session.subscribe(session.loop.light.steps.settled, "windows", windows.note_light)
         session.on_end("windows", windows.end)
         session.undo_at_end([_watch_profilers(session, windows)])
 
