@@ -23,10 +23,15 @@ from efprof.recorder.variables import locals_of, may_read_locals
 from efprof.recorder.watched_things import Line, State, Thing, Variable, look_at_variables
 
 MAX_NS = 300_000_000
-"""Of tracing."""
+"""Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
 
 CALL_NS = 1_000
 """What a call of a library's function costs that is not traced (measured: 0.6 to 1.2 us)."""
+
+EVENT_NS = 2_000
+"""What an event in the user's functions costs beside the comparison, which is timed once."""
+
+NUM_TIMED = 5
 
 MAX_LINES = 1_000
 """Of one function, without a change: 2 to 3 ms."""
@@ -57,6 +62,7 @@ class GrowthWatch:
         self._lines: set[tuple[CodeType, int]] = set()
         self._num_lines: Counter[CodeType] = Counter()
         self._is_user: dict[CodeType, bool] = {}
+        self._event_ns = EVENT_NS
         self._frames: dict[CodeType, FrameType] = {}
         """That outlive a step, the last one of each function."""
         self._thread = get_ident()
@@ -75,6 +81,7 @@ class GrowthWatch:
                 f"{users[0].f_code.co_qualname} calls locals(), eval() or the like, whose result a tracer would change"
             )
         look_at_variables(self._things)
+        self._event_ns += min(self._timed_check() for _ in range(NUM_TIMED))
         self._at = self._line_around(frame)
         self._frames = {one.f_code: one for one in users if self._may_trace(one.f_code)}
         for one in users:
@@ -171,9 +178,9 @@ class GrowthWatch:
 
     def _on_user_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
         """A line of the user's begins, or a function of his is left."""
-        began = perf_counter_ns()
         if self._is_over:
             return None
+        self.spent_ns += self._event_ns
         self._check()
         if event == "line":
             self._at = Line(frame.f_code, frame.f_lineno, False)
@@ -183,7 +190,6 @@ class GrowthWatch:
                 self._leave(frame)
         elif event == "return":
             self._at = self._line_around(frame.f_back)
-        self.spent_ns += perf_counter_ns() - began + CALL_NS
         return self._in_user
 
     def _on_library_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
@@ -220,6 +226,11 @@ class GrowthWatch:
                 self._last[index] = now
                 if self._at is not None:
                     state.note(self._at, before, now)
+
+    def _timed_check(self) -> int:
+        began = perf_counter_ns()
+        self._check()
+        return perf_counter_ns() - began
 
     def _may_trace(self, code: CodeType) -> bool:
         known = self._is_user.get(code)
