@@ -20,6 +20,11 @@ from efprof.recorder.hooks import Undo
 from efprof.recorder.operators import watch_operators
 from efprof.recorder.session import Session
 
+DRAIN_S = 0.05
+"""The threads of a process group may still be ending what they record, and torch frees the record under them: a use
+after it is freed (pytorch PR 187483 waits for such threads, though not for these). A rank crashed as a window ended,
+once in several hundred."""
+
 
 class ProfiledWindow:
     """One window, from the step `first` to the one before `end`; `why` it is opened."""
@@ -101,6 +106,8 @@ class ProfiledWindow:
 
     def _turn_off(self, profiler: torch.profiler.profile) -> None:
         own: Any = profiler.profiler
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            time.sleep(DRAIN_S)
         if self.is_shared and own is not None:
             # A process has one session of profiling: the other profiler took it over and ended it, and torch crashes
             # where there is none to end.

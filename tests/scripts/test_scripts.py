@@ -133,7 +133,8 @@ def run_bare(scripts: list[Script], folder: Path) -> None:
 
 
 def record(script: Script, folder: Path) -> Recorded:
-    return record_command(folder / "home", script.command, options=())  # as most people do: with windows
+    # As most people do: with windows. Where a rank crashes, its standard error says in which line.
+    return record_command(folder / "home", script.command, options=(), environment={"PYTHONFAULTHANDLER": "1"})
 
 
 @pytest.fixture
