@@ -104,6 +104,7 @@ class GrownContainers:
         """
         outer = {one.place.path for one in self.grown.values() if one.place is not None and one.inside is None}
         grown, self.grown = self.grown, {}  # which leads to all of them
+        now, self._now, self._before = self._now, {}, {}  # hundreds of thousands of numbers, which lead to nothing
         grown = {
             address: one
             for address, one in grown.items()
@@ -117,7 +118,7 @@ class GrownContainers:
                 for address, one in grown.items()
                 if one.place is not None or not (address in others or _is_of_a_library(one.value))
             }
-        self.grown = grown
+        self.grown, self._now = grown, now
 
     def _name_figures(self) -> None:
         """Those that pyplot has open are in a table that no variable of the program's leads to."""

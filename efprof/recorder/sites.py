@@ -120,6 +120,8 @@ def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     folders |= {site.getusersitepackages(), str(Path(__file__).parents[1])}
+    # Of another environment, by PYTHONPATH or a .pth file, as clusters have them.
+    folders |= {folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")}
     real = {os.path.realpath(folder) for folder in folders}
     generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")  # noqa: PTH118
     return (*(f"{folder}{os.sep}" for folder in sorted(folders | real)), generated)
