@@ -49,8 +49,8 @@ class Container(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `number` is that of a `Counted` where it is one of those. `path`, `scope`, `owner` and `file` as there, or those of
     the holder that it lies in; None where nobody knows a name for it. `entry_bytes` is what an entry takes of the
-    host's memory, by a sample of the last ones. Once listed it is listed again at every count while it lives, shorter
-    or not: `length_before` is what it was at the last one.
+    host's memory, `tensor_bytes` what the storages of its tensors do, by a sample of the last ones. Once listed it is
+    listed again at every count while it lives, shorter or not: `length_before` is what it was at the last one.
     """
 
     number: int
@@ -60,6 +60,7 @@ class Container(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_length: int = 0
     holds_tensors: bool
     entry_bytes: int
+    tensor_bytes: int = 0
     path: str | None = None
     scope: str | None = None
     owner: str | None = None

@@ -18,6 +18,7 @@ from efprof.recorder.frames import callers
 from efprof.recorder.heap import Heap
 from efprof.recorder.held import Held
 from efprof.recorder.places import Place, max_length_of
+from efprof.recorder.saved_tensors import storage_of
 from efprof.recorder.variables import LRU_CACHE
 
 MIN_GROWTH = 2
@@ -145,14 +146,16 @@ def described(grown: Grown, max_length: int | None, file: str | None) -> Contain
     """As a count has it; `max_length` and `file` as far as the holder or its place tells."""
     value, place = grown.value, grown.place
     sample = _last_of(value)
+    tensors = _tensors_in(sample)
     return Container(
         number=id(value),
         type=type(value).__name__,
         length=grown.length,
         length_before=grown.length_before,
         max_length=max_length_of(value) if max_length is None else max_length,
-        holds_tensors=_reaches_tensor(sample),
+        holds_tensors=bool(tensors),
         entry_bytes=_bytes_of(sample) // max(1, len(sample)),
+        tensor_bytes=_storage_bytes(tensors) // max(1, len(sample)),
         path=place and place.path,
         scope=place and place.scope,
         owner=place and place.owner,
@@ -164,7 +167,7 @@ def matters(grown: Grown) -> bool:
     """Whether what was added to it is worth a watch, though nobody knows a name for it: tensors, or much else."""
     sample = _last_of(grown.value)
     added = (grown.length - grown.length_before) * _bytes_of(sample) // max(1, len(sample))
-    return added >= LEAST_WATCHED_BYTES or _reaches_tensor(sample)
+    return added >= LEAST_WATCHED_BYTES or bool(_tensors_in(sample))
 
 
 def _last_of(value: Any) -> list[Any]:
@@ -177,13 +180,20 @@ def _last_of(value: Any) -> list[Any]:
     return list(islice(base.__reversed__(value), NUM_SAMPLED))
 
 
-def _reaches_tensor(sample: list[Any]) -> bool:
+def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
+    """Those nearest to it, all at one distance."""
     layer: list[Any] = list(sample)
     for _ in range(MAX_REFERENCES):
-        if any(issubclass(type(one), torch.Tensor) for one in layer):
-            return True
+        tensors = [one for one in layer if issubclass(type(one), torch.Tensor)]
+        if tensors:
+            return tensors
         layer = [one for one in gc.get_referents(*layer[:MAX_OBJECTS]) if not issubclass(type(one), _SHARED)]
-    return any(issubclass(type(one), torch.Tensor) for one in layer)
+    return [one for one in layer if issubclass(type(one), torch.Tensor)]
+
+
+def _storage_bytes(tensors: list[torch.Tensor]) -> int:
+    """Each storage once."""
+    return sum(dict(filter(None, map(storage_of, tensors))).values())
 
 
 def _bytes_of(sample: list[Any]) -> int:

@@ -194,9 +194,11 @@ class Walk:
         if file is not None:
             names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
             self._visit_names("attribute", kind.__qualname__, file, names, kind)
-            for value in list(vars(kind).values()):
-                if type(value) is FunctionType:  # for its defaults
-                    self._visit(value, Place("", "attribute", kind.__qualname__, "", file), None)
+            for name, value in list(vars(kind).items()):
+                # A function for its defaults; one with a cache may stand for an operator, such as `__getitem__`.
+                if type(value) in (FunctionType, LRU_CACHE):
+                    place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file)
+                    self._visit(value, place, None)
 
     def _visit_generator(self, generator: Any) -> None:
         frame, code = generator.gi_frame, generator.gi_code

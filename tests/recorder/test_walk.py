@@ -212,6 +212,13 @@ def test_what_a_cache_keeps_is_held_by_its_functions_name(tmp_path: Path, maxsiz
     assert walked(tmp_path, [a_cache(maxsize), a_cache(maxsize)]) == {"main.kept": 6}
 
 
+def test_a_cache_may_stand_for_an_operator_of_a_class(tmp_path: Path) -> None:
+    class Clips:
+        __getitem__ = a_cache(None)
+
+    assert walked(tmp_path, Clips) == {"a_cache.<locals>.cached.cache_info": 3}
+
+
 def a_weak_dictionary() -> "tuple[weakref.WeakKeyDictionary[Any, torch.Tensor], Any]":
     key = Trainer()
     return weakref.WeakKeyDictionary({key: torch.ones(1)}), key
