@@ -5,24 +5,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from efprof.artifacts.cycles import Cycle, CycleLink
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.artifacts.cycles import Cycle, CycleLink, read_cycles
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import PlacedNode, placed_nodes
-from efprof.model import SourceLine
+from efprof.facts.syntax import PlacedNode, name_of, placed_nodes
+from efprof.model import Narrative, SourceLine
 
-Value = Literal["self", "method", "given", "error", "function", "named", "made"]
-"""What is assigned: the object itself, a method of it, what the function was given, a caught error, a function that is
-defined here, something else that has a name, or what a call makes just then."""
-
-_LIKELIHOOD: tuple[Value, ...] = ("self", "method", "error", "function", "given", "named", "made")
-"""The first refer back to what was there before; what is made just then hangs below, and the way back is elsewhere."""
+Value = Literal["back", "named", "made"]
+"""What is stored: what was there before (the object itself, what the function was given, a caught error, a method, a
+function that is defined here), something else that has a name, or what is made just then: it hangs below."""
+_LIKELIHOOD: tuple[Value, ...] = ("back", "named", "made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosingStatement:
-    """A statement that makes `link`; `value` is the expression it stores, None where it defines a function."""
+    """A statement that makes `link`; `value` is the expression it stores, None where it defines a function or a field.
+
+    `is_elsewhere` where it stands in another class than the one that the names belong to.
+    """
 
     file: str
     line: int
@@ -30,13 +30,12 @@ class ClosingStatement:
     link: CycleLink
     kind: Value
     value: ast.expr | None
-    doubt: Literal[0, 1, 2]
-    """Whether it stands in the class that the names belong to, in none, or in another one."""
+    is_elsewhere: bool
 
     @property
-    def site(self) -> str:
-        """`file:line:function`."""
-        return f"{self.file}:{self.line}:{self.function}"
+    def rank(self) -> tuple[bool, int, str, int]:
+        """Smaller is likelier; of two alike the later one closes the cycle."""
+        return self.is_elsewhere, _LIKELIHOOD.index(self.kind), self.file, -self.line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,81 +57,82 @@ class CycleLines:
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where collections were not watched."""
         sources = run.get(Sources)
-        found = (_closed(cycle, sources) for cycle in run.get(CycleSawtooth).garbage.cycles)
+        found = (_closed(cycle, sources) for cycle in read_cycles(run.rank_folder).cycles)
         return cls(cycles=tuple(closed for closed in found if closed is not None))
 
 
+def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
+    """Of the finding as a whole."""
+    line = "What the circle is was not found among the user's classes, so the line is the one that runs backward."
+    if closed is not None:
+        others = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4])
+        line = (
+            "The circle was found among the garbage of a moment, and the line in the sources: the likeliest of those "
+        )
+        line += f"that make a part of it{f' (others: {others})' if others else ''}."
+    return Narrative(
+        title="What it means, how we know, when it is wrong",
+        paragraphs=(
+            "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
+            "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "
+            "objects, not by the memory that they hold.",
+            f"Allocated memory was read when a collection began and when it ended. {line}",
+            "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
+            "between is what that costs.",
+        ),
+    )
+
+
 def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
-    statements = sorted(_statements(cycle, sources), key=_rank)
-    site = statements[0].site if statements else next(_definitions(cycle, sources), None)
-    if site is None:
-        return None
-    return ClosedCycle(cycle=cycle, blame=sources.line(site), statements=tuple(statements))
+    trees = [(file, tree) for file in sources.files if (tree := sources.tree(file)) is not None]
+    placed = [(file, one) for file, tree in trees for one in placed_nodes(tree)]
+    statements = sorted(_statements(cycle, placed), key=lambda statement: statement.rank)
+    sites = [f"{one.file}:{one.line}:{one.function}" for one in statements] or list(_definitions(cycle, placed))
+    return ClosedCycle(cycle=cycle, blame=sources.line(sites[0]), statements=tuple(statements)) if sites else None
 
 
-def _rank(statement: ClosingStatement) -> tuple[bool, int, int, str, int]:
-    """Smaller is likelier; of two alike the later one closes the cycle."""
-    is_other, likelihood = statement.doubt == 2, _LIKELIHOOD.index(statement.kind)
-    return is_other, likelihood, statement.doubt, statement.file, -statement.line
+def _statements(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[ClosingStatement]:
+    for link, following in zip(cycle.links, (*cycle.links[1:], cycle.links[0]), strict=True):
+        for file, placed in nodes if link.name else ():
+            found = (
+                _of_attribute(placed, link, following.owner) if link.kind == "attribute" else _of_variable(placed, link)
+            )
+            if found is not None:
+                kind, value, is_elsewhere = found
+                assert isinstance(placed.node, ast.stmt)
+                yield ClosingStatement(
+                    file=file,
+                    line=placed.node.lineno,
+                    function=placed.function,
+                    link=link,
+                    kind=kind,
+                    value=value,
+                    is_elsewhere=is_elsewhere,
+                )
 
 
-def _statements(cycle: Cycle, sources: Sources) -> Iterator[ClosingStatement]:
-    owners = [link.owner for link in cycle.links]
-    for place, link in enumerate(cycle.links):
-        held = owners[(place + 1) % len(owners)]
-        for file in sources.files:
-            tree = sources.tree(file)
-            for placed in placed_nodes(tree) if tree and link.name else ():
-                found = _of_attribute(placed, link, held) if link.kind == "attribute" else _of_variable(placed, link)
-                if found is not None:
-                    kind, value, doubt = found
-                    assert isinstance(placed.node, ast.stmt)
-                    yield ClosingStatement(
-                        file=file,
-                        line=placed.node.lineno,
-                        function=placed.function,
-                        link=link,
-                        kind=kind,
-                        value=value,
-                        doubt=doubt,
-                    )
-
-
-_Found = tuple[Value, ast.expr | None, Literal[0, 1, 2]]
-"""What is stored, and whether it is the link's by its class (0), may be (1), or is another's of the same name (2)."""
+_Found = tuple[Value, ast.expr | None, bool]
 
 
 def _of_attribute(placed: PlacedNode, link: CycleLink, held: str) -> _Found | None:
     """`x.name = value` and what puts a value into `x.name`; a field of a dataclass is given by whoever makes one."""
     match placed.node:
         case (
-            ast.Assign(targets=[ast.Attribute(value=receiver, attr=name)], value=value)
-            | ast.AnnAssign(target=ast.Attribute(value=receiver, attr=name), value=ast.expr() as value)
-            | ast.Assign(targets=[ast.Subscript(value=ast.Attribute(value=receiver, attr=name))], value=value)
-            | ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Attribute(value=receiver, attr=name), attr="append" | "add"),
-                    args=[value],
-                )
-            )
-        ) if name == link.name:
+            ast.Assign(targets=[target], value=value)
+            | ast.AnnAssign(target=target, value=ast.expr() as value)
+            | ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="append" | "add"), args=[value]))
+        ) if name_of(target) == link.name and not isinstance(target, ast.Name):
             pass
-        case ast.AnnAssign(target=ast.Name(id=name)) if name == link.name and _class_around(placed) == link.owner:
-            return "given", None, 0
+        case ast.AnnAssign(target=ast.Name(id=name)) if name == link.name and placed.prefix == f"{link.owner}.":
+            return "back", None, False
         case _:
             return None
     kind = _kind_of(value, placed, link)
     if kind is None:
         return None
-    inside = placed.function.rpartition(".")[0]
-    wanted = [link.owner] if isinstance(receiver, ast.Name) and receiver.id == "self" else []
-    wanted += [held] if kind == "self" else []
-    return kind, value, 1 if not wanted else 0 if set(wanted) == {inside} else 2
-
-
-def _class_around(placed: PlacedNode) -> str | None:
-    parent = placed.ancestors[-1]
-    return placed.prefix.removesuffix(".") if isinstance(parent, ast.ClassDef) else None
+    is_own = ast.unparse(target).startswith(f"self.{link.name}")
+    wanted = link.owner if is_own else held if isinstance(value, ast.Name) and value.id == "self" else None
+    return kind, value, wanted not in (None, placed.function.rpartition(".")[0])
 
 
 def _of_variable(placed: PlacedNode, link: CycleLink) -> _Found | None:
@@ -141,10 +141,10 @@ def _of_variable(placed: PlacedNode, link: CycleLink) -> _Found | None:
         return None
     match placed.node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name == link.name:
-            return ("function", None, 0) if link.kind == "closure" else None
+            return ("back", None, False) if link.kind == "closure" else None
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == link.name:
-            kind: Value | None = "function" if isinstance(value, ast.Lambda) else _kind_of(value, placed, link)
-            return None if kind is None else (kind, value, 0)
+            kind = _kind_of(value, placed, link)
+            return None if kind is None else (kind, value, False)
     return None
 
 
@@ -153,40 +153,32 @@ def _kind_of(value: ast.expr, placed: PlacedNode, link: CycleLink) -> Value | No
     match value:
         case ast.Constant() | ast.List(elts=[]) | ast.Dict(keys=[]) | ast.Tuple(elts=[]):
             return None
-        case ast.Name(id="self"):
-            return "self"
+        case ast.Lambda():
+            return "back"
         case ast.Attribute(value=ast.Name(id="self")) if link.through == "method":
-            return "method"
-        case ast.Name(id=name) if name in _caught_around(placed):
-            return "error"
-        case ast.Name(id=name) if name in _arguments_of(placed):
-            return "given"
+            return "back"
+        case ast.Name(id=name) if name in _given_to(placed):
+            return "back"
         case ast.Call() | ast.ListComp() | ast.DictComp():
             return "made"
     return "named"
 
 
-def _caught_around(placed: PlacedNode) -> set[str]:
-    return {node.name for node in placed.ancestors if isinstance(node, ast.ExceptHandler) and node.name}
-
-
-def _arguments_of(placed: PlacedNode) -> set[str]:
+def _given_to(placed: PlacedNode) -> Iterator[str]:
+    """The arguments of the function around, `self` among them, and the errors caught around."""
     for node in reversed(placed.ancestors):
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            arguments = node.args
-            return {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    return set()
+            yield from (each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg))
+            return
 
 
-def _definitions(cycle: Cycle, sources: Sources) -> Iterator[str]:
+def _definitions(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[str]:
     """Where the user's classes and functions of the cycle are defined."""
     for link in cycle.links:
-        tree = sources.tree(link.file) if link.file else None
-        for placed in placed_nodes(tree) if tree else ():
-            match placed.node:
-                case (
-                    ast.ClassDef(name=name, lineno=line)
-                    | ast.FunctionDef(name=name, lineno=line)
-                    | ast.AsyncFunctionDef(name=name, lineno=line)
-                ) if placed.qualified_name(name) == link.owner:
-                    yield f"{link.file}:{line}:{placed.function}"
+        for file, placed in nodes:
+            if file != link.file or not isinstance(placed.node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if placed.qualified_name(placed.node.name) == link.owner:
+                yield f"{file}:{placed.node.lineno}:{placed.function}"

@@ -1,14 +1,15 @@
-"""How high memory piles up between collections of garbage that reference cycles keep."""
+"""How high memory piles up between collections of garbage that reference cycles keep, and what shows it."""
 
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
-from efprof.artifacts.cycles import CollectedGarbage, read_cycles
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.cycles import CollectedGarbage, Cycle, LargeCollection, read_cycles
+from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
+from efprof.model import Evidence, Gain, Number, Numbers, Table
 from efprof.units import MIB
 
 COMPARABLE = 0.5
@@ -26,37 +27,18 @@ LEAST_BYTES, LEAST_SHARE = 16 * MIB, 0.1
 healthy programs of the tests freed a tenth of a MiB (measured): less than this is real, and not worth a finding."""
 LOWEST = 3
 """Levels after a collection whose median is taken: one alone may have come at a moment when a step needs little."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tooth:
-    """One collection within `step` or after it: bytes allocated before it and after it.
-
-    `num_steps` have passed since the last one that went as far, in generations, and freed much.
-    """
-
-    step: int
-    num_steps: int
-    generation: int
-    before_bytes: int
-    after_bytes: int
-    seconds: float
-
-    @property
-    def freed_bytes(self) -> int:
-        """What nothing but the collector would have freed."""
-        return self.before_bytes - self.after_bytes
+MOST_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleSawtooth:
-    """The large collections that are comparable, in order of time; `peak_bytes` is the run's, as far as it was read.
+    """The large collections that are comparable, each with its step; `peak_bytes` is the run's, as far as it was read.
 
-    `steps_apart` is the median number of steps in which garbage piled up for them; 0 where there are none.
+    `steps_apart` is the median number of steps from one to the next; 0 where there are none.
     """
 
     garbage: CollectedGarbage
-    teeth: tuple[Tooth, ...]
+    teeth: tuple[tuple[int, LargeCollection], ...]
     steps_apart: float
     peak_bytes: int
 
@@ -65,26 +47,27 @@ class CycleSawtooth:
         """Raises NotRecorded where collections were not watched."""
         garbage, records = read_cycles(run.rank_folder), read_steps(run.rank_folder)[0]
         most = max((each.freed_bytes for each in garbage.collections), default=0)
-        teeth = tuple(tooth for tooth in _teeth(garbage, records) if tooth.freed_bytes >= COMPARABLE * most)
+        large = [each for each in garbage.collections if each.freed_bytes >= COMPARABLE * most]
+        starts = [record.started_ns for record in records]
+        places = [bisect_right(starts, each.at_ns) - 1 for each in large]
+        steps = [records[place].step if place >= 0 else 0 for place in places]
         read = [here.allocated_bytes for record in records if record.window is None for here in record.memory]
+        apart = [later - step for step, later in pairwise([0, *steps])]
         return cls(
             garbage=garbage,
-            teeth=teeth,
-            steps_apart=statistics.median(tooth.num_steps for tooth in teeth) if teeth else 0.0,
-            peak_bytes=max([*read, *(tooth.before_bytes for tooth in teeth)], default=0),
+            teeth=tuple(zip(steps, large, strict=True)),
+            steps_apart=statistics.median(apart) if apart else 0.0,
+            peak_bytes=max([*read, *(each.before_bytes for each in large)], default=0),
         )
 
     @property
     def piles_up(self) -> bool:
         """Whether much garbage waits for the collector again and again."""
-        if not self.teeth or not self._is_known() or self.steps_apart < LEAST_STEPS_APART:
+        largest = [tooth for _, tooth in self.teeth if tooth.freed_bytes >= MOST_OF_MEMORY * tooth.before_bytes]
+        is_repeated = len(self.teeth) >= LEAST_COLLECTIONS or len(largest) >= LEAST_OF_THESE
+        if not self.teeth or not (self.garbage.cycles or is_repeated) or self.steps_apart < LEAST_STEPS_APART:
             return False
         return self.height_interval[0] >= max(LEAST_BYTES, LEAST_SHARE * self.peak_bytes)
-
-    def _is_known(self) -> bool:
-        num_largest = sum(tooth.freed_bytes >= MOST_OF_MEMORY * tooth.before_bytes for tooth in self.teeth)
-        is_repeated = len(self.teeth) >= LEAST_COLLECTIONS or num_largest >= LEAST_OF_THESE
-        return bool(self.garbage.cycles) or is_repeated
 
     @property
     def height_bytes(self) -> int:
@@ -93,32 +76,60 @@ class CycleSawtooth:
         A collection of young objects leaves the garbage that had grown older, so that the level rises until an older
         generation's turn; the lowest ones are nearest to what a program without garbage has.
         """
-        left = sorted(tooth.after_bytes for tooth in self.teeth)
         low, high = self.height_interval
-        return round(min(high, max(low, self._highest() - statistics.median(left[:LOWEST]))))
+        lowest = statistics.median(sorted(map(_left, self.teeth))[:LOWEST])
+        return round(min(high, max(low, high + min(map(_left, self.teeth)) - lowest)))
 
     @property
     def height_interval(self) -> tuple[float, float]:
         """From the most that one collection freed, to the highest less the lowest, whatever the step did just then."""
-        high = self._highest() - min(tooth.after_bytes for tooth in self.teeth)
-        return float(max(tooth.freed_bytes for tooth in self.teeth)), float(high)
-
-    def _highest(self) -> int:
-        return max(tooth.before_bytes for tooth in self.teeth)
+        high = max(tooth.before_bytes for _, tooth in self.teeth) - min(map(_left, self.teeth))
+        return float(max(tooth.freed_bytes for _, tooth in self.teeth)), float(high)
 
 
-def _teeth(garbage: CollectedGarbage, records: list[StepRecord]) -> Iterator[Tooth]:
-    starts = [record.started_ns for record in records]
-    last_step = [0, 0, 0]
-    for each in garbage.collections:
-        place = bisect_right(starts, each.at_ns) - 1
-        step, generation = records[place].step if place >= 0 else 0, min(each.generation, 2)
-        yield Tooth(
-            step=step,
-            num_steps=step - last_step[generation],
-            generation=generation,
-            before_bytes=each.before_bytes,
-            after_bytes=each.before_bytes - each.freed_bytes,
-            seconds=each.seconds,
-        )
-        last_step[: generation + 1] = [step] * (generation + 1)
+def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
+    """What lay there as garbage when most did; another run's collections come at other steps."""
+    least = min(tooth.freed_bytes for _, tooth in sawtooth.teeth)
+    one_step = sawtooth.height_bytes / sawtooth.steps_apart
+    _, high = sawtooth.height_interval
+    return Gain(
+        basis="measured bound",
+        explanation="the most that was allocated when a collection began, less the lowest that collections left; its "
+        "interval goes from what the least of the comparable collections freed to the highest less the lowest, and "
+        "one step's garbage farther at both ends, as another run's collections come at other moments",
+        peak_bytes=sawtooth.height_bytes,
+        peak_bytes_interval=(max(0.0, least - one_step), high + one_step),
+    )
+
+
+def cycle_evidence(sawtooth: CycleSawtooth, cycle: Cycle | None) -> tuple[Evidence, ...]:
+    """The collections that freed most, and the numbers."""
+    most = sorted(sawtooth.teeth, key=lambda tooth: -tooth[1].freed_bytes)[:MOST_ROWS]
+    table = Table(
+        title="The collections that freed most",
+        columns=("step", "generation", "allocated before", "freed", "time"),
+        units=("count", "count", "bytes", "bytes", "ms"),
+        rows=tuple(
+            (step, tooth.generation, tooth.before_bytes, tooth.freed_bytes, tooth.seconds * 1000)
+            for step, tooth in sorted(most, key=lambda tooth: tooth[0])
+        ),
+    )
+    height = Number(
+        label="garbage at the most", value=sawtooth.height_bytes, unit="bytes", interval=sawtooth.height_interval
+    )
+    numbers = [
+        height,
+        Number(label="highest memory that was read", value=sawtooth.peak_bytes, unit="bytes"),
+        Number(label="steps from one collection to the next", value=sawtooth.steps_apart, unit="count"),
+        Number(label="collections that freed much", value=sawtooth.garbage.num_large, unit="count"),
+        Number(label="all collections looked at", value=sawtooth.garbage.num_read, unit="count"),
+    ]
+    if cycle is not None:
+        numbers.append(Number(label="such cycles found at one look", value=cycle.count, unit="count"))
+        numbers.append(Number(label="tensors that one of them holds", value=cycle.tensors, unit="count"))
+        numbers.append(Number(label="bytes of those tensors", value=cycle.tensor_bytes, unit="bytes"))
+    return table, Numbers(title="Garbage", numbers=tuple(numbers))
+
+
+def _left(tooth: tuple[int, LargeCollection]) -> int:
+    return tooth[1].before_bytes - tooth[1].freed_bytes

@@ -181,26 +181,9 @@ TENSOR_LINKS = (
 )
 
 
-def test_an_output_on_the_context_of_an_autograd_function_is_saved_for_backward(tmp_path: Path) -> None:
+def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_backward(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION, links=TENSOR_LINKS))
-    assert [change.new.strip() for change in finding.fix.changes if isinstance(change, CodeEdit)] == [
-        "ctx.save_for_backward(y)",
-        "y = ctx.saved_tensors[0]",
-    ]
-    assert (str(finding.blame), finding.fix.applicability) == ("train.py:8", "review")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("        ctx.y = y\n", "        ctx.y = y\n        ctx.save_for_backward(x)\n"),
-        ("        ctx.y = y\n", "        ctx.y = y\n        print(ctx.y)\n"),
-        ("return grad * y * (1 - y)", "return grad * ctx.y * (1 - ctx.y)"),
-    ],
-)
-def test_what_else_is_saved_or_read_leaves_the_saving_to_a_person(old: str, new: str, tmp_path: Path) -> None:
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION.replace(old, new), links=TENSOR_LINKS))
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert (str(finding.blame), finding.fix.applicability) == ("train.py:8", "manual")
     assert "ctx.save_for_backward(y)" in finding.fix.summary
 
 
