@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.uncleared_gradients import UnclearedGradients, UnclearedOptimizer
-from efprof.fixes.clear_gradients import Code, UnclearedStep, clear_gradients, clearing_lines
+from efprof.fixes.clear_gradients import clear_gradients, clearing_lines
 from efprof.model import Examination, Finding, Gain, Narrative, Number, Numbers, Series, SeriesLine
 
 LEAST_NORMS = 3
@@ -27,7 +27,7 @@ def uncleared_gradients(run: Run) -> Examination:
 
     Fix
     ---
-    `zero_grad(set_to_none=True)` above the backward pass, or below the step where several passes make up its gradients.
+    `zero_grad(set_to_none=True)` below the step.
 
     Predicted gain
     --------------
@@ -53,7 +53,7 @@ def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[Uncleared
         headline="Gradients are never cleared",
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
-        fix=clear_gradients(list(map(_step, optimizers)), Code(lines=sources.files, tree=sources.tree)),
+        fix=clear_gradients([None if one.num_earlier else one.step for one in optimizers], sources.files, sources.tree),
         gain=Gain(
             basis="measured bound",
             explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
@@ -68,15 +68,6 @@ def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[Uncleared
             ),
         ),
         severity="high",
-    )
-
-
-def _step(optimizer: UnclearedOptimizer) -> UnclearedStep:
-    return UnclearedStep(
-        backward=optimizer.backwards[0],
-        step=optimizer.step,
-        is_once=optimizer.num_backwards == len(optimizer.backwards),
-        is_alone=not optimizer.num_earlier,
     )
 
 
