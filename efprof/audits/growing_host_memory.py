@@ -79,7 +79,7 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         ),
         gain=Gain(
             basis="measured bound",
-            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory {growth.fit.stretch}; it is no "
+            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory over the recorded steps; it is no "
             "part of the peak of allocated memory, so nothing is claimed of that",
         ),
         evidence=host_growth_evidence(run, blame),

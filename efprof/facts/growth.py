@@ -93,11 +93,6 @@ class Fit:
         return f"after {len(self.steps):,} of {self.num_steps:,} steps{end}"
 
     @property
-    def stretch(self) -> str:
-        """The steps that what is told of growth holds for: `over the recorded steps`, `up to step 309`."""
-        return "over the recorded steps" if self.read_until is None else f"up to step {self.read_until:,}"
-
-    @property
     def rise_bytes(self) -> float:
         """What growth added up to the last step that was read, and no more than the rise that was measured."""
         return self.rise_until(self.steps[-1], self.trend.slope)

@@ -65,7 +65,10 @@ class HostGrowth:
         first_steady = first_after_warm_up(steps)
         num_readings = max(0, len(steps) - first_steady)
         if num_readings < LEAST_READINGS:
-            raise ThinEvidence(_too_few(num_readings))
+            raise ThinEvidence(
+                f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
+                f"{LEAST_READINGS}; record a longer run."
+            )
         found = fit(samples, records, first_steady=first_steady)
         rise = found.trend.slope * (steps[-1] - steps[first_steady])
         is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
@@ -132,38 +135,26 @@ def host_limits(run: Run) -> RunLimits:
 
 def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
     """The curve, the line, the rate, what was counted, and how that is known."""
-    growth = run.get(HostGrowth)
+    growth, total = run.get(HostGrowth), host_limits(run).total_bytes
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
-    limits = host_limits(run)
-    total = Number(label="memory of the host", value=float(limits.total_bytes), unit="bytes")
-    containers = growth.containers
+    containers, sizes = growth.containers, growth.containers[0].sizes
+    told = ", ".join(f"`{one.name}` {format_bytes(one.rate.slope)} per step" for one in containers[:3])
+    numbers = (*rate_numbers(growth.fit), Number(label="memory of the host", value=float(total), unit="bytes"))
     return (
         growth_series(growth.fit, f"Memory of the process {what}after each step", "resident"),
         run.get(Sources).snippet(blame),
-        Numbers(title="Growth of host memory", numbers=(*rate_numbers(growth.fit), total)),
-        *((counted_series(containers),) if containers else ()),
+        Numbers(title="Growth of host memory", numbers=numbers),
+        counted_series(containers),
         *line_table(containers),
         Narrative(
             title="What it means, how we know, when it is wrong",
             paragraphs=(
                 "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
                 "their own, which no counter of an allocator shows.",
-                f"{_counted(containers)} What an entry takes was sampled, and may be shared with others.",
-                *how_it_was_fitted(growth.fit),
+                f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}, and grew: {told}. What an "
+                "entry takes was sampled, and may be shared with others.",
+                how_it_was_fitted(growth.fit),
                 "A cache that is still filling looks the same: record more steps to tell.",
             ),
         ),
-    )
-
-
-def _counted(containers: Sequence[Kept]) -> str:
-    sizes = containers[0].sizes
-    told = ", ".join(f"`{one.name}` {format_bytes(one.rate.slope)} per step" for one in containers[:3])
-    return f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}, and grew at each: {told}."
-
-
-def _too_few(num_readings: int) -> str:
-    return (
-        f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
-        f"{LEAST_READINGS}; short steps are read now and then, so record a longer run."
     )

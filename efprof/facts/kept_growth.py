@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Self
 
-from efprof.artifacts.holders import Change, Count, Counted, read_counts, read_watches
-from efprof.facts.counted_sizes import LEAST_RISES, Size, Verdict, judged, rate_of
-from efprof.facts.kept import MOST_SHOWN, Kept
+from efprof.artifacts.holders import Change, Container, Count, Counted, read_counts, read_watches
+from efprof.facts.kept import LEAST_RISES, MOST_SHOWN, Kept, Size, Verdict, judged, rate_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.seen_lines import Name, SeenLines
@@ -16,8 +15,6 @@ from efprof.model import NotRecorded, Table
 
 GRAPH_NODE_BYTES: Final = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
-MOST_COUNTED_NODES: Final = 20_000
-"""Where recorders stopped counting a graph before they said so."""
 SAME_MEMORY: Final = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
@@ -112,26 +109,39 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> K
         return None
     first, last = found[0][1], known[-1]
     changes = seen.of_name(name)
-    verdict, against = _judged(sizes, last.max_length, changes, 1 if not seen.is_watched else LEAST_RISES, run)
-    steps = max(1, sizes[-1].step - sizes[0].step)
-    return Kept(
-        path=last.path,
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
+    kept = _kept(last, sizes, changes, seen, said)
+    return replace(
+        kept,
         name=_spelled(last),
-        scope=last.scope,
-        owner=last.owner,
-        file=last.file,
-        type=last.type,
         kind="graphs" if _keeps_graphs(first, last) else "tensors",
+        tensors_added=last.tensors - (first.tensors if first else 0),
+        tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / kept.num_steps,
+        value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / kept.num_steps,
+        entry=tuple(last.entry),
+    )
+
+
+def _kept(
+    of: Counted | Container,
+    sizes: Sequence[Size],
+    changes: Sequence[Change],
+    seen: SeenLines,
+    said: tuple[Verdict, str],
+) -> Kept:
+    return Kept(
+        path=of.path,
+        name=of.path or of.type,
+        owner=of.owner,
+        file=of.file,
+        type=of.type,
+        kind="objects",
         sizes=tuple(sizes),
         rate=rate_of(sizes),
-        verdict=verdict,
-        against=against,
+        verdict=said[0],
+        against=said[1],
         changes=tuple(changes),
         unseen=seen.why_unseen(),
-        tensors_added=last.tensors - (first.tensors if first else 0),
-        tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / steps,
-        entry=tuple(last.entry),
-        value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / steps,
     )
 
 
@@ -149,14 +159,10 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
                 yield Size(step=count.step, length=0, num_bytes=0), None
                 before = 0
             continue
-        is_least, num_bytes = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES, _bytes_of(counted)
-        if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
+        num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
+        if num_bytes > before or not (counted.is_cut or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
-            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
-
-
-def _bytes_of(counted: Counted) -> int:
-    return counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
+            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=counted.is_cut), counted
 
 
 def _keeps_graphs(first: Counted | None, last: Counted) -> bool:
@@ -209,22 +215,8 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | 
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
     changes = seen.of_number(number)
-    verdict, against = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
-    return Kept(
-        path=last.path,
-        name=last.path or last.type,
-        scope=last.scope,
-        owner=last.owner,
-        file=last.file,
-        type=last.type,
-        kind="objects",
-        sizes=tuple(sizes),
-        rate=rate_of(sizes),
-        verdict=verdict,
-        against=against,
-        changes=tuple(changes),
-        unseen=seen.why_unseen(),
-    )
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
+    return _kept(last, sizes, changes, seen, said)
 
 
 def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
@@ -239,7 +231,7 @@ def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
             kept.append(one)
         elif one.path is not None:
             other = kept[same]
-            kept[same] = _with_alias(other, one.path)
+            kept[same] = replace(other, aliases=(*other.aliases, one.path))
     return sorted(kept, key=lambda one: -one.rate.slope)
 
 
@@ -247,7 +239,3 @@ def _is_same_memory(one: Kept, other: Kept) -> bool:
     is_alike = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
     return one.verdict == other.verdict and is_alike and is_view and one.kind == other.kind
-
-
-def _with_alias(kept: Kept, path: str) -> Kept:
-    return replace(kept, aliases=(*kept.aliases, path))

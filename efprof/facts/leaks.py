@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.counted_sizes import Rate
 from efprof.facts.growth import Fit
-from efprof.facts.kept import MOST_SHOWN, Kept, Kind, counted_series, line_table
+from efprof.facts.kept import MOST_SHOWN, Kept, Kind, Rate, counted_series, line_table
 from efprof.facts.kept_growth import KeptGrowth, counted_table
 from efprof.facts.memory_growth import (
     MemoryGrowth,
     growth_gain,
+    growth_numbers,
     growth_series,
+    growth_words,
     how_it_was_fitted,
-    last_reading,
     rate_numbers,
 )
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.model import (
-    Evidence,
+    Finding,
+    Fix,
     Gain,
     Narrative,
     NotRecorded,
@@ -192,28 +193,48 @@ def backward_line(run: Run) -> SourceLine:
     return run.get(Sources).line(sites.most_common(1)[0][0])
 
 
-def who_keeps(kept: Sequence[Kept]) -> str:
+def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, caution: str = "") -> Finding:
+    """Of what its line keeps; the fix leaves so many bytes per step of it."""
+    leaks = run.get(Leaks)
+    return Finding(
+        blame=leak.blame,
+        category="memory",
+        headline=_who_keeps(leak.kept),
+        message=_message(run, leak),
+        fix=fix,
+        gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
+        evidence=(
+            *([growth_series(leaks.fit)] if leaks.fit is not None else []),
+            run.get(Sources).snippet(leak.blame),
+            _numbers(run, leak),
+            counted_series(leak.kept),
+            *line_table(leak.kept),
+            *counted_table(leaks.grown),
+            _how_it_is_known(leaks, leak),
+        ),
+        severity=run.get(RunLimits).severity(leak.rate.slope),
+    )
+
+
+def _who_keeps(kept: Sequence[Kept]) -> str:
     """`a` keeps tensors; `a` and `b` keep tensors with their graphs."""
     names = [f"`{one.name}`" for one in kept]
     if len(names) > 3:
         names = [*names[:2], f"{len(names) - 2} more"]
     whole = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    what = {"graphs": "tensors with their graphs", "tensors": "tensors", "objects": "more and more objects"}
-    kind = "graphs" if any(one.kind == "graphs" for one in kept) else kept[0].kind
-    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what[kind]}"
+    what = "tensors with their graphs" if any(one.kind == "graphs" for one in kept) else "tensors"
+    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what}"
 
 
-def leak_message(run: Run, leak: Leak) -> str:
+def _message(run: Run, leak: Leak) -> str:
     """How fast, why, where it ends, and whether the line was seen."""
     leaks, limits = run.get(Leaks), run.get(RunLimits)
-    rate = f"{format_bytes(leak.rate.slope)} per step"
-    rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
     if leak.share is not None and leaks.fit is not None:
-        verb = "grows" if leaks.fit.read_until is None else "grew"
-        end = limits.outlook(leak.rate.slope, leaks.fit.read_until)
-        told = f"Memory {verb} {rate} because {who_keeps(leak.kept)}{end}{last_reading(leaks.fit)}"
+        told = growth_words(run, leaks.fit, leak.rate, f" because {_who_keeps(leak.kept)}")
     else:
-        told = f"{who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
+        rate = f"{format_bytes(leak.rate.slope)} per step"
+        rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
+        told = f"{_who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
         told += limits.outlook(leak.rate.slope)
         told += "; retained memory alone does not show it" if leaks.fit is not None else ""
     if not leak.is_observed:
@@ -224,68 +245,28 @@ def leak_message(run: Run, leak: Leak) -> str:
     return f"{told}."
 
 
-def growth_message(run: Run, why: str) -> str:
-    """The same of memory that nothing counted explains."""
-    fit, limits = run.get(MemoryGrowth).fit, run.get(RunLimits)
-    ends = in_brackets(format_interval(fit.trend.low, fit.trend.high, "bytes"))
-    verb = "grows" if fit.read_until is None else "grew"
-    end = limits.outlook(fit.trend.slope, fit.read_until)
-    return f"Memory {verb} {format_bytes(fit.trend.slope)} per step{ends}{end}; {why}{last_reading(fit)}."
-
-
-def leak_gain(run: Run, leak: Leak, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+def _gain(run: Run, leak: Leak, *, left_per_step: float, caution: str) -> Gain:
     """By the slope of memory where that shows a trend, else by what was counted."""
-    fit, limits = run.get(Leaks).fit, run.get(RunLimits)
+    fit, num_steps = run.get(Leaks).fit, run.get(RunLimits).num_steps
     if fit is not None and leak.share is not None:
         return growth_gain(fit, leak.share, left_per_step=left_per_step, caution=caution)
-    low, value, high = (
-        max(0, round((rate - left_per_step) * limits.num_steps))
-        for rate in (leak.rate.low, leak.rate.slope, leak.rate.high)
-    )
+    rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
+    low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
     return Gain(
         basis="measured bound",
-        explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {limits.num_steps:,} steps "
+        explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
         f"recorded{caution}; the interval is that between the slowest and the fastest stretch",
         peak_bytes=value,
         peak_bytes_interval=(low, high),
     )
 
 
-def leak_evidence(run: Run, leak: Leak) -> tuple[Evidence, ...]:
-    """The curve, the line, the rate, what was counted, the lines that were seen, and how all that is known."""
-    leaks = run.get(Leaks)
-    return (
-        *memory_evidence(leaks.fit),
-        run.get(Sources).snippet(leak.blame),
-        _numbers(run, leak),
-        counted_series(leak.kept),
-        *line_table(leak.kept),
-        *counted_table(leaks.grown),
-        _how_it_is_known(leaks, leak),
-    )
-
-
-def memory_evidence(fit: Fit | None) -> tuple[Evidence, ...]:
-    """The staircase, where memory was read often enough for one."""
-    return () if fit is None else (growth_series(fit, "Memory retained after each step", "allocated"),)
-
-
-def growth_numbers(run: Run, rates: Sequence[Number], slope: float) -> Numbers:
-    """These rates, and where they lead as far as that can be foreseen."""
-    limits = run.get(RunLimits)
-    end = limits.end_step(slope)
-    used_up = Number(label="step at which it is used up", value=end, unit="count")
-    total = Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes")
-    return Numbers(title="Growth", numbers=(*rates, total, *([used_up] if limits.is_foreseeable(end) else [])))
-
-
 def _numbers(run: Run, leak: Leak) -> Numbers:
     fit, rate = run.get(Leaks).fit, leak.rate
     if leak.share is not None and fit is not None:
         return growth_numbers(run, rate_numbers(fit), fit.trend.slope)
-    counted = Number(
-        label="counted growth per step", value=rate.slope, unit="bytes_per_step", interval=(rate.low, rate.high)
-    )
+    interval = (rate.low, rate.high)
+    counted = Number(label="counted growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)
     return growth_numbers(run, [counted], rate.slope)
 
 
@@ -296,28 +277,19 @@ def _counts_in_words(leak: Leak) -> str:
 
 def _how_it_is_known(leaks: Leaks, leak: Leak) -> Narrative:
     one = leak.kept[0]
-    meaning = (
-        "What it holds are results together with the autograd graphs that made them: every tensor that those graphs "
-        "saved for backward stays alive as long as they do."
-        if leak.kind == "graphs"
-        else "It holds more tensors at every count, and nothing was seen to take as many out."
-    )
     line = f"Its line is not known: {one.unseen}."
     if one.fed:
         line = f"The line was seen to do it {one.fed[0].times} times in the steps that were watched."
-        others = [
-            place.rpartition(":")[0] for place in (*one.fed[0].candidates, *(change.site for change in one.fed[1:]))
-        ]
-        line += f" So did, or may have done: {', '.join(others[:3])}." if others else ""
-    fitted = (
-        how_it_was_fitted(leaks.fit) if leaks.fit is not None else (f"Of memory no trend is known: {leaks.missing}",)
-    )
+        others = [*one.fed[0].candidates, *(change.site for change in one.fed[1:])]
+        places = ", ".join(place.rpartition(":")[0] for place in others[:3])
+        line += f" So did, or may have done: {places}." if others else ""
     return Narrative(
         title="What it means, how we know, when it is wrong",
         paragraphs=(
-            meaning,
+            "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph "
+            "also keeps every tensor that the graph saved for backward.",
             f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
-            *fitted,
+            how_it_was_fitted(leaks.fit) if leaks.fit else f"Of memory no trend is known: {leaks.missing}",
             "A buffer or cache that is still filling at the end of the recording, and batches that get longer from "
             "step to step, look the same: record more steps to tell.",
         ),

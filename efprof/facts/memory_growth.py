@@ -8,11 +8,22 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, WARM_UP_SHARE, Fit, Point, first_after_warm_up, fit, theil_sen
+from efprof.facts.growth import (
+    IN_WINDOW,
+    LEAST_SLOPE,
+    WARM_UP_SHARE,
+    Fit,
+    Point,
+    Trend,
+    first_after_warm_up,
+    fit,
+    theil_sen,
+)
+from efprof.facts.kept import Rate
 from efprof.facts.run import Run
-from efprof.facts.stage_memory import read_throughout
-from efprof.model import Gain, NotRecorded, Number, Series, SeriesLine, ThinEvidence, UnreadableInput
-from efprof.units import format_bytes
+from efprof.facts.run_limits import RunLimits
+from efprof.model import Gain, NotRecorded, Number, Numbers, Series, SeriesLine, ThinEvidence, UnreadableInput
+from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
@@ -68,23 +79,12 @@ def _counted_after(run: Run) -> set[int]:
 
 
 def _within(records: Sequence[StepRecord]) -> list[int]:
-    """What each of those samples' steps outside windows needed at its highest boundary above what it found and left.
-
-    One that was read at its end alone is taken to need as much as the last one that was read throughout. The first one
-    finds nothing that a step left, so what it needs compares with no other.
-    """
-    outside = [
-        (record, left) for record in records if not _is_in_window(record) and (left := _left(record)) is not None
+    """What each of those samples' steps outside windows needed at its highest boundary above what it found and left."""
+    return [
+        max(here.allocated_bytes for here in record.memory) - max(left, record.memory[0].allocated_bytes)
+        for record in records
+        if not _is_in_window(record) and (left := _left(record)) is not None
     ]
-    throughout = {record.step for record in read_throughout([record for record, _ in outside])}
-    needed = [0]
-    for record, left in outside[1:]:
-        if record.step in throughout:
-            highest = max(here.allocated_bytes for here in record.memory)
-            needed.append(highest - max(left, record.memory[0].allocated_bytes))
-        else:
-            needed.append(needed[-1])
-    return needed
 
 
 def _is_in_window(record: StepRecord) -> bool:
@@ -101,13 +101,8 @@ def _left(record: StepRecord) -> int | None:
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
     """Why there is no trend, and how to record one."""
     num_in_windows = sum(record.window is not None for record in records)
-    how = (
-        "record with 'efprof record --windows none', so that all steps count"
-        if num_read + num_in_windows >= LEAST_STEPS
-        else "short steps are read now and then, so record a longer run"
-        if num_read + num_in_windows < len(records)
-        else "record a longer run"
-    )
+    is_enough = num_read + num_in_windows >= LEAST_STEPS
+    how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
     return (
         f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
     )
@@ -124,19 +119,18 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
         _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
     )
     unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
-    missing = share * fit.rise_bytes - left_per_step * num_steps - value
-    less = f", less {format_bytes(missing)}, as an earlier step needs more than the last ones" * (missing > one_step)
     return Gain(
         basis="measured bound",
-        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{less}{caution}; "
-        "its interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
+        explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
+        f"where an earlier step needs more than the last ones{caution}; its interval is that of the slope, and one "
+        "step more or less, as a step's peak may come before what it keeps",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
         until_step=fit.read_until,
     )
 
 
-def growth_series(fit: Fit, title: str, label: str) -> Series:
+def growth_series(fit: Fit, title: str = "Memory retained after each step", label: str = "allocated") -> Series:
     """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
     ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
     measured = SeriesLine(
@@ -157,11 +151,12 @@ def growth_series(fit: Fit, title: str, label: str) -> Series:
     )
 
 
-def last_reading(fit: Fit) -> str:
-    """Where the run went on for long after it, as a clause."""
-    if fit.read_until is None:
-        return ""
-    return f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}"
+def growth_words(run: Run, fit: Fit, rate: Trend | Rate, why: str = "") -> str:
+    """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
+    ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
+    end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
+    read = f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}" if fit.read_until else ""
+    return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
 
 
 def rate_numbers(fit: Fit) -> tuple[Number, ...]:
@@ -169,24 +164,25 @@ def rate_numbers(fit: Fit) -> tuple[Number, ...]:
     trend = fit.trend
     return (
         Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
-        Number(label=f"rise {fit.stretch}", value=fit.rise_bytes, unit="bytes"),
+        Number(label="rise over the recorded steps", value=fit.rise_bytes, unit="bytes"),
     )
 
 
-def how_it_was_fitted(fit: Fit) -> tuple[str, ...]:
-    """How the trend is known, and what is not known of steps after the last one that was read."""
-    how = (
+def growth_numbers(run: Run, rates: Sequence[Number], slope: float) -> Numbers:
+    """These rates, and where they lead as far as that can be foreseen."""
+    limits = run.get(RunLimits)
+    end = limits.end_step(slope)
+    used_up = Number(label="step at which it is used up", value=end, unit="count")
+    total = Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes")
+    return Numbers(title="Growth", numbers=(*rates, total, *([used_up] if limits.is_foreseeable(end) else [])))
+
+
+def how_it_was_fitted(fit: Fit) -> str:
+    """How the trend is known."""
+    return (
         f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
         f"compared: the median of the slopes between them, the longer counting more, is "
         f"{format_bytes(fit.trend.slope)} per step."
-    )
-    if fit.read_until is None:
-        return (how,)
-    return (
-        how,
-        f"Memory was read after {len(fit.steps):,} steps, the last of them step {fit.read_until:,} of "
-        f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
-        "recording tells.",
     )
 
 

@@ -2,18 +2,13 @@
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from efprof.fixes.detach import CLONED, DETACHED, detach_carried, detach_tensor, detach_value
-from efprof.fixes.kept_value import KeptValue
-from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix
-from efprof.units import format_bytes
+from efprof.fixes.kept_value import KeptValue, tensor_in
+from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
+from efprof.model import Fix
 
-LEAST_LEFT_SHARE = 0.1
-"""Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
-MOST_BOUNDS = 3
-"""In one sentence."""
+DETACHED, CLONED = ".detach()", ".detach().clone()"
+"""The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
 HOW = {
     **dict.fromkeys(("list", "set"), "make it `collections.deque(maxlen={most})`"),
     "deque": "give it `maxlen={most}`",
@@ -29,69 +24,35 @@ WAYS_TO_BOUND = (
 """The same where the type is one of many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeepingStatement:
-    """What a statement of `file` keeps in holders of these `names`, the first of type `kind` with such entries.
+def keep_without_graph(
+    file: str, lines: Sequence[str], kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
+) -> Fix:
+    """Detach what a statement puts into the holder `name` of type `kind` with such entries; a person reviews it.
 
-    `readers` are the lines that may need the graphs of what is kept. Of the `bytes_per_step` that it keeps,
-    `tensor_bytes_per_step` are the tensors themselves, without their graphs. `is_view` where they were counted to be
-    a small part of their storages.
+    What was not counted to be a tensor is left to a person, and so is a statement that is not known.
     """
-
-    file: str
-    names: tuple[str, ...]
-    kind: str
-    entry: tuple[str, ...]
-    kept: KeptValue
-    readers: tuple[int, ...]
-    bytes_per_step: float
-    tensor_bytes_per_step: float
-    is_view: bool = False
-
-    @property
-    def name(self) -> str:
-        """All names, in quotes."""
-        return listed([f"`{name}`" for name in self.names])
-
-
-def keep_without_graph(statement: KeepingStatement, lines: Sequence[str]) -> Fix:
-    """Detach what is kept: safe where nothing else reads the holder, for a person to review where something does.
-
-    What was not counted to be a tensor is left to a person.
-    """
-    how = CLONED if statement.is_view else DETACHED
-    carried = statement.kept.carried
-    if carried is not None:
-        edit: CodeEdit | None = detach_carried(statement.file, lines, carried, statement.kind)
+    if kept is not None and kept.carried is not None:
+        text = text_of(lines, kept.carried)
+        parts = f"{kind}(part.detach() for part in {text})"
+        new = parts if kind in ("tuple", "list") else f"{as_receiver(lines, kept.carried)}{DETACHED}"
         return Fix(
-            summary=f"Cut {statement.name} off from the step before where it enters the call; where the loop runs "
-            "over the time steps of one sequence, cut once per optimizer step instead.",
+            summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
+            "time steps of one sequence, cut once per optimizer step instead.",
             applicability="review",
-            changes=(edit,) if edit else (),
+            changes=(replace_expression(file, lines, kept.carried, new),),
         )
-    if statement.kind == "Tensor":  # what is added to it is one, too
-        edit = detach_tensor(statement.file, lines, statement.kept.value, how)
-    else:
-        edit = detach_value(statement.file, lines, statement.kept, statement.entry, how)
-    left = _what_is_left(statement)
-    if edit is None:
+    value: ast.expr | None = None
+    if kept is not None:  # what is added to a tensor is one, too
+        value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
+    if value is None:
         return Fix(
-            summary=f"Detach each tensor that this line puts into {statement.name}: `{how}`, or `.item()` for "
-            f"a number.{left}",
+            summary=f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.",
             applicability="manual",
         )
-    if statement.readers:
-        places = ", ".join(f"{statement.file}:{line}" for line in statement.readers[:3])
-        return Fix(
-            summary=f"Keep the value without its graph; check that {places}, which also reads {statement.name}, "
-            f"calls no backward on it.{left}",
-            applicability="review",
-            changes=(edit,),
-        )
     return Fix(
-        summary=f"Keep the value without its graph; nothing else reads the graph.{left}",
-        applicability="safe",
-        changes=(edit,),
+        summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
+        applicability="review",
+        changes=(replace_expression(file, lines, value, f"{as_receiver(lines, value)}{how}"),),
     )
 
 
@@ -106,64 +67,15 @@ def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> 
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """How many of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory.
+def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str) -> Fix:
+    """Bound a holder that keeps no graphs; only a person knows how much of it is needed.
 
-    It bounds the holder `name` of type `kind`.
+    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory.
     """
-
-    name: str
-    kind: str
-    most: int
-    unit: str
-    is_on_device: bool
-
-
-def keep_fewer(bounds: Sequence[Bound]) -> Fix:
-    """Bound holders that keep no graphs, the largest first; only a person knows how much of them is needed."""
-    ways = ["keep numbers instead of tensors (`.item()`)"]
-    ways.append(
-        "move what is kept off the device (`.cpu()`)" if bounds[0].is_on_device else "write it to disk now and then"
-    )
-    if len(bounds) == 1:
-        ways, take = [*_how(bounds[0]), *ways], _take(bounds[0])
-        summary = (
-            f"Bound `{bounds[0].name}`: {', '.join(ways[:-1])}, or {ways[-1]}. {take[0].upper()}{take[1:]} 1 % of the "
-        )
-        return Fix(summary=f"{summary}memory there is.", applicability="manual")
-    parts = [f"`{one.name}` ({'; '.join((*_how(one), _take(one)))} 1 %)" for one in bounds]
+    ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
+    ways += ["keep numbers instead of tensors (`.item()`)"]
+    take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     return Fix(
-        summary=f"Bound each, so that it takes a hundredth of the memory there is: {listed(parts)}; "
-        f"or {', or '.join(ways)}.",
+        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.",
         applicability="manual",
-    )
-
-
-def listed(parts: Sequence[str]) -> str:
-    """`a`; `a` and `b`; `a`, `b` and 3 more."""
-    shown = list(parts)
-    if len(shown) > MOST_BOUNDS:
-        shown = [*shown[: MOST_BOUNDS - 1], f"{len(shown) - MOST_BOUNDS + 1} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _how(bound: Bound) -> list[str]:
-    return [HOW[bound.kind].format(most=bound.most)] if bound.kind in HOW and bound.unit == "entries" else []
-
-
-def _take(bound: Bound) -> str:
-    return f"what {bound.most:,} steps add takes" if bound.unit == "steps" else f"{bound.most:,} {bound.unit} take"
-
-
-def _what_is_left(statement: KeepingStatement) -> str:
-    """What detaching does not give back: the tensors, from a tenth of the growth on."""
-    left, whole = statement.tensor_bytes_per_step, statement.bytes_per_step
-    if statement.is_view:
-        return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
-    if left < LEAST_LEFT_SHARE * whole:
-        return ""
-    return (
-        f" That leaves the tensors themselves, {format_bytes(min(left, whole))} of {format_bytes(whole)} per step: "
-        f"bound {statement.name} as well, or keep numbers (`.item()`)."
     )

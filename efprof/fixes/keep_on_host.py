@@ -19,11 +19,14 @@ def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line:
     functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
     around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
     slices = _slices(nodes, set(ast.walk(around[-1])) if around else set(nodes), moved)
-    moves = [(node, device) for node in ast.walk(moved.value) if (device := _device_of(node)) is not None]
+    calls = [node for node in ast.walk(moved.value) if isinstance(node, ast.Call)]
+    moves = [(call, device) for call in calls if (device := _device_of(call)) is not None]
     if not slices or len({device for _, device in moves}) != 1:
         return ()
     texts = {number: lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
-    puts = [(one, one.end_col_offset, f".to({moves[0][1]}, non_blocking=True)") for one in slices]
+    puts: list[tuple[ast.expr, int, str]] = [
+        (one, one.end_col_offset or 0, f".to({moves[0][1]}, non_blocking=True)") for one in slices
+    ]
     puts += [(one, _dot_of(one, texts[line]), ".pin_memory()") for one, _ in moves]
     for one, start, new in sorted(puts, key=lambda put: -put[1]):  # syntax trees count bytes of UTF-8
         text = texts[one.lineno]
@@ -57,9 +60,9 @@ def _dot_of(move: ast.Call, line: bytes) -> int:
     return line.index(b".", move.func.value.end_col_offset)
 
 
-def _device_of(node: ast.AST) -> str | None:
-    """What a plain `.to(device)` or `.cuda()` moves to; None of anything else."""
-    match node:
+def _device_of(call: ast.Call) -> str | None:
+    """What a plain `.to(device)` or `.cuda()` moves to; None of all other calls."""
+    match call:
         case ast.Call(func=ast.Attribute(attr="to"), args=[device], keywords=[]):
             return ast.unparse(device)
         case ast.Call(func=ast.Attribute(attr="cuda"), args=[], keywords=[]):

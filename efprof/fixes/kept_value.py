@@ -1,7 +1,7 @@
 """What the statement on a line that was seen to feed a holder puts into it: `loss` of `history.append(loss)`."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +13,6 @@ VALUE_PLACE: Final = {
 JOINING: Final = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
 """Calls that put the old value and a new one together; any other call carries the old value through a model."""
 EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
-HARMLESS_METHODS: Final = frozenset({"item", "tolist", "detach", "clear", "pop", "popleft", "numel", "size", "zero_"})
-HARMLESS_FUNCTIONS: Final = frozenset({"float", "int", "len", "print", "str", "repr", "round", "bool", "format", "id"})
-"""Reading a tensor through these needs no graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +36,8 @@ def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
     found = [
         pair
         for statement in ast.walk(tree)
-        if isinstance(statement, ast.stmt) and _is_on(statement, line) and not hasattr(statement, "body")
+        if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
         for pair in _kept_by(node, last)
     ]
@@ -48,14 +46,18 @@ def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def graph_readers(tree: ast.Module, name: str, but: int) -> list[int]:
-    """Lines that read a variable or attribute of that name in a way that may need its graph, except line `but`."""
-    last = name.partition("[")[0].rpartition(".")[2]
-    return sorted({line for line in _reads(tree, last) if line != but})
-
-
-def _is_on(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
+    """The one expression in it that gives a tensor, by the types of such entries, as the count saw them."""
+    value: ast.expr | None = kept.value
+    if kept.is_whole:  # `losses += [loss]`
+        value = kept.value.elts[0] if isinstance(kept.value, ast.List) and len(kept.value.elts) == 1 else None
+    if value is None or not entry or isinstance(value, ast.Starred):
+        return None
+    if entry[0] == "Tensor":
+        return value
+    parts, places = _parts_of(value), [place for place, kind in enumerate(entry[1:]) if kind == "Tensor"]
+    is_alike = len(parts) == len(entry) - 1 and not any(isinstance(part, ast.Starred) for part in parts)
+    return parts[places[0]] if is_alike and len(places) == 1 else None
 
 
 def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
@@ -99,26 +101,10 @@ def _last_name(expression: ast.expr) -> str:
     return ""
 
 
-def _reads(node: ast.AST, name: str) -> Iterator[int]:
-    for child in ast.iter_child_nodes(node):
-        is_named = isinstance(child, ast.Name | ast.Attribute) and _last_name(child) == name
-        if is_named and isinstance(child.ctx, ast.Load):  # type: ignore[attr-defined]
-            yield child.lineno  # type: ignore[attr-defined]
-        elif not _is_harmless(child, name):
-            yield from _reads(child, name)
-
-
-def _is_harmless(node: ast.AST, name: str) -> bool:
-    """Whether what is read in it ends as a number or a shape, or only makes the holder grow."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=receiver, attr=method)):
-            return method in HARMLESS_METHODS or (_last_name(receiver) == name and method in VALUE_PLACE)
-        case ast.Call(func=ast.Name(id=function)):
-            return function in HARMLESS_FUNCTIONS
-        case ast.FormattedValue() | ast.Attribute(attr="data" | "shape" | "dtype" | "device"):
-            return True
-        case ast.Subscript(value=inner, ctx=ast.Store()):
-            return _last_name(inner) == name
-        case ast.AugAssign(target=target) | ast.Assign(targets=[target]):
-            return _last_name(target) == name
-    return False
+def _parts_of(value: ast.expr) -> list[ast.expr]:
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+        case ast.Call(args=parts, keywords=[]):  # a record that is a tuple
+            return parts
+    return []
