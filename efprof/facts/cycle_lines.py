@@ -94,11 +94,12 @@ def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
 def _statements(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[ClosingStatement]:
     for link, following in zip(cycle.links, (*cycle.links[1:], cycle.links[0]), strict=True):
         for file, placed in nodes if link.name else ():
-            found = (
-                _of_attribute(placed, link, following.owner) if link.kind == "attribute" else _of_variable(placed, link)
-            )
-            if found is not None:
-                kind, value, is_elsewhere = found
+            stored = _stored(placed, link)
+            if stored is None:
+                continue
+            target, value = stored
+            kind: Value | None = "back" if value is None else _kind_of(value, placed, link)
+            if kind is not None:
                 assert isinstance(placed.node, ast.stmt)
                 yield ClosingStatement(
                     file=file,
@@ -107,45 +108,37 @@ def _statements(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[C
                     link=link,
                     kind=kind,
                     value=value,
-                    is_elsewhere=is_elsewhere,
+                    is_elsewhere=link.kind == "attribute" and _is_elsewhere(target, value, placed, link, following),
                 )
 
 
-_Found = tuple[Value, ast.expr | None, bool]
-
-
-def _of_attribute(placed: PlacedNode, link: CycleLink, held: str) -> _Found | None:
-    """`x.name = value` and what puts a value into `x.name`; a field of a dataclass is given by whoever makes one."""
+def _stored(placed: PlacedNode, link: CycleLink) -> tuple[ast.expr | None, ast.expr | None] | None:
+    """Where a statement that makes the link stores what; nothing where it defines a function or a dataclass's field."""
+    is_variable = link.kind != "attribute"
+    if is_variable and placed.function not in (link.owner, link.owner.rpartition(".<locals>.")[0]):
+        return None
     match placed.node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name == link.name:
+            return (None, None) if link.kind == "closure" else None
+        case ast.AnnAssign(target=ast.Name(id=name)) if name == link.name and placed.prefix == f"{link.owner}.":
+            return None, None
         case (
             ast.Assign(targets=[target], value=value)
             | ast.AnnAssign(target=target, value=ast.expr() as value)
             | ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="append" | "add"), args=[value]))
-        ) if name_of(target) == link.name and not isinstance(target, ast.Name):
-            pass
-        case ast.AnnAssign(target=ast.Name(id=name)) if name == link.name and placed.prefix == f"{link.owner}.":
-            return "back", None, False
-        case _:
-            return None
-    kind = _kind_of(value, placed, link)
-    if kind is None:
-        return None
-    is_own = ast.unparse(target).startswith(f"self.{link.name}")
-    wanted = link.owner if is_own else held if isinstance(value, ast.Name) and value.id == "self" else None
-    return kind, value, wanted not in (None, placed.function.rpartition(".")[0])
-
-
-def _of_variable(placed: PlacedNode, link: CycleLink) -> _Found | None:
-    """`name = value` or `def name` in the function, or in the one around a closure."""
-    if placed.function not in (link.owner, link.owner.rpartition(".<locals>.")[0]):
-        return None
-    match placed.node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name == link.name:
-            return ("back", None, False) if link.kind == "closure" else None
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == link.name:
-            kind = _kind_of(value, placed, link)
-            return None if kind is None else (kind, value, False)
+        ) if name_of(target) == link.name and isinstance(target, ast.Name) == is_variable:
+            return target, value
     return None
+
+
+def _is_elsewhere(
+    target: ast.expr | None, value: ast.expr | None, placed: PlacedNode, link: CycleLink, following: CycleLink
+) -> bool:
+    """Whether `self` there is of another class than the one that has the attribute, or the one that it refers to."""
+    if target is not None and ast.unparse(target).startswith(f"self.{link.name}"):
+        return placed.function.rpartition(".")[0] != link.owner
+    is_itself = isinstance(value, ast.Name) and value.id == "self"
+    return is_itself and placed.function.rpartition(".")[0] != following.owner
 
 
 def _kind_of(value: ast.expr, placed: PlacedNode, link: CycleLink) -> Value | None:

@@ -6,14 +6,13 @@ from typing import Self
 
 from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.host_growth import grown_containers
-from efprof.facts.kept import Kept, counted_series, line_table
-from efprof.facts.kept_growth import counted_table
+from efprof.facts.kept import Kept
 from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
-from efprof.facts.memory_growth import MemoryGrowth, growth_numbers, growth_series, how_it_was_fitted, rate_numbers
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers, rate_numbers
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.survivors import Survivors
-from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
+from efprof.model import Evidence, NotRecorded, SourceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,27 +76,18 @@ class UnheldGrowth:
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         """The curve, the line, the rate, what was counted, and how that is known."""
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
-        counted, container = leaks.missing, [] if self.container is None else [self.container]
+        counted, kept = leaks.missing, () if self.container is None else (self.container,)
         if leaks.grown is not None:
             times = leaks.grown.num_counts
             counted = f"What keeps tensors was counted {times} times, and no variable was seen to keep it."
-        return (
-            growth_series(fit),
-            run.get(Sources).snippet(self.blame),
+        return growth_evidence(
+            run,
+            self.blame,
             growth_numbers(run, rate_numbers(fit), fit.trend.slope),
-            *([counted_series(container)] if container else []),
-            *line_table(container),
-            *counted_table(leaks.grown),
-            Narrative(
-                title="What it means, how we know, when it is wrong",
-                paragraphs=(
-                    "Every step leaves memory behind that nothing releases.",
-                    f"{counted} {self.how}",
-                    how_it_was_fitted(fit),
-                    "A cache that is still filling, batches that get longer from step to step, or reference cycles "
-                    "that Python's garbage collector has not reached yet, look the same: record more steps to tell.",
-                ),
-            ),
+            fit=fit,
+            kept=kept,
+            others=(*kept, *(leaks.grown.holders if leaks.grown else ())),
+            how=("Every step leaves memory behind that nothing releases.", f"{counted} {self.how}"),
         )
 
 

@@ -7,15 +7,14 @@ from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
-from efprof.facts.kept import Kept, counted_series, line_table
+from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import KeptGrowth
 from efprof.facts.leaks import Leaks
-from efprof.facts.memory_growth import MemoryGrowth, growth_series, how_it_was_fitted, rate_numbers
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, rate_numbers
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.facts.sources import Sources
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
-from efprof.units import MIB, format_bytes
+from efprof.model import Evidence, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
+from efprof.units import MIB
 
 LEAST_READINGS = 12
 """After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
@@ -138,23 +137,19 @@ def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
     growth, total = run.get(HostGrowth), host_limits(run).total_bytes
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
     containers, sizes = growth.containers, growth.containers[0].sizes
-    told = ", ".join(f"`{one.name}` {format_bytes(one.rate.slope)} per step" for one in containers[:3])
     numbers = (*rate_numbers(growth.fit), Number(label="memory of the host", value=float(total), unit="bytes"))
-    return (
-        growth_series(growth.fit, f"Memory of the process {what}after each step", "resident"),
-        run.get(Sources).snippet(blame),
+    return growth_evidence(
+        run,
+        blame,
         Numbers(title="Growth of host memory", numbers=numbers),
-        counted_series(containers),
-        *line_table(containers),
-        Narrative(
-            title="What it means, how we know, when it is wrong",
-            paragraphs=(
-                "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
-                "their own, which no counter of an allocator shows.",
-                f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}, and grew: {told}. What an "
-                "entry takes was sampled, and may be shared with others.",
-                how_it_was_fitted(growth.fit),
-                "A cache that is still filling looks the same: record more steps to tell.",
-            ),
+        fit=growth.fit,
+        kept=containers,
+        others=containers,
+        how=(
+            "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
+            "their own, which no counter of an allocator shows.",
+            f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}. What an entry takes was "
+            "sampled, and may be shared with others.",
         ),
+        title=f"Memory of the process {what}after each step",
     )

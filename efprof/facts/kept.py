@@ -144,17 +144,34 @@ def counted_series(kept: Sequence[Kept]) -> Series:
     )
 
 
-def line_table(kept: Sequence[Kept]) -> tuple[Table, ...]:
-    """The lines that were seen to change it; none where lines were not watched."""
-    rows: list[tuple[str | float, ...]] = []
-    for one in kept:
-        for change in (*one.fed, *one.emptied):
-            how = f"{change.how}, within a call of a library" if change.is_within_call else change.how
-            place = change.site.rpartition(":")[0]
-            rows.append((one.path or one.name, place, how, change.times, change.entries))
-    columns = ("what", "line", "how", "times seen", "entries")
-    title = "Lines that were seen to change it"
-    return (Table(title=title, columns=columns, units=("",) * 5, rows=tuple(rows)),) if rows else ()
+def kept_table(kept: Sequence[Kept]) -> Table:
+    """Each with its counts, the lines seen to feed and to empty it, and what speaks against a leak."""
+    return Table(
+        title="What grew, and the lines that were seen to change it",
+        columns=("held by", "type", "entries", "growth per step", "fed by", "emptied by", "what speaks against a leak"),
+        units=("", "", "", "bytes_per_step", "", "", ""),
+        rows=tuple(
+            (
+                ", ".join((one.path or one.name, *one.aliases)),
+                one.type,
+                " -> ".join(f"{size.length:,}" for size in one.sizes),
+                one.rate.slope,
+                _seen_at(one.fed) or one.unseen,
+                _seen_at(one.emptied) or "no line seen",
+                one.against or "nothing that was seen",
+            )
+            for one in kept[:MOST_SHOWN]
+        ),
+    )
+
+
+def _seen_at(changes: Sequence[Change]) -> str:
+    """`train.py:8 (6 times, within a call of a library)`."""
+    within = ", within a call of a library"
+    return "; ".join(
+        f"{one.site.rpartition(':')[0]} ({one.times} times{within * one.is_within_call})"
+        for one in changes[:MOST_SHOWN]
+    )
 
 
 def rate_of(sizes: Sequence[Size]) -> Rate:

@@ -7,14 +7,16 @@ from itertools import pairwise
 from typing import Final, Self
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, read_counts, read_watches
-from efprof.facts.kept import LEAST_RISES, MOST_SHOWN, Kept, Size, Verdict, judged, rate_of
+from efprof.facts.kept import LEAST_RISES, Kept, Size, Verdict, judged, rate_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.seen_lines import Name, SeenLines
-from efprof.model import NotRecorded, Table
+from efprof.model import NotRecorded
 
 GRAPH_NODE_BYTES: Final = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
+MOST_COUNTED_NODES: Final = 20_000
+"""Where recorders stopped counting a graph before they said so."""
 SAME_MEMORY: Final = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
 
@@ -23,17 +25,13 @@ SAME_MEMORY: Final = 0.1
 class KeptGrowth:
     """All that grew, most bytes per step first, of tensors and graphs (`holders`) and of anything else (`containers`).
 
-    `num_counts` counts were taken between the steps `first_step` and `last_step`; `is_partial` where the time of one
-    ran out. `is_watched` is false of recordings in which no lines were watched.
+    `num_counts` counts were taken, the last of them after step `last_step`.
     """
 
     holders: tuple[Kept, ...]
     containers: tuple[Kept, ...]
     num_counts: int
-    first_step: int
     last_step: int
-    is_partial: bool
-    is_watched: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -43,16 +41,15 @@ class KeptGrowth:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
         is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
         seen = SeenLines(watches, counts, is_watched=is_watched)
-        holders = [one for name in _names(counts) if (one := _holder(name, counts, seen, run)) is not None]
-        containers = [one for number in _numbers(counts) if (one := _container(number, counts, seen)) is not None]
+        names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
+        numbers = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
+        holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
+        containers = [one for number in numbers if (one := _container(number, counts, seen)) is not None]
         return cls(
             holders=tuple(_without_aliases(holders)),
             containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
             num_counts=len(counts),
-            first_step=counts[0].step,
             last_step=counts[-1].step,
-            is_partial=any(count.is_partial for count in counts),
-            is_watched=is_watched,
         )
 
 
@@ -67,39 +64,6 @@ def lengthened(run: Run, name: str) -> Kept | None:
     return None
 
 
-def counted_table(grown: KeptGrowth | None) -> tuple[Table, ...]:
-    """Everything that was counted to grow, and what speaks against a leak."""
-    holders = grown.holders[:MOST_SHOWN] if grown else ()
-    if grown is None or not holders:
-        return ()
-    return (
-        Table(
-            title=f"What grew between step {grown.first_step:,} and step {grown.last_step:,}",
-            columns=("held by", "type", "entries", "growth per step", "what speaks against a leak"),
-            units=("", "", "", "bytes_per_step", ""),
-            rows=tuple(
-                (
-                    ", ".join((one.path or one.name, *one.aliases)),
-                    one.type,
-                    " -> ".join(f"{size.length:,}" for size in one.sizes),
-                    one.rate.slope,
-                    one.against or "nothing that was seen",
-                )
-                for one in holders
-            ),
-        ),
-    )
-
-
-def _names(counts: Sequence[Count]) -> list[Name]:
-    return list(dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders))
-
-
-def _numbers(counts: Sequence[Count]) -> list[int]:
-    found = (one for count in counts for one in count.containers)
-    return list(dict.fromkeys(one.number for one in found if not one.holds_tensors))
-
-
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> Kept | None:
     """None where no count found more than an earlier one."""
     found = list(_counted(name, counts, is_complete=seen.is_watched))
@@ -111,11 +75,12 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> K
     changes = seen.of_name(name)
     said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
     kept = _kept(last, sizes, changes, seen, said)
+    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
     return replace(
         kept,
         name=_spelled(last),
-        kind="graphs" if _keeps_graphs(first, last) else "tensors",
-        tensors_added=last.tensors - (first.tensors if first else 0),
+        kind="graphs" if last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors) else "tensors",
+        tensors_added=last.tensors - tensors,
         tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / kept.num_steps,
         value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / kept.num_steps,
         entry=tuple(last.entry),
@@ -160,15 +125,10 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
                 before = 0
             continue
         num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
-        if num_bytes > before or not (counted.is_cut or (count.moment == "end" and num_bytes < before)):
+        is_least = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES
+        if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
-            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=counted.is_cut), counted
-
-
-def _keeps_graphs(first: Counted | None, last: Counted) -> bool:
-    """Whether there are graphs, and more of them or of the tensors they hang on: counting stops at a limit."""
-    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)
-    return last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors)
+            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
 
 
 def _judged(

@@ -8,15 +8,14 @@ from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
 from efprof.facts.growth import Fit
-from efprof.facts.kept import MOST_SHOWN, Kept, Kind, Rate, counted_series, line_table
-from efprof.facts.kept_growth import KeptGrowth, counted_table
+from efprof.facts.kept import MOST_SHOWN, Kept, Kind, Rate
+from efprof.facts.kept_growth import KeptGrowth
 from efprof.facts.memory_growth import (
     MemoryGrowth,
+    growth_evidence,
     growth_gain,
     growth_numbers,
-    growth_series,
     growth_words,
-    how_it_was_fitted,
     rate_numbers,
 )
 from efprof.facts.run import Run
@@ -26,7 +25,6 @@ from efprof.model import (
     Finding,
     Fix,
     Gain,
-    Narrative,
     NotRecorded,
     Number,
     Numbers,
@@ -203,14 +201,14 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
         message=_message(run, leak),
         fix=fix,
         gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
-        evidence=(
-            *([growth_series(leaks.fit)] if leaks.fit is not None else []),
-            run.get(Sources).snippet(leak.blame),
+        evidence=growth_evidence(
+            run,
+            leak.blame,
             _numbers(run, leak),
-            counted_series(leak.kept),
-            *line_table(leak.kept),
-            *counted_table(leaks.grown),
-            _how_it_is_known(leaks, leak),
+            fit=leaks.fit,
+            kept=leak.kept,
+            others=leaks.grown.holders if leaks.grown else (),
+            how=_how_it_is_known(leaks, leak),
         ),
         severity=run.get(RunLimits).severity(leak.rate.slope),
     )
@@ -275,7 +273,7 @@ def _counts_in_words(leak: Leak) -> str:
     return f"{len(sizes)} counts from step {sizes[0].step:,} to step {sizes[-1].step:,}"
 
 
-def _how_it_is_known(leaks: Leaks, leak: Leak) -> Narrative:
+def _how_it_is_known(leaks: Leaks, leak: Leak) -> tuple[str, ...]:
     one = leak.kept[0]
     line = f"Its line is not known: {one.unseen}."
     if one.fed:
@@ -283,14 +281,9 @@ def _how_it_is_known(leaks: Leaks, leak: Leak) -> Narrative:
         others = [*one.fed[0].candidates, *(change.site for change in one.fed[1:])]
         places = ", ".join(place.rpartition(":")[0] for place in others[:3])
         line += f" So did, or may have done: {places}." if others else ""
-    return Narrative(
-        title="What it means, how we know, when it is wrong",
-        paragraphs=(
-            "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph "
-            "also keeps every tensor that the graph saved for backward.",
-            f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
-            how_it_was_fitted(leaks.fit) if leaks.fit else f"Of memory no trend is known: {leaks.missing}",
-            "A buffer or cache that is still filling at the end of the recording, and batches that get longer from "
-            "step to step, look the same: record more steps to tell.",
-        ),
+    return (
+        "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph also "
+        "keeps every tensor that the graph saved for backward.",
+        f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
+        *([] if leaks.fit else [f"Of memory no trend is known: {leaks.missing}"]),
     )

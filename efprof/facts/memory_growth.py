@@ -19,10 +19,23 @@ from efprof.facts.growth import (
     fit,
     theil_sen,
 )
-from efprof.facts.kept import Rate
+from efprof.facts.kept import Kept, Rate, counted_series, kept_table
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.model import Gain, NotRecorded, Number, Numbers, Series, SeriesLine, ThinEvidence, UnreadableInput
+from efprof.facts.sources import Sources
+from efprof.model import (
+    Evidence,
+    Gain,
+    Narrative,
+    NotRecorded,
+    Number,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    ThinEvidence,
+    UnreadableInput,
+)
 from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_STEPS = 20
@@ -130,27 +143,6 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
     )
 
 
-def growth_series(fit: Fit, title: str = "Memory retained after each step", label: str = "allocated") -> Series:
-    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
-    ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
-    measured = SeriesLine(
-        label=f"{label} after the step",
-        x=tuple(float(step) for step in fit.steps),
-        y=tuple(float(num_bytes) for num_bytes in fit.sizes),
-        is_highlighted=True,
-    )
-    trend = SeriesLine(label="trend", x=ends, y=tuple(fit.trend.level + fit.trend.slope * step for step in ends))
-    return Series(
-        title=title,
-        x_label="step",
-        x_unit="count",
-        y_label=label,
-        y_unit="bytes",
-        lines=(measured, trend),
-        marks=((ends[0], "fit begins"),),
-    )
-
-
 def growth_words(run: Run, fit: Fit, rate: Trend | Rate, why: str = "") -> str:
     """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
     ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
@@ -177,12 +169,55 @@ def growth_numbers(run: Run, rates: Sequence[Number], slope: float) -> Numbers:
     return Numbers(title="Growth", numbers=(*rates, total, *([used_up] if limits.is_foreseeable(end) else [])))
 
 
-def how_it_was_fitted(fit: Fit) -> str:
-    """How the trend is known."""
+def growth_evidence(
+    run: Run,
+    blame: SourceLine,
+    numbers: Numbers,
+    *,
+    fit: Fit | None,
+    kept: Sequence[Kept],
+    others: Sequence[Kept],
+    how: Sequence[str],
+    title: str = "Memory retained after each step",
+) -> tuple[Evidence, ...]:
+    """The curve, the line, the rate, what was counted of what it feeds and of all that grew, and how that is known."""
+    fitted = []
+    if fit is not None:
+        fitted = [
+            f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
+            "compared: the median of the slopes between them, the longer counting more, is "
+            f"{format_bytes(fit.trend.slope)} per step."
+        ]
+    alike = (
+        "A buffer or cache that is still filling at the end of the recording, batches that get longer from step to "
+        "step, and garbage that Python's collector has not reached yet, look the same: record more steps to tell."
+    )
     return (
-        f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
-        f"compared: the median of the slopes between them, the longer counting more, is "
-        f"{format_bytes(fit.trend.slope)} per step."
+        *([_series(fit, title)] if fit is not None else []),
+        run.get(Sources).snippet(blame),
+        numbers,
+        *([counted_series(kept)] if kept else []),
+        *([kept_table(others)] if others else []),
+        Narrative(title="What it means, how we know, when it is wrong", paragraphs=(*how, *fitted, alike)),
+    )
+
+
+def _series(fit: Fit, title: str) -> Series:
+    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
+    ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
+    steps, sizes = tuple(map(float, fit.steps)), tuple(map(float, fit.sizes))
+    line = tuple(fit.trend.level + fit.trend.slope * step for step in ends)
+    return Series(
+        title=title,
+        x_label="step",
+        x_unit="count",
+        y_label="memory",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="after the step", x=steps, y=sizes, is_highlighted=True),
+            SeriesLine(label="trend", x=ends, y=line),
+        ),
+        marks=((ends[0], "fit begins"),),
     )
 
 
