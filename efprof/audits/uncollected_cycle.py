@@ -3,7 +3,7 @@
 import ast
 
 from efprof.facts.cycle_lines import ClosedCycle, CycleLines, how_the_cycle_is_known
-from efprof.facts.cycle_sawtooth import CycleSawtooth, cycle_evidence, cycle_gain
+from efprof.facts.cycle_sawtooth import CycleSawtooth, cycle_gain, cycle_numbers
 from efprof.facts.leaks import backward_line
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
@@ -60,7 +60,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
         gain=cycle_gain(sawtooth),
         evidence=(
             sources.snippet(blame),
-            *cycle_evidence(sawtooth, closed.cycle if closed else None),
+            cycle_numbers(sawtooth, closed.cycle if closed else None),
             how_the_cycle_is_known(closed),
         ),
         severity=_severity(run, share),

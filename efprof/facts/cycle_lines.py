@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from efprof.artifacts.cycles import Cycle, CycleLink, read_cycles
+from efprof.facts.leaks import definition_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import PlacedNode, name_of, placed_nodes
@@ -87,8 +88,10 @@ def _closed(cycle: Cycle, sources: Sources) -> ClosedCycle | None:
     trees = [(file, tree) for file in sources.files if (tree := sources.tree(file)) is not None]
     placed = [(file, one) for file, tree in trees for one in placed_nodes(tree)]
     statements = sorted(_statements(cycle, placed), key=lambda statement: statement.rank)
-    sites = [f"{one.file}:{one.line}:{one.function}" for one in statements] or list(_definitions(cycle, placed))
-    return ClosedCycle(cycle=cycle, blame=sources.line(sites[0]), statements=tuple(statements)) if sites else None
+    blame = next((sources.line(f"{one.file}:{one.line}:{one.function}") for one in statements), None)
+    for link in cycle.links:
+        blame = blame or definition_of(sources, link.file, link.owner)
+    return ClosedCycle(cycle=cycle, blame=blame, statements=tuple(statements)) if blame is not None else None
 
 
 def _statements(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[ClosingStatement]:
@@ -165,13 +168,3 @@ def _given_to(placed: PlacedNode) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg))
             return
-
-
-def _definitions(cycle: Cycle, nodes: list[tuple[str, PlacedNode]]) -> Iterator[str]:
-    """Where the user's classes and functions of the cycle are defined."""
-    for link in cycle.links:
-        for file, placed in nodes:
-            if file != link.file or not isinstance(placed.node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if placed.qualified_name(placed.node.name) == link.owner:
-                yield f"{file}:{placed.node.lineno}:{placed.function}"

@@ -9,7 +9,7 @@ from typing import Self
 from efprof.artifacts.cycles import CollectedGarbage, Cycle, LargeCollection, read_cycles
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
-from efprof.model import Evidence, Gain, Number, Numbers, Table
+from efprof.model import Gain, Number, Numbers
 from efprof.units import MIB
 
 COMPARABLE = 0.5
@@ -27,18 +27,17 @@ LEAST_BYTES, LEAST_SHARE = 16 * MIB, 0.1
 healthy programs of the tests freed a tenth of a MiB (measured): less than this is real, and not worth a finding."""
 LOWEST = 3
 """Levels after a collection whose median is taken: one alone may have come at a moment when a step needs little."""
-MOST_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleSawtooth:
-    """The large collections that are comparable, each with its step; `peak_bytes` is the run's, as far as it was read.
+    """The large collections that are comparable; `peak_bytes` is the run's, as far as it was read.
 
     `steps_apart` is the median number of steps from one to the next; 0 where there are none.
     """
 
     garbage: CollectedGarbage
-    teeth: tuple[tuple[int, LargeCollection], ...]
+    teeth: tuple[LargeCollection, ...]
     steps_apart: float
     peak_bytes: int
 
@@ -55,7 +54,7 @@ class CycleSawtooth:
         apart = [later - step for step, later in pairwise([0, *steps])]
         return cls(
             garbage=garbage,
-            teeth=tuple(zip(steps, large, strict=True)),
+            teeth=tuple(large),
             steps_apart=statistics.median(apart) if apart else 0.0,
             peak_bytes=max([*read, *(each.before_bytes for each in large)], default=0),
         )
@@ -63,7 +62,7 @@ class CycleSawtooth:
     @property
     def piles_up(self) -> bool:
         """Whether much garbage waits for the collector again and again."""
-        largest = [tooth for _, tooth in self.teeth if tooth.freed_bytes >= MOST_OF_MEMORY * tooth.before_bytes]
+        largest = [tooth for tooth in self.teeth if tooth.freed_bytes >= MOST_OF_MEMORY * tooth.before_bytes]
         is_repeated = len(self.teeth) >= LEAST_COLLECTIONS or len(largest) >= LEAST_OF_THESE
         if not self.teeth or not (self.garbage.cycles or is_repeated) or self.steps_apart < LEAST_STEPS_APART:
             return False
@@ -83,13 +82,13 @@ class CycleSawtooth:
     @property
     def height_interval(self) -> tuple[float, float]:
         """From the most that one collection freed, to the highest less the lowest, whatever the step did just then."""
-        high = max(tooth.before_bytes for _, tooth in self.teeth) - min(map(_left, self.teeth))
-        return float(max(tooth.freed_bytes for _, tooth in self.teeth)), float(high)
+        high = max(tooth.before_bytes for tooth in self.teeth) - min(map(_left, self.teeth))
+        return float(max(tooth.freed_bytes for tooth in self.teeth)), float(high)
 
 
 def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
     """What lay there as garbage when most did; another run's collections come at other steps."""
-    least = min(tooth.freed_bytes for _, tooth in sawtooth.teeth)
+    least = min(tooth.freed_bytes for tooth in sawtooth.teeth)
     one_step = sawtooth.height_bytes / sawtooth.steps_apart
     _, high = sawtooth.height_interval
     return Gain(
@@ -102,23 +101,11 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
     )
 
 
-def cycle_evidence(sawtooth: CycleSawtooth, cycle: Cycle | None) -> tuple[Evidence, ...]:
-    """The collections that freed most, and the numbers."""
-    most = sorted(sawtooth.teeth, key=lambda tooth: -tooth[1].freed_bytes)[:MOST_ROWS]
-    table = Table(
-        title="The collections that freed most",
-        columns=("step", "generation", "allocated before", "freed", "time"),
-        units=("count", "count", "bytes", "bytes", "ms"),
-        rows=tuple(
-            (step, tooth.generation, tooth.before_bytes, tooth.freed_bytes, tooth.seconds * 1000)
-            for step, tooth in sorted(most, key=lambda tooth: tooth[0])
-        ),
-    )
-    height = Number(
-        label="garbage at the most", value=sawtooth.height_bytes, unit="bytes", interval=sawtooth.height_interval
-    )
+def cycle_numbers(sawtooth: CycleSawtooth, cycle: Cycle | None) -> Numbers:
+    """How high it piles up, how often it is collected, and what one such cycle holds."""
+    height, interval = sawtooth.height_bytes, sawtooth.height_interval
     numbers = [
-        height,
+        Number(label="garbage at the most", value=height, unit="bytes", interval=interval),
         Number(label="highest memory that was read", value=sawtooth.peak_bytes, unit="bytes"),
         Number(label="steps from one collection to the next", value=sawtooth.steps_apart, unit="count"),
         Number(label="collections that freed much", value=sawtooth.garbage.num_large, unit="count"),
@@ -128,8 +115,8 @@ def cycle_evidence(sawtooth: CycleSawtooth, cycle: Cycle | None) -> tuple[Eviden
         numbers.append(Number(label="such cycles found at one look", value=cycle.count, unit="count"))
         numbers.append(Number(label="tensors that one of them holds", value=cycle.tensors, unit="count"))
         numbers.append(Number(label="bytes of those tensors", value=cycle.tensor_bytes, unit="bytes"))
-    return table, Numbers(title="Garbage", numbers=tuple(numbers))
+    return Numbers(title="Garbage", numbers=tuple(numbers))
 
 
-def _left(tooth: tuple[int, LargeCollection]) -> int:
-    return tooth[1].before_bytes - tooth[1].freed_bytes
+def _left(tooth: LargeCollection) -> int:
+    return tooth.before_bytes - tooth.freed_bytes

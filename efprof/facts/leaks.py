@@ -21,6 +21,7 @@ from efprof.facts.memory_growth import (
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
+from efprof.facts.syntax import placed_nodes
 from efprof.model import (
     Finding,
     Fix,
@@ -175,12 +176,19 @@ def place_to_blame(run: Run, kept: Kept) -> SourceLine:
     sources = run.get(Sources)
     if kept.site is not None:
         return sources.line(kept.site)
-    tree = sources.tree(kept.file) if kept.file else None
-    name = (kept.owner or "").rpartition(".")[2]
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return sources.line(f"{kept.file}:{node.lineno}:{kept.owner}")
-    return backward_line(run)
+    return definition_of(sources, kept.file, kept.owner) or backward_line(run)
+
+
+def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
+    """Where a class or function of that qualified name is defined; None where it is not the user's."""
+    tree = sources.tree(file) if file else None
+    for placed in placed_nodes(tree) if tree else ():
+        node = placed.node
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if placed.qualified_name(node.name) == owner:
+            return sources.line(f"{file}:{node.lineno}:{placed.function}")
+    return None
 
 
 def backward_line(run: Run) -> SourceLine:

@@ -1,11 +1,9 @@
 """The optimizers whose gradients nothing clears between their steps, as the recorder saw their first steps."""
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import GradientClearing, read_events
-from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.model import NotRecorded, SourceLine, ThinEvidence
@@ -30,15 +28,14 @@ class UnclearedOptimizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnclearedGradients:
-    """`num_optimizers` were watched until it was clear what becomes of their gradients; `norms` are (step, norm)."""
+    """`num_optimizers` were watched until it was clear what becomes of their gradients."""
 
     num_optimizers: int
     optimizers: tuple[UnclearedOptimizer, ...]
-    norms: tuple[tuple[int, float], ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Read events and steps.
+        """Read events.
 
         Raises NotRecorded where no optimizer was watched for long enough, and ThinEvidence where none can be told of.
         """
@@ -58,7 +55,6 @@ class UnclearedGradients:
         return cls(
             num_optimizers=sum(event.outcome != "changed" for event in seen),
             optimizers=tuple(_optimizer(event, sources) for event in kept),
-            norms=_norms(run) if kept else (),
         )
 
 
@@ -71,10 +67,3 @@ def _optimizer(event: GradientClearing, sources: Sources) -> UnclearedOptimizer:
         num_earlier=event.num_earlier_backwards,
         step=None if event.step_site is None else sources.line(event.step_site),
     )
-
-
-def _norms(run: Run) -> tuple[tuple[int, float], ...]:
-    """Of the steps whose gradients were read and finite."""
-    records = read_steps(run.rank_folder)[0]
-    norms = [(record.step, float(record.gradient_norm)) for record in records if record.gradient_norm is not None]
-    return tuple((step, norm) for step, norm in norms if math.isfinite(norm))

@@ -1,6 +1,5 @@
 """uncleared_gradients: fires where nothing clears an optimizer's gradients, on the pass that adds to them."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from efprof.artifacts.events import GradientClearing, WindowOpened
 from efprof.audits.uncleared_gradients import uncleared_gradients
 from efprof.facts.run import Run
-from efprof.model import CodeEdit, Finding, NotRecorded, Series, Snippet, ThinEvidence
+from efprof.model import CodeEdit, Finding, NotRecorded, Snippet, ThinEvidence
 from tests.builders import START_NS, make_steps, write_run
 
 TRAIN = """\
@@ -55,23 +54,9 @@ def test_it_claims_neither_time_nor_memory(tmp_path: Path) -> None:
     assert (gain.step_ms, gain.peak_bytes) == (None, None)
 
 
-def test_it_shows_backward_and_step_and_the_norm_of_each_step(tmp_path: Path) -> None:
+def test_it_shows_backward_and_step(tmp_path: Path) -> None:
     evidence = finding_of(run_of(tmp_path, clearing())).evidence
     assert [one.highlighted for one in evidence if isinstance(one, Snippet)] == [5, 6]
-    (series,) = (one for one in evidence if isinstance(one, Series))
-    assert series.lines[0].y == tuple(1.0 + step for step in range(20))
-
-
-def test_norms_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
-    run = run_of(tmp_path, clearing(), gradient_norm=lambda step: "nan" if step == 3 else 1.0)
-    (series,) = (one for one in finding_of(run).evidence if isinstance(one, Series))
-    assert len(series.lines[0].x) == 19
-    assert all(map(math.isfinite, series.lines[0].y))
-
-
-def test_without_norms_there_is_no_curve(tmp_path: Path) -> None:
-    evidence = finding_of(run_of(tmp_path, clearing(), gradient_norm=None)).evidence
-    assert [one for one in evidence if isinstance(one, Series)] == []
 
 
 def test_a_clearing_in_the_wrong_place_is_pointed_out(tmp_path: Path) -> None:
