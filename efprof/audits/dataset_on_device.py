@@ -43,16 +43,16 @@ def dataset_on_device(run: Run) -> Examination:
 
 
 def _finding(run: Run, dataset: DeviceDataset) -> Finding:
-    sources, device, held = run.get(Sources), dataset.device, dataset.held
-    blame, reserved = sources.line(held.site), device.peak.composition.reserved_bytes
+    sources, device, held_bytes = run.get(Sources), dataset.device, dataset.num_bytes
+    blame, reserved = sources.line(dataset.site), device.peak.composition.reserved_bytes
     totals = {one.index: one.total_bytes for one in run.run_file.devices}
-    share = held.num_bytes / max(1, totals.get(device.history.device, reserved))
+    share = held_bytes / max(1, totals.get(device.history.device, reserved))
     return Finding(
         blame=blame,
         category="memory",
         headline="The whole data set lies on the device",
-        message=f"This line puts {format_bytes(held.num_bytes)} on device {device.history.device} before the first "
-        f"step, and all of it is still there when most is reserved ({format_share(held.num_bytes / max(1, reserved))} "
+        message=f"This line puts {format_bytes(held_bytes)} on device {device.history.device} before the first "
+        f"step, and all of it is still there when most is reserved ({format_share(held_bytes / max(1, reserved))} "
         f"of {format_bytes(reserved)}) and when the recording ends, while {_use_of(dataset)} takes a part at a time",
         fix=_fix(sources, blame, dataset),
         gain=Gain(
@@ -89,12 +89,11 @@ def _use_of(dataset: DeviceDataset) -> str:
 
 
 def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
-    held = dataset.held
     return (
-        Number(label="put there by this line", value=held.num_bytes, unit="bytes"),
-        Number(label="largest tensor", value=held.largest_bytes, unit="bytes"),
+        Number(label="put there by this line", value=dataset.num_bytes, unit="bytes"),
+        Number(label="largest tensor", value=max(size for _, size, _ in dataset.blocks), unit="bytes"),
         Number(label="what a step reads of it", value=dataset.batch_bytes, unit="bytes"),
-        Number(label="tensors", value=held.num_blocks, unit="count"),
+        Number(label="tensors", value=len(dataset.blocks), unit="count"),
     )
 
 
