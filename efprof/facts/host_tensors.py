@@ -5,16 +5,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import mentions, placed_nodes
+from efprof.facts.syntax import called_name, mentions, placed_nodes
 from efprof.model import SourceLine
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})
 """Functions of torch that make a tensor on the CPU unless they are told a device, or given a tensor."""
 ELSEWHERE = re.compile(r"\bset_default_(device|tensor_type)\b|^\s*(async )?with (?!torch\.cuda\.)(\w+\.)*\w*device\b")
 """Where a program says so, a tensor made without a device may lie anywhere."""
-PLAIN_NUMBERS = frozenset({"len", "max", "min", "range", "round"})
-"""What these give is no tensor."""
-READING_CALLS, READING_METHODS = frozenset({"bool", "float", "int"}), frozenset({"item", "tolist"})
+PLAIN_NUMBERS = frozenset({"int", "len", "max", "min", "range", "round"})
+"""What these give is no tensor; what `int` reads is looked at by itself."""
 
 
 def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
@@ -23,7 +22,7 @@ def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
     As in `torch.stack([data[i : i + length] for i in starts])` below `starts = torch.randint(...)`: many trainers
     cut their batches so, and what lies on the CPU is read without waiting for a GPU. False where any other call of
     the function makes one of these names: what it gives may lie on the device; and where the line reads another
-    tensor by `int` or `item`. Parameters and attributes beside such names, as `length` here, are taken for plain
+    tensor by `int`. Parameters and attributes beside such names, as `length` here, are taken for plain
     numbers: the text does not tell.
     """
     tree = sources.tree(line.file)
@@ -40,18 +39,8 @@ def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
         return False
     nodes = list(ast.walk(max(here, key=lambda node: node.lineno)))
     bounds = [bound for node in nodes if isinstance(node, ast.Slice) for bound in ast.iter_child_nodes(node)]
-    reads = [[read] for node in nodes if (read := _read_by(node)) is not None]
+    reads = [node.args for node in nodes if isinstance(node, ast.Call) and called_name(node) == "int"]
     return all(_are_made_on_host(values, inside) for values in (bounds, *reads))
-
-
-def _read_by(node: ast.AST) -> ast.AST | None:
-    """What `int(x)` or `x.item()` reads; None of any other node."""
-    match node:
-        case ast.Call(func=ast.Name(id=name), args=[read]) if name in READING_CALLS:
-            return read
-        case ast.Call(func=ast.Attribute(value=read, attr=name), args=[]) if name in READING_METHODS:
-            return read
-    return None
 
 
 def _are_made_on_host(values: Sequence[ast.AST], inside: Sequence[ast.AST]) -> bool:
@@ -79,16 +68,13 @@ def _names_in(values: Sequence[ast.AST]) -> set[str]:
 
 
 def _outermost_calls(value: ast.AST) -> Iterator[ast.Call]:
-    """But for those that give plain numbers, and reads, which are looked at by themselves."""
-    match value:
-        case ast.Call(func=ast.Name(id=name)) if name in PLAIN_NUMBERS:
-            return
-        case ast.Call():
-            if _read_by(value) is None:
-                yield value
-        case _:
-            for child in ast.iter_child_nodes(value):
-                yield from _outermost_calls(child)
+    """But for those that give plain numbers."""
+    if isinstance(value, ast.Call):
+        if not (isinstance(value.func, ast.Name) and value.func.id in PLAIN_NUMBERS):
+            yield value
+    else:
+        for child in ast.iter_child_nodes(value):
+            yield from _outermost_calls(child)
 
 
 def _is_made_on_host(call: ast.Call) -> bool:
