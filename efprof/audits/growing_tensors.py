@@ -40,24 +40,18 @@ def growing_tensors(run: Run) -> Examination:
 
 
 def _finding(run: Run, leak: Leak) -> Finding:
-    main = leak.kept[0]
-    if (copies := _copies(run, leak)) is not None:
-        return leak_finding(run, leak, copies, left_per_step=main.kept_rate)
-    fix = _bound(run, leak)
+    """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
+    main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
     if main.fed and main.fed[0].is_within_call:
         fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
-    return leak_finding(run, leak, fix, caution=", all of it: what a bound goes on keeping is not saved")
-
-
-def _copies(run: Run, leak: Leak) -> Fix | None:
-    """Where one holder keeps small parts of large storages, by a statement that says of what."""
-    main, sources = leak.kept[0], run.get(Sources)
-    tree = sources.tree(leak.blame.file)
-    if not (leak.is_observed and main.is_view and len(leak.kept) == 1 and tree):
-        return None
-    kept = kept_at(tree, leak.blame.line, main.name)
+        return leak_finding(run, leak, fix)
+    tree = sources.tree(file) if leak.is_observed and main.is_view and len(leak.kept) == 1 else None
+    kept = kept_at(tree, leak.blame.line, main.name) if tree else None
     value = tensor_in(kept, main.entry) if kept else None
-    return keep_copies(leak.blame.file, sources.files[leak.blame.file], value, main.name) if value else None
+    if value is not None:
+        fix = keep_copies(file, sources.files[file], value, main.name)
+        return leak_finding(run, leak, fix, left_per_step=main.kept_rate)
+    return leak_finding(run, leak, _bound(run, leak), caution=", all of it: what a bound goes on keeping is not saved")
 
 
 def _bound(run: Run, leak: Leak) -> Fix:

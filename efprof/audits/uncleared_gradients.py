@@ -6,7 +6,7 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.uncleared_gradients import UnclearedGradients, UnclearedOptimizer
 from efprof.fixes.clear_gradients import clear_gradients, clearing_lines
-from efprof.model import Examination, Finding, Gain, Narrative, Number, Numbers
+from efprof.model import Examination, Finding, Gain, Narrative
 
 
 def uncleared_gradients(run: Run) -> Examination:
@@ -50,7 +50,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         headline="Gradients are never cleared",
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
-        fix=clear_gradients([None if one.num_earlier else one.step for one in optimizers], sources.files, sources.tree),
+        fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.files, sources.tree),
         gain=Gain(
             basis="measured bound",
             explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
@@ -58,13 +58,6 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Numbers(
-                title="What was watched",
-                numbers=(
-                    Number(label="steps watched, none with cleared gradients", value=num_steps, unit="count"),
-                    Number(label="backward passes for a step", value=optimizers[0].num_backwards, unit="count"),
-                ),
-            ),
             Narrative(
                 title="What it means, how we know, when it is wrong", paragraphs=_paragraphs(sources, optimizers)
             ),

@@ -57,31 +57,36 @@ class MemoryGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
-        samples = _samples(records, _counted_after(run))
+        samples, within = _read(records, _counted_after(run))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < LEAST_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
         least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
-        found = fit(samples, records, first_steady=first_steady, within=_within(records))
+        found = fit(samples, records, first_steady=first_steady, within=within)
         late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
         is_rising = min(found.trend.low, found.trend.slope - LEAST_SLOPE, late - LEAST_SLOPE) > 0
         return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
 
 
-def _samples(records: Sequence[StepRecord], counted_after: Container[int]) -> list[Point | None]:
-    """What each step whose memory was read leaves allocated after the optimizer.
+def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple[list[Point | None], list[int]]:
+    """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
 
-    A count of holders is as a window: on a CPU up to 200 KiB of it stay with the process.
+    That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
+    200 KiB of it stay with the process. To watch lines takes time, and no memory.
     """
     samples: list[Point | None] = []
+    within = []
     for record in records:
-        left = _left(record)
-        if not _is_in_window(record) and left is not None:
-            samples.append((record.step, left))
-        if _is_in_window(record) or record.step in counted_after:
+        is_in_window = record.window is not None and not record.window.startswith("watch")
+        sizes = [here.allocated_bytes for here in record.memory]
+        left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
+        if left and not is_in_window:
+            samples.append((record.step, left[0]))
+            within.append(max(sizes) - max(left[0], sizes[0]))
+        if is_in_window or record.step in counted_after:
             samples.append(IN_WINDOW)
-    return samples
+    return samples, within
 
 
 def _counted_after(run: Run) -> set[int]:
@@ -89,26 +94,6 @@ def _counted_after(run: Run) -> set[int]:
     with contextlib.suppress(NotRecorded, UnreadableInput):
         return {count.step for count in read_counts(run.rank_folder)}
     return set()
-
-
-def _within(records: Sequence[StepRecord]) -> list[int]:
-    """What each of those samples' steps outside windows needed at its highest boundary above what it found and left."""
-    return [
-        max(here.allocated_bytes for here in record.memory) - max(left, record.memory[0].allocated_bytes)
-        for record in records
-        if not _is_in_window(record) and (left := _left(record)) is not None
-    ]
-
-
-def _is_in_window(record: StepRecord) -> bool:
-    """Whether a profiler was on, which keeps memory of its own; to watch lines takes time, and none of that."""
-    return record.window is not None and not record.window.startswith("watch")
-
-
-def _left(record: StepRecord) -> int | None:
-    """What a step leaves allocated; None where that was not read."""
-    sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
-    return sizes[-1] if sizes else None
 
 
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:

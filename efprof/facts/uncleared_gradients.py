@@ -13,17 +13,15 @@ from efprof.model import NotRecorded, SourceLine, ThinEvidence
 class UnclearedOptimizer:
     """One of them: before `num_steps` of its steps, all that were watched, its gradients were never cleared.
 
-    `backwards` are the lines of the passes from which it takes a step, in order, `num_backwards` how often they ran for
-    it; `num_earlier` more passes added to its gradients before another optimizer stepped. `step` is the line that
-    steps it, None where no line of the user's does.
+    `backwards` are the lines of the passes from which it takes a step, in order. `step` is the line that steps it, None
+    where no line of the user's does; `is_alone` where no pass for another optimizer's step adds to its gradients.
     """
 
     name: str
     num_steps: int
     backwards: tuple[SourceLine, ...]
-    num_backwards: int
-    num_earlier: int
     step: SourceLine | None
+    is_alone: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +50,14 @@ class UnclearedGradients:
             )
         sources = run.get(Sources)
         kept = [event for event in seen if event.outcome == "kept" and event.backward_sites]
-        return cls(
-            num_optimizers=sum(event.outcome != "changed" for event in seen),
-            optimizers=tuple(_optimizer(event, sources) for event in kept),
+        optimizers = (
+            UnclearedOptimizer(
+                name=event.optimizer,
+                num_steps=event.num_steps,
+                backwards=tuple(map(sources.line, event.backward_sites)),
+                step=None if event.step_site is None else sources.line(event.step_site),
+                is_alone=not event.num_earlier_backwards,
+            )
+            for event in kept
         )
-
-
-def _optimizer(event: GradientClearing, sources: Sources) -> UnclearedOptimizer:
-    return UnclearedOptimizer(
-        name=event.optimizer,
-        num_steps=event.num_steps,
-        backwards=tuple(map(sources.line, event.backward_sites)),
-        num_backwards=event.num_backwards,
-        num_earlier=event.num_earlier_backwards,
-        step=None if event.step_site is None else sources.line(event.step_site),
-    )
+        return cls(num_optimizers=sum(event.outcome != "changed" for event in seen), optimizers=tuple(optimizers))
