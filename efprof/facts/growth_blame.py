@@ -8,8 +8,9 @@ from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.host_growth import grown_containers
 from efprof.facts.kept import Kept
 from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
-from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers, rate_numbers
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.facts.survivors import Survivors
 from efprof.model import Evidence, NotRecorded, SourceLine
@@ -83,7 +84,7 @@ class UnheldGrowth:
         return growth_evidence(
             run,
             self.blame,
-            growth_numbers(run, rate_numbers(fit), fit.trend.slope),
+            growth_numbers(run.get(RunLimits), fit.trend, fit),
             fit=fit,
             kept=kept,
             others=(*kept, *(leaks.grown.holders if leaks.grown else ())),

@@ -10,10 +10,10 @@ from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_
 from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import KeptGrowth
 from efprof.facts.leaks import Leaks
-from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, rate_numbers
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.model import Evidence, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
+from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import MIB
 
 LEAST_READINGS = 12
@@ -134,14 +134,13 @@ def host_limits(run: Run) -> RunLimits:
 
 def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
     """The curve, the line, the rate, what was counted, and how that is known."""
-    growth, total = run.get(HostGrowth), host_limits(run).total_bytes
+    growth = run.get(HostGrowth)
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
     containers, sizes = growth.containers, growth.containers[0].sizes
-    numbers = (*rate_numbers(growth.fit), Number(label="memory of the host", value=float(total), unit="bytes"))
     return growth_evidence(
         run,
         blame,
-        Numbers(title="Growth of host memory", numbers=numbers),
+        growth_numbers(host_limits(run), growth.fit.trend, growth.fit),
         fit=growth.fit,
         kept=containers,
         others=containers,

@@ -16,7 +16,6 @@ from efprof.facts.memory_growth import (
     growth_gain,
     growth_numbers,
     growth_words,
-    rate_numbers,
 )
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
@@ -27,8 +26,6 @@ from efprof.model import (
     Fix,
     Gain,
     NotRecorded,
-    Number,
-    Numbers,
     SourceLine,
     ThinEvidence,
 )
@@ -212,7 +209,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
         evidence=growth_evidence(
             run,
             leak.blame,
-            _numbers(run, leak),
+            growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
             fit=leaks.fit,
             kept=leak.kept,
             others=leaks.grown.holders if leaks.grown else (),
@@ -265,15 +262,6 @@ def _gain(run: Run, leak: Leak, *, left_per_step: float, caution: str) -> Gain:
         peak_bytes=value,
         peak_bytes_interval=(low, high),
     )
-
-
-def _numbers(run: Run, leak: Leak) -> Numbers:
-    fit, rate = run.get(Leaks).fit, leak.rate
-    if leak.share is not None and fit is not None:
-        return growth_numbers(run, rate_numbers(fit), fit.trend.slope)
-    interval = (rate.low, rate.high)
-    counted = Number(label="counted growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)
-    return growth_numbers(run, [counted], rate.slope)
 
 
 def _counts_in_words(leak: Leak) -> str:

@@ -136,22 +136,16 @@ def growth_words(run: Run, fit: Fit, rate: Trend | Rate, why: str = "") -> str:
     return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
 
 
-def rate_numbers(fit: Fit) -> tuple[Number, ...]:
-    """The slope with its interval, and the rise."""
-    trend = fit.trend
-    return (
-        Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
-        Number(label="rise over the recorded steps", value=fit.rise_bytes, unit="bytes"),
-    )
-
-
-def growth_numbers(run: Run, rates: Sequence[Number], slope: float) -> Numbers:
-    """These rates, and where they lead as far as that can be foreseen."""
-    limits = run.get(RunLimits)
-    end = limits.end_step(slope)
-    used_up = Number(label="step at which it is used up", value=end, unit="count")
-    total = Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes")
-    return Numbers(title="Growth", numbers=(*rates, total, *([used_up] if limits.is_foreseeable(end) else [])))
+def growth_numbers(limits: RunLimits, rate: Trend | Rate, fit: Fit | None) -> Numbers:
+    """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
+    end, interval = limits.end_step(rate.slope), (rate.low, rate.high)
+    numbers = [Number(label="growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)]
+    if fit is not None:
+        numbers.append(Number(label="rise over the recorded steps", value=fit.rise_bytes, unit="bytes"))
+    numbers.append(Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes"))
+    if limits.is_foreseeable(end):
+        numbers.append(Number(label="step at which it is used up", value=end, unit="count"))
+    return Numbers(title="Growth", numbers=tuple(numbers))
 
 
 def growth_evidence(
