@@ -4,8 +4,7 @@ from efprof.facts.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.fixes.keep_less import keep_copies, keep_fewer
-from efprof.fixes.kept_value import kept_at, tensor_in
+from efprof.fixes.keep_less import keep_copies, keep_fewer, kept_at, tensor_in
 from efprof.fixes.library_holders import end_feeding
 from efprof.model import Examination, Finding, Fix
 
@@ -50,7 +49,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
     value = tensor_in(kept, main.entry) if kept else None
     if value is not None:
         fix = keep_copies(file, sources.files[file], value, main.name)
-        return leak_finding(run, leak, fix, left_per_step=main.kept_rate)
+        return leak_finding(run, leak, fix, left_per_step=main.value_rate)
     return leak_finding(run, leak, _bound(run, leak), caution=", all of it: what a bound goes on keeping is not saved")
 
 

@@ -5,8 +5,7 @@ import dataclasses
 from efprof.facts.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.keep_less import CLONED, DETACHED, keep_without_graph
-from efprof.fixes.kept_value import kept_at
+from efprof.fixes.keep_less import CLONED, DETACHED, keep_without_graph, kept_at
 from efprof.fixes.library_holders import end_feeding
 from efprof.fixes.weak_reference import caught_error, without_traceback
 from efprof.model import Examination, Finding
@@ -64,7 +63,7 @@ def _finding(run: Run, leak: Leak) -> Finding:
         entry=main.entry,
         how=CLONED if main.is_view else DETACHED,
     )
-    left = sum(one.kept_rate for one in leak.kept)
+    left = sum(one.value_rate for one in leak.kept)
     fix = dataclasses.replace(fix, summary=fix.summary + _what_is_left(leak, left))
     return leak_finding(run, leak, fix, left_per_step=left)
 

@@ -45,12 +45,12 @@ IN_WINDOW = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trend:
-    """A robust line through points: bytes per step with its 95 % interval, and the level at x = 0."""
+    """Bytes per step with the interval that they lie in; of a line through points also the level at x = 0."""
 
     slope: float
     low: float
     high: float
-    level: float
+    level: float = 0.0
 
     def distance(self, point: Point) -> float:
         """How far a point lies above the line."""

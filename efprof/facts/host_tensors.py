@@ -40,7 +40,7 @@ def is_cut_on_host(line: SourceLine, sources: Sources) -> bool:
     nodes = list(ast.walk(max(here, key=lambda node: node.lineno)))
     bounds = [bound for node in nodes if isinstance(node, ast.Slice) for bound in ast.iter_child_nodes(node)]
     reads = [node.args for node in nodes if isinstance(node, ast.Call) and called_name(node) == "int"]
-    return all(_are_made_on_host(values, inside) for values in (bounds, *reads))
+    return _are_made_on_host(bounds, inside) and all(_are_made_on_host(read, inside) for read in reads)
 
 
 def _are_made_on_host(values: Sequence[ast.AST], inside: Sequence[ast.AST]) -> bool:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final, Literal
 
 from efprof.artifacts.holders import Change
+from efprof.facts.growth import Trend
 from efprof.model import Series, SeriesLine, Table
 from efprof.units import format_bytes
 
@@ -46,22 +47,14 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
-    """Bytes per step from the first count to the last, between the slowest and the fastest pair of neighbours."""
-
-    slope: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
     """A holder, or a container of what is no tensor, that held more at a later count than at an earlier one.
 
-    `changes` are the lines that were seen to change it; `unseen` says why none was. `against` says why it is no leak,
-    or why nobody can tell. `aliases` are other paths to the same memory. `path` is None where nobody knows a name for
-    it; `name` is as the program spells it; `entry` as a count tells it. Of the `rate`, `tensor_rate` bytes per step are
-    the tensors' storages and `value_rate` what the tensors take of them.
+    `fed` and `emptied` are the lines that were seen to put in, the most first, and to take out; `unseen` says why none
+    was. `against` says why it is no leak, or why nobody can tell. `aliases` are other paths to the same memory. `path`
+    is None where nobody knows a name for it; `name` is as the program spells it; `entry` as a count tells it. Of the
+    `rate`, `tensor_rate` bytes per step are the tensors' storages and `value_rate` what the tensors take of them, which
+    is what a copy of them without graphs goes on keeping.
     """
 
     path: str | None
@@ -71,26 +64,17 @@ class Kept:
     type: str
     kind: Kind
     sizes: tuple[Size, ...]
-    rate: Rate
+    rate: Trend
     verdict: Verdict
     against: str
-    changes: tuple[Change, ...] = ()
+    fed: tuple[Change, ...] = ()
+    emptied: tuple[Change, ...] = ()
     unseen: str = ""
     aliases: tuple[str, ...] = ()
     tensors_added: int = 0
     tensor_rate: float = 0.0
     value_rate: float = 0.0
     entry: tuple[str, ...] = ()
-
-    @property
-    def fed(self) -> tuple[Change, ...]:
-        """The lines that were seen to give it more, the most first."""
-        return tuple(change for change in self.changes if change.how != "shrank")
-
-    @property
-    def emptied(self) -> tuple[Change, ...]:
-        """Those that were seen to take out."""
-        return tuple(change for change in self.changes if change.how == "shrank")
 
     @property
     def site(self) -> str | None:
@@ -111,11 +95,6 @@ class Kept:
     def is_view(self) -> bool:
         """Whether its tensors are small parts of the storages that they keep."""
         return self.value_rate < LARGER_STORAGE * self.tensor_rate
-
-    @property
-    def kept_rate(self) -> float:
-        """What a copy of its tensors without graphs goes on keeping, bytes per step."""
-        return min(self.value_rate, self.tensor_rate)
 
     @property
     def is_large(self) -> bool:
@@ -174,12 +153,14 @@ def _seen_at(changes: Sequence[Change]) -> str:
     )
 
 
-def rate_of(sizes: Sequence[Size]) -> Rate:
-    """Of at least two counts after different steps."""
+def rate_of(sizes: Sequence[Size]) -> Trend:
+    """Bytes per step from the first of at least two counts to the last, between the slowest and the fastest pair of
+    neighbours.
+    """
     first, last = sizes[0], sizes[-1]
     slope = (last.num_bytes - first.num_bytes) / max(1, last.step - first.step)
     rates = [slope, *_rates(sizes)]
-    return Rate(slope=slope, low=min(rates), high=max(rates))
+    return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
 def judged(sizes: Sequence[Size], *, least_rises: int = LEAST_RISES) -> tuple[Verdict, str]:

@@ -76,13 +76,15 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> K
     said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
     kept = _kept(last, sizes, changes, seen, said)
     nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
+    tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
+    value_bytes = max(0, last.value_bytes - (first.value_bytes if first else 0))
     return replace(
         kept,
         name=_spelled(last),
         kind="graphs" if last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors) else "tensors",
         tensors_added=last.tensors - tensors,
-        tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / kept.num_steps,
-        value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / kept.num_steps,
+        tensor_rate=tensor_bytes / kept.num_steps,
+        value_rate=min(value_bytes, tensor_bytes) / kept.num_steps,
         entry=tuple(last.entry),
     )
 
@@ -105,7 +107,8 @@ def _kept(
         rate=rate_of(sizes),
         verdict=said[0],
         against=said[1],
-        changes=tuple(changes),
+        fed=tuple(change for change in changes if change.how != "shrank"),
+        emptied=tuple(change for change in changes if change.how == "shrank"),
         unseen=seen.why_unseen(),
     )
 

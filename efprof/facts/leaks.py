@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth import Fit
-from efprof.facts.kept import MOST_SHOWN, Kept, Kind, Rate
+from efprof.facts.growth import Fit, Trend
+from efprof.facts.kept import MOST_SHOWN, Kept, Kind
 from efprof.facts.kept_growth import KeptGrowth
 from efprof.facts.memory_growth import (
     MemoryGrowth,
@@ -50,7 +50,7 @@ class Leak:
     kept: tuple[Kept, ...]
     blame: SourceLine
     is_observed: bool
-    rate: Rate
+    rate: Trend
     share: float | None
 
     @property
@@ -159,11 +159,11 @@ def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) ->
     found = []
     counted = sum(one.rate.slope for one in told)
     for (blame, is_observed), kept in by_place.items():
-        rate = Rate(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
+        rate = Trend(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
         share = None
         if fit is not None:
             share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
-            rate = Rate(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
+            rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
         found.append(Leak(kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share))
     return found
 

@@ -19,7 +19,7 @@ from efprof.facts.growth import (
     fit,
     theil_sen,
 )
-from efprof.facts.kept import Kept, Rate, counted_series, kept_table
+from efprof.facts.kept import Kept, counted_series, kept_table
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
@@ -128,7 +128,7 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
     )
 
 
-def growth_words(run: Run, fit: Fit, rate: Trend | Rate, why: str = "") -> str:
+def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
     """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
     ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
     end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
@@ -136,7 +136,7 @@ def growth_words(run: Run, fit: Fit, rate: Trend | Rate, why: str = "") -> str:
     return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
 
 
-def growth_numbers(limits: RunLimits, rate: Trend | Rate, fit: Fit | None) -> Numbers:
+def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
     """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
     end, interval = limits.end_step(rate.slope), (rate.low, rate.high)
     numbers = [Number(label="growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)]

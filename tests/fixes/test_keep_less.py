@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph
-from efprof.fixes.kept_value import kept_at
+from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph, kept_at
 from efprof.model import CodeEdit, Fix
 
 
