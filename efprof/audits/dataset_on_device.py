@@ -5,7 +5,7 @@ from efprof.facts.device_evidence import composition_numbers, owner_map
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.fixes.keep_on_host import keep_on_host
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
 from efprof.units import format_bytes, format_share
 
 HIGH_SHARE = 0.25
@@ -63,13 +63,12 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
         ),
         evidence=(
             sources.snippet(blame),
-            Numbers(title="Data on the device", numbers=_numbers(dataset)),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             Narrative(
                 title="What it means, how we know, when it is wrong",
                 paragraphs=(
-                    f"{device.file} tells what was allocated where, and that this was not given back. That it is a "
+                    f"{device.file} tells what was allocated where ({len(dataset.blocks):,} here), and that it was not given back. That it is a "
                     "data set was seen: in two steps every call of torch's functions was looked at, and those read "
                     f"{format_bytes(dataset.batch_bytes)} of it per step, not always the same, and wrote nothing.",
                     "It is right where the device has memory to spare and copying would take longer than computing: "
@@ -86,15 +85,6 @@ def _use_of(dataset: DeviceDataset) -> str:
     if not places:
         return "each step"
     return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
-
-
-def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
-    return (
-        Number(label="put there by this line", value=dataset.num_bytes, unit="bytes"),
-        Number(label="largest tensor", value=max(size for _, size, _ in dataset.blocks), unit="bytes"),
-        Number(label="what a step reads of it", value=dataset.batch_bytes, unit="bytes"),
-        Number(label="tensors", value=len(dataset.blocks), unit="count"),
-    )
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
