@@ -69,8 +69,8 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
                 title="What it means, how we know, when it is wrong",
                 paragraphs=(
                     f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
-                    "was not given back. That it is a data set was seen: in two steps every call of torch's functions was "
-                    f"looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
+                    "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
+                    f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
                     "same, and wrote nothing.",
                     "It is right where the device has memory to spare and copying would take longer than computing: "
                     "what moving each batch costs in time is not known before it is tried.",

@@ -12,10 +12,10 @@ from efprof.facts.sources import Sources
 from efprof.facts.syntax import PlacedNode, name_of, placed_nodes
 from efprof.model import Narrative, SourceLine
 
-Value = Literal["back", "named", "made"]
-"""What is stored: what was there before (the object itself, what the function was given, a caught error, a method, a
-function that is defined here), something else that has a name, or what is made just then: it hangs below."""
-_LIKELIHOOD: tuple[Value, ...] = ("back", "named", "made")
+Value = Literal["self", "back", "named", "made"]
+"""What is stored: the object itself, something else that was there before (what the function was given, a caught error,
+a method, a function that is defined here), what has a name, or what is made just then: it hangs below."""
+_LIKELIHOOD: tuple[Value, ...] = ("self", "back", "named", "made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +68,9 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
     if closed is not None:
         others = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4])
         line = (
-            "The circle was found among the garbage of a moment, and the line in the sources: the likeliest of those "
+            "The circle was found among the garbage of a moment, and the line in the sources: it is the likeliest of "
         )
-        line += f"that make a part of it{f' (others: {others})' if others else ''}."
+        line += f"those that make a part of it{f' (others: {others})' if others else ''}."
     return Narrative(
         title="What it means, how we know, when it is wrong",
         paragraphs=(
@@ -149,6 +149,8 @@ def _kind_of(value: ast.expr, placed: PlacedNode, link: CycleLink) -> Value | No
     match value:
         case ast.Constant() | ast.List(elts=[]) | ast.Dict(keys=[]) | ast.Tuple(elts=[]):
             return None
+        case ast.Name(id="self"):
+            return "self"
         case ast.Lambda():
             return "back"
         case ast.Attribute(value=ast.Name(id="self")) if link.through == "method":
@@ -161,7 +163,7 @@ def _kind_of(value: ast.expr, placed: PlacedNode, link: CycleLink) -> Value | No
 
 
 def _given_to(placed: PlacedNode) -> Iterator[str]:
-    """The arguments of the function around, `self` among them, and the errors caught around."""
+    """The arguments of the function around, and the errors caught around."""
     for node in reversed(placed.ancestors):
         if isinstance(node, ast.ExceptHandler) and node.name:
             yield node.name

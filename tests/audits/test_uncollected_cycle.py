@@ -291,3 +291,15 @@ def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> 
 def test_a_run_without_any_collection_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
+
+
+def test_what_refers_to_the_object_itself_is_likelier_than_what_it_was_given(tmp_path: Path) -> None:
+    """The children are what the owner has; a weak reference to them would let them go at once."""
+    text = """\
+class Parent:
+    def add(self, child):
+        child.parent = self
+        self.children.append(child)
+"""
+    links = (link("Parent", "children", through="container"), link("Child", "parent"))
+    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"
