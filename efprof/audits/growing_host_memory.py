@@ -2,12 +2,7 @@
 
 import shlex
 
-from efprof.facts.host_growth import (
-    HostGrowth,
-    host_growth_evidence,
-    host_limits,
-    is_told_of_tensors,
-)
+from efprof.facts.host_growth import HostGrowth, host_growth_evidence, host_limits, is_told_of_tensors
 from efprof.facts.leaks import place_to_blame
 from efprof.facts.run import Run
 from efprof.fixes.keep_less import WAYS_TO_BOUND

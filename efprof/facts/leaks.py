@@ -10,25 +10,12 @@ from efprof.artifacts.steps import read_steps
 from efprof.facts.growth import Fit, Trend
 from efprof.facts.kept import MOST_SHOWN, Kept, Kind
 from efprof.facts.kept_growth import KeptGrowth
-from efprof.facts.memory_growth import (
-    MemoryGrowth,
-    growth_evidence,
-    growth_gain,
-    growth_numbers,
-    growth_words,
-)
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import placed_nodes
-from efprof.model import (
-    Finding,
-    Fix,
-    Gain,
-    NotRecorded,
-    SourceLine,
-    ThinEvidence,
-)
+from efprof.model import Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_SHARE: Final = 0.2
