@@ -2,7 +2,7 @@
 
 import contextlib
 
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import CycleSawtooth
 from efprof.facts.growth_blame import UnheldGrowth
 from efprof.facts.host_growth import may_be_pointers
 from efprof.facts.leaks import EXPLAINED, Leaks

@@ -2,8 +2,14 @@
 
 import ast
 
-from efprof.facts.cycle_lines import ClosedCycle, CycleLines, how_the_cycle_is_known
-from efprof.facts.cycle_sawtooth import CycleSawtooth, cycle_gain, cycle_numbers
+from efprof.facts.cycles import (
+    ClosedCycle,
+    CycleLines,
+    CycleSawtooth,
+    cycle_gain,
+    cycle_numbers,
+    how_the_cycle_is_known,
+)
 from efprof.facts.leaks import backward_line
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources

@@ -10,7 +10,7 @@ import pytest
 from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.uncollected_cycle import uncollected_cycle
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import CycleSawtooth
 from efprof.facts.run import Run
 from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
