@@ -1,12 +1,11 @@
 """A data set that lies on the device while steps use a slice of it."""
 
 from efprof.facts.device_dataset import DeviceDataset, DeviceDatasets
-from efprof.facts.device_dataset_edit import dataset_edit
 from efprof.facts.device_evidence import composition_numbers, owner_map
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.fixes.keep_on_host import keep_on_host
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, SourceLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
 from efprof.units import format_bytes, format_share
 
 HIGH_SHARE = 0.25
@@ -44,33 +43,35 @@ def dataset_on_device(run: Run) -> Examination:
 
 
 def _finding(run: Run, dataset: DeviceDataset) -> Finding:
-    sources, device, held = run.get(Sources), dataset.device, dataset.held
-    blame, share = sources.line(held.site), _device_share(run, dataset)
-    reserved = device.peak.composition.reserved_bytes
+    sources, device, held_bytes = run.get(Sources), dataset.device, dataset.num_bytes
+    blame, reserved = sources.line(dataset.site), device.peak.composition.reserved_bytes
+    totals = {one.index: one.total_bytes for one in run.run_file.devices}
+    share = held_bytes / max(1, totals.get(device.history.device, reserved))
     return Finding(
         blame=blame,
         category="memory",
         headline="The whole data set lies on the device",
-        message=f"This line puts {format_bytes(held.num_bytes)} on device {device.history.device} before the first "
-        f"step, and all of it is still there when most is reserved ({format_share(held.num_bytes / max(1, reserved))} "
+        message=f"This line puts {format_bytes(held_bytes)} on device {device.history.device} before the first "
+        f"step, and all of it is still there when most is reserved ({format_share(held_bytes / max(1, reserved))} "
         f"of {format_bytes(reserved)}) and when the recording ends, while {_use_of(dataset)} takes a part at a time",
         fix=_fix(sources, blame, dataset),
         gain=Gain(
             basis="measured bound",
-            explanation="the bytes that this line's tensors have at the peak, " + _less(dataset),
+            explanation="the bytes that this line's tensors have at the peak, less two batches of "
+            f"{format_bytes(dataset.batch_bytes)}; the time it costs is not known",
             peak_bytes=dataset.saved_bytes,
         ),
         evidence=(
             sources.snippet(blame),
-            Numbers(title="Data on the device", numbers=_numbers(dataset)),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             Narrative(
                 title="What it means, how we know, when it is wrong",
                 paragraphs=(
-                    f"{device.file} tells what was allocated where, and that this was not given back. That it is a "
-                    "data set was seen: in two steps every call of torch's functions was looked at, and those read "
-                    f"{format_bytes(dataset.batch_bytes)} of it per step, not always the same, and wrote nothing.",
+                    f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
+                    "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
+                    f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
+                    "same, and wrote nothing.",
                     "It is right where the device has memory to spare and copying would take longer than computing: "
                     "what moving each batch costs in time is not known before it is tried.",
                 ),
@@ -80,13 +81,6 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
     )
 
 
-def _device_share(run: Run, dataset: DeviceDataset) -> float:
-    """Of all that the device has; where that is not known, of what was reserved."""
-    totals = {device.index: device.total_bytes for device in run.run_file.devices}
-    total = totals.get(dataset.device.history.device, dataset.device.peak.composition.reserved_bytes)
-    return dataset.held.num_bytes / max(1, total)
-
-
 def _use_of(dataset: DeviceDataset) -> str:
     places = [place_of(site) for site in dataset.use_sites]
     if not places:
@@ -94,20 +88,8 @@ def _use_of(dataset: DeviceDataset) -> str:
     return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
 
 
-def _less(dataset: DeviceDataset) -> str:
-    return f"less two batches of {format_bytes(dataset.batch_bytes)}; the time it costs is not known"
-
-
-def _numbers(dataset: DeviceDataset) -> tuple[Number, ...]:
-    numbers = [("put there by this line", dataset.held.num_bytes), ("largest tensor", dataset.held.largest_bytes)]
-    numbers += [("what a step reads of it", dataset.batch_bytes)]
-    tensors = Number(label="tensors", value=float(dataset.held.num_blocks), unit="count")
-    return (*(Number(label=label, value=float(value), unit="bytes") for label, value in numbers), tensors)
-
-
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    edit = dataset_edit(sources.tree(blame.file), blame.line)
-    edits = keep_on_host(blame.file, sources.files[blame.file], edit.moves, edit.slices) if edit else ()
+    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), sources.tree(blame.file), blame.line)
     return Fix(
         summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
         "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",

@@ -2,12 +2,7 @@
 
 import shlex
 
-from efprof.facts.host_growth import (
-    HostGrowth,
-    host_growth_evidence,
-    host_limits,
-    is_told_of_tensors,
-)
+from efprof.facts.host_growth import HostGrowth, host_growth_evidence, host_limits, is_told_of_tensors
 from efprof.facts.leaks import place_to_blame
 from efprof.facts.run import Run
 from efprof.fixes.keep_less import WAYS_TO_BOUND
@@ -79,7 +74,7 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         ),
         gain=Gain(
             basis="measured bound",
-            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory {growth.fit.stretch}; it is no "
+            explanation=f"{format_bytes(growth.fit.rise_bytes)} of host memory over the recorded steps; it is no "
             "part of the peak of allocated memory, so nothing is claimed of that",
         ),
         evidence=host_growth_evidence(run, blame),

@@ -1,13 +1,10 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
-from efprof.facts.kept import Kept
-from efprof.facts.leaks import Leak, Leaks, leak_evidence, leak_gain, leak_message, who_keeps
+from efprof.facts.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.fixes.detach import tensor_in
-from efprof.fixes.keep_less import Bound, keep_copies, keep_fewer
-from efprof.fixes.kept_value import kept_at
+from efprof.fixes.keep_less import keep_copies, keep_fewer, kept_at, tensor_in
 from efprof.fixes.library_holders import end_feeding
 from efprof.model import Examination, Finding, Fix
 
@@ -42,49 +39,25 @@ def growing_tensors(run: Run) -> Examination:
 
 
 def _finding(run: Run, leak: Leak) -> Finding:
-    copies = _copies(run, leak)
-    left = sum(one.kept_rate for one in leak.kept) if copies else 0.0
-    caution = "" if copies else ", all of it: what a bound goes on keeping is not saved"
-    return Finding(
-        blame=leak.blame,
-        category="memory",
-        headline=who_keeps(leak.kept),
-        message=leak_message(run, leak),
-        fix=copies or _bounds(run, leak),
-        gain=leak_gain(run, leak, left_per_step=left, caution=caution),
-        evidence=leak_evidence(run, leak),
-        severity=run.get(RunLimits).severity(leak.rate.slope),
-    )
-
-
-def _copies(run: Run, leak: Leak) -> Fix | None:
-    """Where one holder keeps small parts of large storages, by a statement that says of what."""
-    main, sources = leak.kept[0], run.get(Sources)
-    tree = sources.tree(leak.blame.file)
-    if not (leak.is_observed and main.is_view and len(leak.kept) == 1 and tree):
-        return None
-    kept = kept_at(tree, leak.blame.line, main.name)
-    value = tensor_in(kept, main.entry) if kept else None
-    return keep_copies(leak.blame.file, sources.files[leak.blame.file], value, main.name) if value else None
-
-
-def _bounds(run: Run, leak: Leak) -> Fix:
-    main = leak.kept[0]
-    bounds = [_bound(run, one) for one in leak.kept]
+    """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
+    main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
     if main.fed and main.fed[0].is_within_call:
-        return end_feeding(main.path or main.name, main.type, leak.blame.text)
-    return keep_fewer(bounds)
+        fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
+        return leak_finding(run, leak, fix)
+    tree = sources.tree(file) if leak.is_observed and main.is_view and len(leak.kept) == 1 else None
+    kept = kept_at(tree, leak.blame.line, main.name) if tree else None
+    value = tensor_in(kept, main.entry) if kept else None
+    if value is not None:
+        fix = keep_copies(file, sources.files[file], value, main.name)
+        return leak_finding(run, leak, fix, left_per_step=main.value_rate)
+    return leak_finding(run, leak, _bound(run, leak), caution=", all of it: what a bound goes on keeping is not saved")
 
 
-def _bound(run: Run, one: Kept) -> Bound:
-    """In entries, in tensors where its length says nothing, and in steps of a tensor that grows."""
-    limits, whole = run.get(RunLimits), one.rate.slope * one.num_steps
+def _bound(run: Run, leak: Leak) -> Fix:
+    """The largest holder's, in entries, in tensors where its length says nothing, and in steps of one that grows."""
+    one, limits = leak.kept[0], run.get(RunLimits)
     counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
     number, unit = next(pair for pair in counts if pair[0] > 0)
-    return Bound(
-        name=one.name,
-        kind=one.type,
-        most=limits.most_kept(whole / number),
-        unit=unit,
-        is_on_device=limits.is_device,
-    )
+    most = limits.most_kept(one.rate.slope * one.num_steps / number)
+    elsewhere = "move what is kept off the device (`.cpu()`)" if limits.is_device else "write it to disk now and then"
+    return keep_fewer(one.name, one.type, most, unit, elsewhere=elsewhere)

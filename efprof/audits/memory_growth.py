@@ -2,11 +2,11 @@
 
 import contextlib
 
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import CycleSawtooth
 from efprof.facts.growth_blame import UnheldGrowth
 from efprof.facts.host_growth import may_be_pointers
 from efprof.facts.leaks import EXPLAINED, Leaks
-from efprof.facts.memory_growth import MemoryGrowth, growth_gain
+from efprof.facts.memory_growth import MemoryGrowth, growth_gain, growth_words
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND
@@ -69,35 +69,23 @@ def _is_sawtooth(run: Run) -> bool:
 
 
 def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
-    unheld = run.get(UnheldGrowth)
+    unheld, fit = run.get(UnheldGrowth), growth.fit
     return Finding(
         blame=unheld.blame,
         category="memory",
         headline=unheld.headline,
-        message=unheld.message(run),
+        message=f"{growth_words(run, fit, fit.trend)}; {unheld.why}.",
         fix=_fix(unheld),
-        gain=growth_gain(growth.fit, share),
+        gain=growth_gain(fit, share),
         evidence=unheld.evidence(run),
-        severity=run.get(RunLimits).severity(growth.fit.trend.slope),
+        severity=run.get(RunLimits).severity(fit.trend.slope),
     )
 
 
 def _fix(unheld: UnheldGrowth) -> Fix:
-    if unheld.cycle is not None:
-        tensor = unheld.cycle.leaf or "tensor"
-        summary = (
-            f"Take the gradient by `torch.autograd.grad(..., {tensor}, create_graph=True)`, which leaves none in "
-            f"`{tensor}`, or set `{tensor}.grad = None` once the step has used it."
-        )
-    elif unheld.container is not None:
-        if unheld.container.fed and unheld.container.fed[0].is_within_call:
-            return end_feeding(unheld.container.name, unheld.container.type, unheld.blame.text)
-        summary = f"Bound `{unheld.container.name}` {WAYS_TO_BOUND}."
-    elif unheld.is_counted:
-        summary = (
-            "Find what this line's result is kept in: no variable that was counted; look for a cache, a hook that each "
-            "step registers anew, or an object that only C++ holds."
-        )
-    else:
-        summary = "Find what this line's result is kept in: holders were not counted, so record a longer run."
-    return Fix(summary=summary, applicability="manual")
+    one = unheld.container
+    if one is None:
+        return Fix(summary=unheld.advice, applicability="manual")
+    if one.fed and one.fed[0].is_within_call:
+        return end_feeding(one.name, one.type, unheld.blame.text)
+    return Fix(summary=f"Bound `{one.name}` {WAYS_TO_BOUND}.", applicability="manual")

@@ -1,20 +1,18 @@
 """A variable that keeps tensors together with the autograd graphs that made them."""
 
-import ast
-from collections.abc import Sequence
-from functools import partial
+import dataclasses
 
-from efprof.facts.kept import Kept
-from efprof.facts.leaks import Leak, Leaks, leak_evidence, leak_gain, leak_message, who_keeps
+from efprof.facts.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run import Run
-from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.fixes.keep_less import KeepingStatement, keep_without_graph
-from efprof.fixes.kept_value import graph_readers, kept_at
+from efprof.fixes.keep_less import CLONED, DETACHED, keep_without_graph, kept_at
 from efprof.fixes.library_holders import end_feeding
-from efprof.fixes.source_edit import make_together
 from efprof.fixes.weak_reference import caught_error, without_traceback
-from efprof.model import Examination, Finding, Fix
+from efprof.model import Examination, Finding
+from efprof.units import format_bytes
+
+LEAST_LEFT_SHARE = 0.1
+"""Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
 
 
 def retained_graph(run: Run) -> Examination:
@@ -47,65 +45,36 @@ def retained_graph(run: Run) -> Examination:
 
 
 def _finding(run: Run, leak: Leak) -> Finding:
-    fix, left_per_step = _fix(run, leak)
-    return Finding(
-        blame=leak.blame,
-        category="memory",
-        headline=who_keeps(leak.kept),
-        message=leak_message(run, leak),
-        fix=fix,
-        gain=leak_gain(run, leak, left_per_step=left_per_step),
-        evidence=leak_evidence(run, leak),
-        severity=run.get(RunLimits).severity(leak.rate.slope),
-    )
-
-
-def _fix(run: Run, leak: Leak) -> tuple[Fix, float]:
-    """What to write instead for all that the line keeps, and the bytes that are then still kept with every step."""
+    """With what to write instead where the line keeps one value; what is then still kept is not saved."""
     main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
     if main.fed and main.fed[0].is_within_call:
-        return end_feeding(main.path or main.name, main.type, leak.blame.text), 0.0
-    tree = sources.tree(file) if leak.is_observed else None
-    statements = _statements(tree, leak) if tree else []
-    if tree is None or not statements:
-        summary = f"Keep each tensor in `{main.name}` without its graph, by `.detach()`, or `.item()` for a number."
-        return Fix(summary=summary, applicability="manual"), 0.0
-    fix = make_together(file, sources.files[file], [partial(_fix_of, one, tree) for one in statements])
-    return fix, sum(0.0 if _error_in(one, tree) else one.tensor_bytes_per_step for one in statements)
+        return leak_finding(run, leak, end_feeding(main.path or main.name, main.type, leak.blame.text))
+    tree, lines = sources.tree(file) if leak.is_observed else None, sources.files.get(file, [])
+    values = {kept_at(tree, leak.blame.line, one.name) for one in leak.kept} if tree else set()
+    kept = values.pop() if len(values) == 1 else None
+    if kept and tree and "Tensor" not in main.entry and (error := caught_error(kept.value, tree)):
+        return leak_finding(run, leak, without_traceback(file, lines, main.name, error))
+    fix = keep_without_graph(
+        file,
+        lines,
+        kept,
+        name="` and `".join(one.name for one in leak.kept),
+        kind=main.type,
+        entry=main.entry,
+        how=CLONED if main.is_view else DETACHED,
+    )
+    left = sum(one.value_rate for one in leak.kept)
+    fix = dataclasses.replace(fix, summary=fix.summary + _what_is_left(leak, left))
+    return leak_finding(run, leak, fix, left_per_step=left)
 
 
-def _statements(tree: ast.Module, leak: Leak) -> list[KeepingStatement]:
-    """What the line keeps, each value once, from the last on; none where one of the holders is fed in no known way."""
-    by_value: dict[tuple[int, int], tuple[KeepingStatement, list[Kept]]] = {}
-    counted = sum(one.rate.slope for one in leak.kept)
-    for one in leak.kept:
-        kept = kept_at(tree, leak.blame.line, one.name)
-        if kept is None:
-            return []
-        changed = kept.carried or kept.value
-        same = by_value.get((changed.lineno, changed.col_offset))
-        fed = [*(same[1] if same else ()), one]
-        statement = KeepingStatement(
-            file=leak.blame.file,
-            names=tuple(each.name for each in fed),
-            kind=fed[0].type,
-            entry=fed[0].entry,
-            kept=kept,
-            readers=tuple({line for each in fed for line in graph_readers(tree, each.name, leak.blame.line)}),
-            bytes_per_step=leak.rate.slope * sum(each.rate.slope for each in fed) / counted,
-            tensor_bytes_per_step=sum(each.kept_rate for each in fed),
-            is_view=all(each.is_view for each in fed),
-        )
-        by_value[changed.lineno, changed.col_offset] = statement, fed
-    return [by_value[place][0] for place in sorted(by_value, reverse=True)]
-
-
-def _fix_of(statement: KeepingStatement, tree: ast.Module, lines: Sequence[str]) -> Fix:
-    if error := _error_in(statement, tree):
-        return without_traceback(statement.file, lines, statement.names[0], error)
-    return keep_without_graph(statement, lines)
-
-
-def _error_in(statement: KeepingStatement, tree: ast.Module) -> ast.Name | None:
-    """Beside no tensor, which would go on keeping its graph."""
-    return None if "Tensor" in statement.entry else caught_error(statement.kept.value, tree)
+def _what_is_left(leak: Leak, left: float) -> str:
+    """What detaching does not give back: the tensors, from a tenth of the growth on."""
+    if leak.kept[0].is_view:
+        return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
+    if left < LEAST_LEFT_SHARE * leak.rate.slope:
+        return ""
+    return (
+        f" That leaves the tensors themselves, {format_bytes(min(left, leak.rate.slope))} of "
+        f"{format_bytes(leak.rate.slope)} per step: bound `{leak.kept[0].name}` as well, or keep numbers (`.item()`)."
+    )

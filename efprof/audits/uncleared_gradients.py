@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.uncleared_gradients import UnclearedGradients, UnclearedOptimizer
-from efprof.fixes.clear_gradients import Code, UnclearedStep, clear_gradients, clearing_lines
-from efprof.model import Examination, Finding, Gain, Narrative, Number, Numbers, Series, SeriesLine
-
-LEAST_NORMS = 3
-"""Fewer points are no curve."""
+from efprof.fixes.clear_gradients import clear_gradients, clearing_lines
+from efprof.model import Examination, Finding, Gain, Narrative
 
 
 def uncleared_gradients(run: Run) -> Examination:
@@ -27,7 +24,7 @@ def uncleared_gradients(run: Run) -> Examination:
 
     Fix
     ---
-    `zero_grad(set_to_none=True)` above the backward pass, or below the step where several passes make up its gradients.
+    `zero_grad(set_to_none=True)` below the step.
 
     Predicted gain
     --------------
@@ -38,11 +35,11 @@ def uncleared_gradients(run: Run) -> Examination:
     by_line: dict[str, list[UnclearedOptimizer]] = {}
     for optimizer in found.optimizers:
         by_line.setdefault(optimizer.backwards[0].key, []).append(optimizer)
-    findings = tuple(_finding(run, found, optimizers) for optimizers in by_line.values())
+    findings = tuple(_finding(run, optimizers) for optimizers in by_line.values())
     return Examination(looked_at=looked_at, findings=findings)
 
 
-def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
+def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
     sources, blame = run.get(Sources), optimizers[0].backwards[0]
     names = " and ".join(dict.fromkeys(one.name for one in optimizers))
     num_steps = min(one.num_steps for one in optimizers)
@@ -53,7 +50,7 @@ def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[Uncleared
         headline="Gradients are never cleared",
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
-        fix=clear_gradients(list(map(_step, optimizers)), Code(lines=sources.files, tree=sources.tree)),
+        fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.files, sources.tree),
         gain=Gain(
             basis="measured bound",
             explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
@@ -61,43 +58,12 @@ def _finding(run: Run, found: UnclearedGradients, optimizers: Sequence[Uncleared
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            *_norm_series(found),
-            Numbers(title="What was watched", numbers=_numbers(found, optimizers[0])),
             Narrative(
                 title="What it means, how we know, when it is wrong", paragraphs=_paragraphs(sources, optimizers)
             ),
         ),
         severity="high",
     )
-
-
-def _step(optimizer: UnclearedOptimizer) -> UnclearedStep:
-    return UnclearedStep(
-        backward=optimizer.backwards[0],
-        step=optimizer.step,
-        is_once=optimizer.num_backwards == len(optimizer.backwards),
-        is_alone=not optimizer.num_earlier,
-    )
-
-
-def _norm_series(found: UnclearedGradients) -> tuple[Series, ...]:
-    if len(found.norms) < LEAST_NORMS:
-        return ()
-    steps, norms = zip(*found.norms, strict=True)
-    line = SeriesLine(label="gradient norm", x=tuple(map(float, steps)), y=norms, is_highlighted=True)
-    title = "The norm of the summed gradients at each step"
-    return (Series(title=title, x_label="step", x_unit="count", y_label="norm", y_unit="", lines=(line,)),)
-
-
-def _numbers(found: UnclearedGradients, optimizer: UnclearedOptimizer) -> tuple[Number, ...]:
-    numbers = [
-        Number(label="steps watched, none with cleared gradients", value=optimizer.num_steps, unit="count"),
-        Number(label="backward passes for a step", value=optimizer.num_backwards, unit="count"),
-    ]
-    if found.norms:
-        numbers.append(Number(label="gradient norm of the first step", value=found.norms[0][1], unit=""))
-        numbers.append(Number(label="largest gradient norm", value=max(norm for _, norm in found.norms), unit=""))
-    return tuple(numbers)
 
 
 def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:

@@ -1,15 +1,20 @@
 """Tensors in reference cycles, which only Python's garbage collector frees."""
 
-from collections import Counter
+import ast
 
-from efprof.facts.cycle_evidence import cycle_evidence, cycle_gain
-from efprof.facts.cycle_lines import ClosedCycle, CycleLines
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import (
+    ClosedCycle,
+    CycleLines,
+    CycleSawtooth,
+    cycle_gain,
+    cycle_numbers,
+    how_the_cycle_is_known,
+)
+from efprof.facts.leaks import backward_line
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
-from efprof.fixes.weak_reference import CycleStatement, break_cycle
-from efprof.model import Examination, Finding, Severity, ThinEvidence
+from efprof.fixes.weak_reference import by_hand, caught_error, keep_weakly, without_traceback
+from efprof.model import Examination, Finding, Fix, Severity, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
 MEDIUM_SHARE, HIGH_SHARE = 0.2, 0.5
@@ -48,7 +53,7 @@ def uncollected_cycle(run: Run) -> Examination:
 
 def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> Finding:
     sources = run.get(Sources)
-    blame = closed.blame if closed else sources.line(_backward_site(run))
+    blame = closed.blame if closed else backward_line(run)
     height, share = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.peak_bytes
     of_what = f" because of the cycle `{closed.cycle.path}`" if closed else ""
     return Finding(
@@ -57,40 +62,53 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
         headline="Tensors wait for Python's garbage collector",
         message=f"Up to {format_bytes(height)} of garbage ({format_share(share)} of the peak) lies in memory until the "
         f"collector frees it, about every {format_value(round(sawtooth.steps_apart), 'count')} steps{of_what}.",
-        fix=break_cycle(_statement(sources, closed)),
+        fix=_fix(sources, closed),
         gain=cycle_gain(sawtooth),
-        evidence=(sources.snippet(blame), *cycle_evidence(sawtooth, closed)),
+        evidence=(
+            sources.snippet(blame),
+            cycle_numbers(sawtooth, closed.cycle if closed else None),
+            how_the_cycle_is_known(closed),
+        ),
         severity=_severity(run, share),
     )
 
 
-def _statement(sources: Sources, closed: ClosedCycle | None) -> CycleStatement | None:
-    """The likeliest one as its fix needs it."""
+def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
+    """An edit where one name says what is referred to; behaviour may change, so a person reviews it."""
     if closed is None or not closed.statements:
-        return None
+        return by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
     statement, links = closed.statements[0], closed.cycle.links
-    tree = sources.tree(statement.file)
+    link, value, file = statement.link, statement.value, statement.file
+    tree, name = sources.tree(file), link.name
     assert tree is not None, "the statement was found in it"
-    return CycleStatement(
-        file=statement.file,
-        lines=sources.files[statement.file],
-        tree=tree,
-        name=statement.link.name,
-        kind=statement.kind,
-        value=statement.value,
-        can_be_weak=statement.link.can_be_weak and statement.link.kind == "attribute" and not statement.link.through,
-        is_tensor=links[(links.index(statement.link) + 1) % len(links)].owner == "Tensor",
-    )
+    if link.through == "method":
+        return by_hand(
+            f"Keep `{name}` as `weakref.WeakMethod(...)` and call it by `{name}()(...)`, or look the method up when it "
+            "is called."
+        )
+    if isinstance(value, ast.Lambda) or (link.kind == "closure" and value is None):
+        return by_hand(
+            f"Give `{name}` to itself as an argument instead of naming it from within, make it a function of the "
+            f"module, or `{name} = None` once it has been used."
+        )
+    if error := caught_error(value, tree):
+        return without_traceback(file, sources.files[file], name, error)
+    if link.owner.endswith("Backward") and value is not None:  # the context of an autograd function
+        return by_hand(
+            f"Save `{ast.unparse(value)}` by `ctx.save_for_backward({ast.unparse(value)})`, and take it from "
+            "`ctx.saved_tensors` in backward: autograd keeps a saved output apart from its graph, while an attribute "
+            "of `ctx` keeps both in a circle."
+        )
+    if links[(links.index(link) + 1) % len(links)].owner == "Tensor":
+        return by_hand(
+            f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
+            "where no gradient goes through what is kept."
+        )
+    can_be_weak = link.can_be_weak and link.kind == "attribute" and not link.through
+    return keep_weakly(file, sources.files[file], tree, name, value if can_be_weak else None)
 
 
 def _severity(run: Run, share: float) -> Severity:
     if run.run_file.ended == "out_of_memory" or share >= HIGH_SHARE:
         return "high"
     return "medium" if share >= MEDIUM_SHARE else "low"
-
-
-def _backward_site(run: Run) -> str:
-    sites = Counter(time.record.backward_site for time in run.get(StepTimes).every if time.record.backward_site)
-    if not sites:
-        raise ThinEvidence("garbage piles up, and no line of the training loop was recorded to point at.")
-    return sites.most_common(1)[0][0]

@@ -11,15 +11,6 @@ in a worker copies the pages of all containers of the interpreter, some 50 MiB."
 HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.05
 """Of the host's memory, copied by all workers together."""
 
-ARRAYS = {
-    "str": "the texts as one array of bytes and one of offsets, or a pyarrow array",
-    "bytes": "the bytes as one array and another of offsets",
-    "int": "the numbers in one `numpy` array",
-    "float": "the numbers in one `numpy` array",
-    "Tensor": "the tensors as one, by `torch.stack` or with offsets",
-    "ndarray": "the arrays as one, by `numpy.stack` or with offsets",
-}
-
 
 def worker_memory(run: Run) -> Examination:
     """Find data workers whose private memory grows by what the data set holds in Python objects.
@@ -93,7 +84,9 @@ def _advice(memory: WorkerMemory) -> str:
             "Find what the workers read that is not in the data set's attributes, such as a global list, and keep it "
             "in one array, or load it in the worker."
         )
-    array = ARRAYS.get(held.element_type, "what its entries hold in arrays, one per field (`numpy`, pyarrow)")
+    array = "what its entries hold in arrays, one per field (`numpy`, pyarrow)"
+    if held.element_type in ("str", "bytes"):
+        array = "the texts as one array of bytes and one of offsets, or a pyarrow array"
     return f"Keep in `{held.path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."
 
 

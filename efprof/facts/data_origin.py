@@ -1,10 +1,9 @@
 """The statement that made the data which a line hands to a model, where that can make NaN of sound data."""
 
 import ast
-from collections.abc import Iterator
 
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import MODULE, PlacedNode, name_of, placed_nodes
+from efprof.facts.syntax import MODULE, called_name, name_of, placed_nodes
 from efprof.model import SourceLine
 
 SINGULAR_CALLS = frozenset(
@@ -28,31 +27,16 @@ def data_origin(line: SourceLine, backward: SourceLine | None, sources: Sources)
 def _made_above(line: SourceLine, sources: Sources, first: int) -> SourceLine | None:
     """The last such statement above `line` in its function; its name is passed on below it, from line `first` on."""
     tree = sources.tree(line.file)
-    if tree is None:
-        return None
-    inside = [placed for placed in placed_nodes(tree) if placed.function == (line.function or MODULE)]
-    passed = list(_arguments_in(inside, first, line.line))
-    made = [
-        placed.node.lineno
-        for placed in inside
-        if isinstance(placed.node, ast.Assign | ast.AugAssign)
-        if placed.node.lineno < line.line and _is_singular(placed.node)
-        if any(name == _target_of(placed.node) and at > placed.node.lineno for name, at in passed)
-    ]
-    return sources.line(f"{line.file}:{max(made)}:{line.function}") if made else None
-
-
-def _arguments_in(inside: list[PlacedNode], first: int, last: int) -> Iterator[tuple[str, int]]:
-    """Every name that a call is given in those lines, and the line."""
-    for placed in inside:
-        if isinstance(placed.node, ast.Call) and first <= placed.node.lineno <= last:
-            yield from (
-                (argument.id, argument.lineno) for argument in placed.node.args if isinstance(argument, ast.Name)
-            )
-
-
-def _target_of(statement: ast.Assign | ast.AugAssign) -> str | None:
-    return name_of(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
+    inside = [one.node for one in placed_nodes(tree) if one.function == (line.function or MODULE)] if tree else []
+    calls = [node for node in inside if isinstance(node, ast.Call) and first <= node.lineno <= line.line]
+    passed = [(given.id, given.lineno) for call in calls for given in call.args if isinstance(given, ast.Name)]
+    made = 0
+    for node in inside:
+        if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno < line.line and _is_singular(node):
+            target = name_of(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            if any(name == target and at > node.lineno for name, at in passed):
+                made = max(made, node.lineno)
+    return sources.line(f"{line.file}:{made}:{line.function}") if made else None
 
 
 def _is_singular(statement: ast.Assign | ast.AugAssign) -> bool:
@@ -62,8 +46,8 @@ def _is_singular(statement: ast.Assign | ast.AugAssign) -> bool:
         match node:
             case ast.BinOp(op=ast.Div(), right=right) if not isinstance(right, ast.Constant):
                 return True
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in SINGULAR_CALLS:
-                return True
             case ast.Constant(value="nan" | "NaN" | "inf") | ast.Attribute(attr="nan" | "inf"):
                 return True
+        if called_name(node) in SINGULAR_CALLS:
+            return True
     return False

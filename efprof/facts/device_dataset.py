@@ -1,12 +1,11 @@
 """What lines of the user's put on a device before the first step and left there, while steps use a part at a time."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import DeviceData, DeviceTensor, read_events
+from efprof.artifacts.events import DeviceData, read_events
 from efprof.artifacts.snapshot import Frames
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
@@ -28,32 +27,27 @@ LEAST_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """What one line put on a device before the first step, and what was still there at the peak and at the end.
+class DeviceDataset:
+    """A line that puts a data set on a device, and what was still there of it at the peak and at the end.
 
-    `largest_bytes` is the largest tensor among them, `addresses` are where they lie.
+    `batch_bytes` is what a step reads of it, at the lines `use_sites`.
     """
 
-    site: str
-    num_bytes: int
-    num_blocks: int
-    largest_bytes: int
-    addresses: frozenset[int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceDataset:
-    """A line that puts a data set on a device; `batch_bytes` is what a step reads of it, at the lines `use_sites`."""
-
     device: DeviceHistory
-    held: Held
+    site: str
+    blocks: tuple[Block, ...]
     use_sites: tuple[str, ...]
     batch_bytes: int
 
     @property
+    def num_bytes(self) -> int:
+        """Of all its blocks."""
+        return _bytes_of(self.blocks)
+
+    @property
     def saved_bytes(self) -> int:
         """What leaves the device: all but the batch that a step works on, and the one that is on its way."""
-        return self.held.num_bytes - 2 * self.batch_bytes
+        return self.num_bytes - 2 * self.batch_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +69,15 @@ class DeviceDatasets:
         started_us = times.every[0].record.started_ns / 1000
         found, num_lines, held_bytes, unknown_bytes = [], 0, 0, 0
         for device in devices:
-            blocks = list(_kept(device, started_us))
-            lines = _by_line(device, blocks)
-            num_lines, held_bytes = num_lines + len(lines), held_bytes + sum(one.num_bytes for one in lines)
-            unknown_bytes += sum(size for _, size, frames in blocks if not frames)
+            kept = _kept(device, started_us)
+            lines = _by_line(device, kept)
+            num_lines, held_bytes = num_lines + len(lines), held_bytes + sum(map(_bytes_of, lines.values()))
+            unknown_bytes += _bytes_of([block for block in kept if not block[2]])
             least = max(LEAST_BYTES, LEAST_SHARE * device.peak.composition.reserved_bytes)
-            for held in lines:
-                one = _dataset(device, held, _seen(run)) if held.num_bytes >= least else None
+            for site, blocks in lines.items():
+                one = _dataset(device, site, blocks, _seen(run)) if _bytes_of(blocks) >= least else None
                 found += [one] if one is not None and one.saved_bytes >= least else []
+        found.sort(key=lambda one: -one.num_bytes)
         return cls(found=tuple(found), num_lines=num_lines, held_bytes=held_bytes, unknown_bytes=unknown_bytes)
 
 
@@ -95,21 +90,23 @@ def _seen(run: Run) -> DeviceData:
     return seen[-1]
 
 
-def _dataset(device: DeviceHistory, held: Held, seen: DeviceData) -> DeviceDataset | None:
+def _dataset(device: DeviceHistory, site: str, blocks: Sequence[Block], seen: DeviceData) -> DeviceDataset | None:
     """The line's tensors, if steps read other parts of them each time, and never write to them."""
-    used: list[DeviceTensor] = [one for one in seen.tensors if one.address in held.addresses]
-    is_varied = any(one.is_varied for one in used) or 0 < len(used) < held.num_blocks
+    addresses = {address for address, _, _ in blocks}
+    used = [one for one in seen.tensors if one.address in addresses]
+    is_varied = any(one.is_varied for one in used) or 0 < len(used) < len(blocks)
     if not is_varied or any(one.is_written for one in used):
         return None
     return DeviceDataset(
         device=device,
-        held=held,
+        site=site,
+        blocks=tuple(blocks),
         use_sites=tuple(dict.fromkeys(site for one in used for site in one.sites)),
         batch_bytes=sum(one.taken_bytes for one in used) // seen.num_steps,
     )
 
 
-def _kept(device: DeviceHistory, started_us: float) -> Iterator[Block]:
+def _kept(device: DeviceHistory, started_us: float) -> list[Block]:
     """Each block that was there before the first step, at the peak, and at the end.
 
     A block from before the history has a stack only where torch recorded another one then, and only if it is still
@@ -125,30 +122,19 @@ def _kept(device: DeviceHistory, started_us: float) -> Iterator[Block]:
             is_before = entry.time_us is not None and entry.time_us < started_us
             if is_before and index <= device.peak_index:
                 kept[entry.addr] = entry.addr, entry.size, entry.frames
-    yield from kept.values()
+    return list(kept.values())
 
 
-def _by_line(device: DeviceHistory, blocks: list[Block]) -> list[Held]:
-    """Most bytes first; a line is one whatever called it."""
-    by_place: defaultdict[str, list[Block]] = defaultdict(list)
-    sites: dict[str, str] = {}
+def _by_line(device: DeviceHistory, blocks: list[Block]) -> dict[str, list[Block]]:
+    """By a site of each line that is not the model's; a line is one whatever called it."""
+    found: dict[str, tuple[str, list[Block]]] = {}
     for block in blocks:
+        files = (str(one.get("filename")) for one in block[2] or () if isinstance(one, Mapping))
         site = device.lines.site(block[2])
-        if site is not None and not _is_of_the_model(block[2]):
-            by_place[place_of(site)].append(block)
-            sites.setdefault(place_of(site), site)
-    held = [
-        Held(
-            site=sites[place],
-            num_bytes=sum(size for _, size, _ in of_line),
-            num_blocks=len(of_line),
-            largest_bytes=max(size for _, size, _ in of_line),
-            addresses=frozenset(address for address, _, _ in of_line),
-        )
-        for place, of_line in by_place.items()
-    ]
-    return sorted(held, key=lambda one: -one.num_bytes)
+        if site is not None and not any(map(OF_THE_MODEL.search, files)):
+            found.setdefault(place_of(site), (site, []))[1].append(block)
+    return dict(found.values())
 
 
-def _is_of_the_model(frames: Frames) -> bool:
-    return any(isinstance(one, Mapping) and OF_THE_MODEL.search(str(one.get("filename"))) for one in frames or ())
+def _bytes_of(blocks: Sequence[Block]) -> int:
+    return sum(size for _, size, _ in blocks)

@@ -45,12 +45,12 @@ IN_WINDOW = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trend:
-    """A robust line through points: bytes per step with its 95 % interval, and the level at x = 0."""
+    """Bytes per step with the interval that they lie in; of a line through points also the level at x = 0."""
 
     slope: float
     low: float
     high: float
-    level: float
+    level: float = 0.0
 
     def distance(self, point: Point) -> float:
         """How far a point lies above the line."""
@@ -91,11 +91,6 @@ class Fit:
         """How many of the steps were read, in words: `after 26 of 400 steps, none of them later than step 309`."""
         end = "" if self.read_until is None else f", none of them later than step {self.read_until:,}"
         return f"after {len(self.steps):,} of {self.num_steps:,} steps{end}"
-
-    @property
-    def stretch(self) -> str:
-        """The steps that what is told of growth holds for: `over the recorded steps`, `up to step 309`."""
-        return "over the recorded steps" if self.read_until is None else f"up to step {self.read_until:,}"
 
     @property
     def rise_bytes(self) -> float:

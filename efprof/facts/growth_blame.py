@@ -4,139 +4,100 @@ import contextlib
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import BackwardCalls
 from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.host_growth import grown_containers
-from efprof.facts.kept import Kept, counted_series, line_table
-from efprof.facts.kept_growth import counted_table
-from efprof.facts.leaks import (
-    LEAST_SHARE,
-    Leaks,
-    backward_line,
-    growth_message,
-    growth_numbers,
-    memory_evidence,
-    place_to_blame,
-)
-from efprof.facts.memory_growth import MemoryGrowth, how_it_was_fitted, rate_numbers
+from efprof.facts.kept import Kept
+from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.run import Run
+from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
 from efprof.facts.survivors import Survivors
-from efprof.model import Evidence, Narrative, NotRecorded, SourceLine
+from efprof.model import Evidence, NotRecorded, SourceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnheldGrowth:
-    """A container that was counted to grow, a `cycle` of leaves and gradients, a line whose allocations survive, or
-    else the call of backward.
+    """A line, why it is that one as a clause, what is known of what keeps it, and what to do there.
+
+    `container` is one that was counted to grow; `is_guess` where the line is the call of backward, for want of more.
     """
 
     blame: SourceLine
-    is_counted: bool
+    headline: str = "Memory is left behind by every step"
+    why: str
+    how: str = "A cache of a library, or an object that only C++ holds, may."
+    advice: str = ""
     container: Kept | None = None
-    cycle: BackwardCalls | None = None
-    survives: bool = False
+    is_guess: bool = False
 
     @classmethod
     def compute(cls, run: Run) -> Self:
-        """Raises ThinEvidence where not even the line that calls backward is known."""
-        slope = run.get(MemoryGrowth).fit.trend.slope
-        is_counted = run.get(Leaks).grown is not None
-        container = _container(run, slope)
-        if container is not None:
-            return cls(blame=place_to_blame(run, container), container=container, is_counted=is_counted)
-        if (cycle := _cycle(run)) is not None:
-            return cls(blame=run.get(Sources).line(cycle.site), cycle=cycle, is_counted=is_counted)
-        survivor = _survivor(run, slope)
-        return cls(blame=survivor or backward_line(run), survives=survivor is not None, is_counted=is_counted)
+        """By a container, a cycle of leaves and gradients, a line whose allocations survive, or the call of backward.
 
-    @property
-    def leaf(self) -> str:
-        """What the program calls the tensor that gets such a gradient."""
-        return f"`{self.cycle.leaf}`" if self.cycle and self.cycle.leaf else "a tensor"
-
-    @property
-    def headline(self) -> str:
-        """A few words."""
-        if self.cycle is not None:
-            return f"The gradient of {self.leaf} leads back to its own tensor"
-        return (
-            f"`{self.container.name}` keeps more and more" if self.container else "Memory is left behind by every step"
-        )
-
-    def message(self, run: Run) -> str:
-        """How fast, where it ends, and what is known of why."""
-        if self.cycle is not None:
-            why = f"the gradient that this call gives {self.leaf} has a graph that leads back to it"
-        elif self.container is not None:
-            why = f"no variable keeps more tensors, and `{self.container.name}` was counted to get longer"
-            why += "" if self.container.fed else f"; the line that feeds it is not known ({self.container.unseen})"
-        elif self.survives:
-            why = "most of it is allocated by this line and still alive a step later"
-        else:
-            why = "what holds it is not known, so this is the line that runs backward"
-        return growth_message(run, why)
-
-    @property
-    def _how(self) -> str:
-        if self.cycle is not None:
-            return (
-                f"{self.cycle.num_cycles} tensors that this call of backward gave a gradient with a graph were seen "
-                "alive at once, each with that gradient. They keep each other alive through C++, where Python's "
-                "garbage collector does not see them."
+        Raises ThinEvidence where not even the line that calls backward is known.
+        """
+        slope, grown, sources = run.get(MemoryGrowth).fit.trend.slope, run.get(Leaks).grown, run.get(Sources)
+        if (container := _container(run, slope)) is not None:
+            unseen = "" if container.fed else f"; the line that feeds it is not known ({container.unseen})"
+            return cls(
+                blame=place_to_blame(run, container),
+                headline=f"`{container.name}` keeps more and more",
+                why=f"no variable keeps more tensors, and `{container.name}` was counted to get longer{unseen}",
+                container=container,
             )
-        return "A cache of a library, or an object that only C++ holds, may."
+        with contextlib.suppress(NotRecorded):
+            for cycle in run.get(BackwardSites).cycles:
+                leaf = f"`{cycle.leaf}`" if cycle.leaf else "a tensor"
+                grad = f"`{cycle.leaf}.grad = None`" if cycle.leaf else "its `grad` to None"
+                return cls(
+                    blame=sources.line(cycle.site),
+                    headline=f"The gradient of {leaf} leads back to its own tensor",
+                    why=f"the gradient that this call gives {leaf} has a graph that leads back to it",
+                    how=f"{cycle.num_cycles} tensors that this call of backward gave a gradient with a graph were seen "
+                    "alive at once, each with that gradient. They keep each other alive through C++, where Python's "
+                    "garbage collector does not see them.",
+                    advice=f"Take the gradient by `torch.autograd.grad(..., {cycle.leaf or 'tensor'}, "
+                    f"create_graph=True)`, which leaves none in {leaf}, or set {grad} once the step has used it.",
+                )
+        advice = "Find what this line's result is kept in: "
+        if grown is None:
+            advice += "holders were not counted, so record a longer run."
+        else:
+            advice += "no variable that was counted; look for a cache, a hook that each step registers anew, or an "
+            advice += "object that only C++ holds."
+        with contextlib.suppress(NotRecorded):
+            for line in run.get(Survivors).lines[:1]:
+                if line.bytes_per_step >= LEAST_SHARE * slope:
+                    why = "most of it is allocated by this line and still alive a step later"
+                    return cls(blame=sources.line(line.site), why=why, advice=advice)
+        why = "what holds it is not known, so this is the line that runs backward"
+        return cls(blame=backward_line(run), why=why, advice=advice, is_guess=True)
 
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         """The curve, the line, the rate, what was counted, and how that is known."""
         leaks, fit = run.get(Leaks), run.get(MemoryGrowth).fit
-        counted = leaks.missing
+        counted, kept = leaks.missing, () if self.container is None else (self.container,)
         if leaks.grown is not None:
-            counted = (
-                f"What keeps tensors was counted {leaks.grown.num_counts} times, and no variable was seen to keep it."
-            )
-        container: tuple[Evidence, ...] = ()
-        if self.container is not None:
-            container = (counted_series([self.container]), *line_table([self.container]))
-        return (
-            *memory_evidence(fit),
-            run.get(Sources).snippet(self.blame),
-            growth_numbers(run, rate_numbers(fit), fit.trend.slope),
-            *container,
-            *counted_table(leaks.grown),
-            Narrative(
-                title="What it means, how we know, when it is wrong",
-                paragraphs=(
-                    "Every step leaves memory behind that nothing releases.",
-                    f"{counted} {self._how}",
-                    *how_it_was_fitted(fit),
-                    "A cache that is still filling, batches that get longer from step to step, or reference cycles "
-                    "that Python's garbage collector has not reached yet, look the same: record more steps to tell.",
-                ),
-            ),
+            times = leaks.grown.num_counts
+            counted = f"What keeps tensors was counted {times} times, and no variable was seen to keep it."
+        return growth_evidence(
+            run,
+            self.blame,
+            growth_numbers(run.get(RunLimits), fit.trend, fit),
+            fit=fit,
+            kept=kept,
+            others=(*kept, *(leaks.grown.holders if leaks.grown else ())),
+            how=("Every step leaves memory behind that nothing releases.", f"{counted} {self.how}"),
         )
 
 
 def _container(run: Run, slope: float) -> Kept | None:
     """One whose entries explain it, as they do on a CPU; else one of a library, whose entries are not taken apart."""
     if "CUDA" not in run.run_file.memory_source:
-        large = (one for one in grown_containers(run) if one.rate.slope >= LEAST_SHARE * slope)
-        if (found := next(large, None)) is not None:
-            return found
+        for one in grown_containers(run):
+            if one.rate.slope >= LEAST_SHARE * slope:
+                return one
     grown = run.get(Leaks).grown
     fed = [one for one in grown.containers if one.fed and one.verdict != "bounded"] if grown else []
     return next((one for one in fed if one.fed[0].is_within_call), None)
-
-
-def _cycle(run: Run) -> BackwardCalls | None:
-    with contextlib.suppress(NotRecorded):
-        return next(iter(run.get(BackwardSites).cycles), None)
-    return None
-
-
-def _survivor(run: Run, slope: float) -> SourceLine | None:
-    with contextlib.suppress(NotRecorded):
-        lines = run.get(Survivors).lines
-        if lines and lines[0].bytes_per_step >= LEAST_SHARE * slope:
-            return run.get(Sources).line(lines[0].site)
-    return None

@@ -7,15 +7,14 @@ from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
-from efprof.facts.kept import Kept, counted_series, line_table
+from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import KeptGrowth
 from efprof.facts.leaks import Leaks
-from efprof.facts.memory_growth import MemoryGrowth, growth_series, how_it_was_fitted, rate_numbers
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.facts.sources import Sources
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
-from efprof.units import MIB, format_bytes
+from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
+from efprof.units import MIB
 
 LEAST_READINGS = 12
 """After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
@@ -65,7 +64,10 @@ class HostGrowth:
         first_steady = first_after_warm_up(steps)
         num_readings = max(0, len(steps) - first_steady)
         if num_readings < LEAST_READINGS:
-            raise ThinEvidence(_too_few(num_readings))
+            raise ThinEvidence(
+                f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
+                f"{LEAST_READINGS}; record a longer run."
+            )
         found = fit(samples, records, first_steady=first_steady)
         rise = found.trend.slope * (steps[-1] - steps[first_steady])
         is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
@@ -134,36 +136,19 @@ def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
     """The curve, the line, the rate, what was counted, and how that is known."""
     growth = run.get(HostGrowth)
     what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
-    limits = host_limits(run)
-    total = Number(label="memory of the host", value=float(limits.total_bytes), unit="bytes")
-    containers = growth.containers
-    return (
-        growth_series(growth.fit, f"Memory of the process {what}after each step", "resident"),
-        run.get(Sources).snippet(blame),
-        Numbers(title="Growth of host memory", numbers=(*rate_numbers(growth.fit), total)),
-        *((counted_series(containers),) if containers else ()),
-        *line_table(containers),
-        Narrative(
-            title="What it means, how we know, when it is wrong",
-            paragraphs=(
-                "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
-                "their own, which no counter of an allocator shows.",
-                f"{_counted(containers)} What an entry takes was sampled, and may be shared with others.",
-                *how_it_was_fitted(growth.fit),
-                "A cache that is still filling looks the same: record more steps to tell.",
-            ),
+    containers, sizes = growth.containers, growth.containers[0].sizes
+    return growth_evidence(
+        run,
+        blame,
+        growth_numbers(host_limits(run), growth.fit.trend, growth.fit),
+        fit=growth.fit,
+        kept=containers,
+        others=containers,
+        how=(
+            "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
+            "their own, which no counter of an allocator shows.",
+            f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}. What an entry takes was "
+            "sampled, and may be shared with others.",
         ),
-    )
-
-
-def _counted(containers: Sequence[Kept]) -> str:
-    sizes = containers[0].sizes
-    told = ", ".join(f"`{one.name}` {format_bytes(one.rate.slope)} per step" for one in containers[:3])
-    return f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}, and grew at each: {told}."
-
-
-def _too_few(num_readings: int) -> str:
-    return (
-        f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
-        f"{LEAST_READINGS}; short steps are read now and then, so record a longer run."
+        title=f"Memory of the process {what}after each step",
     )

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Self
 
-from efprof.artifacts.holders import Change, Count, Counted, read_counts, read_watches
-from efprof.facts.counted_sizes import LEAST_RISES, Size, Verdict, judged, rate_of
-from efprof.facts.kept import MOST_SHOWN, Kept
+from efprof.artifacts.holders import Change, Container, Count, Counted, read_counts, read_watches
+from efprof.facts.kept import LEAST_RISES, Kept, Size, Verdict, judged, rate_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.seen_lines import Name, SeenLines
-from efprof.model import NotRecorded, Table
+from efprof.model import NotRecorded
 
 GRAPH_NODE_BYTES: Final = 420
 """What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
@@ -26,17 +25,13 @@ SAME_MEMORY: Final = 0.1
 class KeptGrowth:
     """All that grew, most bytes per step first, of tensors and graphs (`holders`) and of anything else (`containers`).
 
-    `num_counts` counts were taken between the steps `first_step` and `last_step`; `is_partial` where the time of one
-    ran out. `is_watched` is false of recordings in which no lines were watched.
+    `num_counts` counts were taken, the last of them after step `last_step`.
     """
 
     holders: tuple[Kept, ...]
     containers: tuple[Kept, ...]
     num_counts: int
-    first_step: int
     last_step: int
-    is_partial: bool
-    is_watched: bool
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -46,16 +41,15 @@ class KeptGrowth:
             raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
         is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
         seen = SeenLines(watches, counts, is_watched=is_watched)
-        holders = [one for name in _names(counts) if (one := _holder(name, counts, seen, run)) is not None]
-        containers = [one for number in _numbers(counts) if (one := _container(number, counts, seen)) is not None]
+        names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
+        numbers = dict.fromkeys(one.number for count in counts for one in count.containers if not one.holds_tensors)
+        holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
+        containers = [one for number in numbers if (one := _container(number, counts, seen)) is not None]
         return cls(
             holders=tuple(_without_aliases(holders)),
             containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
             num_counts=len(counts),
-            first_step=counts[0].step,
             last_step=counts[-1].step,
-            is_partial=any(count.is_partial for count in counts),
-            is_watched=is_watched,
         )
 
 
@@ -70,39 +64,6 @@ def lengthened(run: Run, name: str) -> Kept | None:
     return None
 
 
-def counted_table(grown: KeptGrowth | None) -> tuple[Table, ...]:
-    """Everything that was counted to grow, and what speaks against a leak."""
-    holders = grown.holders[:MOST_SHOWN] if grown else ()
-    if grown is None or not holders:
-        return ()
-    return (
-        Table(
-            title=f"What grew between step {grown.first_step:,} and step {grown.last_step:,}",
-            columns=("held by", "type", "entries", "growth per step", "what speaks against a leak"),
-            units=("", "", "", "bytes_per_step", ""),
-            rows=tuple(
-                (
-                    ", ".join((one.path or one.name, *one.aliases)),
-                    one.type,
-                    " -> ".join(f"{size.length:,}" for size in one.sizes),
-                    one.rate.slope,
-                    one.against or "nothing that was seen",
-                )
-                for one in holders
-            ),
-        ),
-    )
-
-
-def _names(counts: Sequence[Count]) -> list[Name]:
-    return list(dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders))
-
-
-def _numbers(counts: Sequence[Count]) -> list[int]:
-    found = (one for count in counts for one in count.containers)
-    return list(dict.fromkeys(one.number for one in found if not one.holds_tensors))
-
-
 def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> Kept | None:
     """None where no count found more than an earlier one."""
     found = list(_counted(name, counts, is_complete=seen.is_watched))
@@ -112,26 +73,43 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> K
         return None
     first, last = found[0][1], known[-1]
     changes = seen.of_name(name)
-    verdict, against = _judged(sizes, last.max_length, changes, 1 if not seen.is_watched else LEAST_RISES, run)
-    steps = max(1, sizes[-1].step - sizes[0].step)
-    return Kept(
-        path=last.path,
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
+    kept = _kept(last, sizes, changes, seen, said)
+    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
+    tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
+    value_bytes = max(0, last.value_bytes - (first.value_bytes if first else 0))
+    return replace(
+        kept,
         name=_spelled(last),
-        scope=last.scope,
-        owner=last.owner,
-        file=last.file,
-        type=last.type,
-        kind="graphs" if _keeps_graphs(first, last) else "tensors",
+        kind="graphs" if last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors) else "tensors",
+        tensors_added=last.tensors - tensors,
+        tensor_rate=tensor_bytes / kept.num_steps,
+        value_rate=min(value_bytes, tensor_bytes) / kept.num_steps,
+        entry=tuple(last.entry),
+    )
+
+
+def _kept(
+    of: Counted | Container,
+    sizes: Sequence[Size],
+    changes: Sequence[Change],
+    seen: SeenLines,
+    said: tuple[Verdict, str],
+) -> Kept:
+    return Kept(
+        path=of.path,
+        name=of.path or of.type,
+        owner=of.owner,
+        file=of.file,
+        type=of.type,
+        kind="objects",
         sizes=tuple(sizes),
         rate=rate_of(sizes),
-        verdict=verdict,
-        against=against,
-        changes=tuple(changes),
+        verdict=said[0],
+        against=said[1],
+        fed=tuple(change for change in changes if change.how != "shrank"),
+        emptied=tuple(change for change in changes if change.how == "shrank"),
         unseen=seen.why_unseen(),
-        tensors_added=last.tensors - (first.tensors if first else 0),
-        tensor_rate=max(0, last.tensor_bytes - (first.tensor_bytes if first else 0)) / steps,
-        entry=tuple(last.entry),
-        value_rate=max(0, last.value_bytes - (first.value_bytes if first else 0)) / steps,
     )
 
 
@@ -149,20 +127,11 @@ def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Itera
                 yield Size(step=count.step, length=0, num_bytes=0), None
                 before = 0
             continue
-        is_least, num_bytes = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES, _bytes_of(counted)
+        num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
+        is_least = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES
         if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
             before = num_bytes
             yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
-
-
-def _bytes_of(counted: Counted) -> int:
-    return counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
-
-
-def _keeps_graphs(first: Counted | None, last: Counted) -> bool:
-    """Whether there are graphs, and more of them or of the tensors they hang on: counting stops at a limit."""
-    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)
-    return last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors)
 
 
 def _judged(
@@ -209,22 +178,8 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | 
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
     changes = seen.of_number(number)
-    verdict, against = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
-    return Kept(
-        path=last.path,
-        name=last.path or last.type,
-        scope=last.scope,
-        owner=last.owner,
-        file=last.file,
-        type=last.type,
-        kind="objects",
-        sizes=tuple(sizes),
-        rate=rate_of(sizes),
-        verdict=verdict,
-        against=against,
-        changes=tuple(changes),
-        unseen=seen.why_unseen(),
-    )
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
+    return _kept(last, sizes, changes, seen, said)
 
 
 def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
@@ -239,7 +194,7 @@ def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
             kept.append(one)
         elif one.path is not None:
             other = kept[same]
-            kept[same] = _with_alias(other, one.path)
+            kept[same] = replace(other, aliases=(*other.aliases, one.path))
     return sorted(kept, key=lambda one: -one.rate.slope)
 
 
@@ -247,7 +202,3 @@ def _is_same_memory(one: Kept, other: Kept) -> bool:
     is_alike = abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
     return one.verdict == other.verdict and is_alike and is_view and one.kind == other.kind
-
-
-def _with_alias(kept: Kept, path: str) -> Kept:
-    return replace(kept, aliases=(*kept.aliases, path))

@@ -7,31 +7,15 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.counted_sizes import Rate
-from efprof.facts.growth import Fit
-from efprof.facts.kept import MOST_SHOWN, Kept, Kind, counted_series, line_table
-from efprof.facts.kept_growth import KeptGrowth, counted_table
-from efprof.facts.memory_growth import (
-    MemoryGrowth,
-    growth_gain,
-    growth_series,
-    how_it_was_fitted,
-    last_reading,
-    rate_numbers,
-)
+from efprof.facts.growth import Fit, Trend
+from efprof.facts.kept import MOST_SHOWN, Kept, Kind
+from efprof.facts.kept_growth import KeptGrowth
+from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.model import (
-    Evidence,
-    Gain,
-    Narrative,
-    NotRecorded,
-    Number,
-    Numbers,
-    SourceLine,
-    ThinEvidence,
-)
+from efprof.facts.syntax import placed_nodes
+from efprof.model import Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_SHARE: Final = 0.2
@@ -53,7 +37,7 @@ class Leak:
     kept: tuple[Kept, ...]
     blame: SourceLine
     is_observed: bool
-    rate: Rate
+    rate: Trend
     share: float | None
 
     @property
@@ -162,11 +146,11 @@ def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) ->
     found = []
     counted = sum(one.rate.slope for one in told)
     for (blame, is_observed), kept in by_place.items():
-        rate = Rate(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
+        rate = Trend(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
         share = None
         if fit is not None:
             share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
-            rate = Rate(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
+            rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
         found.append(Leak(kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share))
     return found
 
@@ -176,12 +160,19 @@ def place_to_blame(run: Run, kept: Kept) -> SourceLine:
     sources = run.get(Sources)
     if kept.site is not None:
         return sources.line(kept.site)
-    tree = sources.tree(kept.file) if kept.file else None
-    name = (kept.owner or "").rpartition(".")[2]
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return sources.line(f"{kept.file}:{node.lineno}:{kept.owner}")
-    return backward_line(run)
+    return definition_of(sources, kept.file, kept.owner) or backward_line(run)
+
+
+def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
+    """Where a class or function of that qualified name is defined; None where it is not the user's."""
+    tree = sources.tree(file) if file else None
+    for placed in placed_nodes(tree) if tree else ():
+        node = placed.node
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if placed.qualified_name(node.name) == owner:
+            return sources.line(f"{file}:{node.lineno}:{placed.function}")
+    return None
 
 
 def backward_line(run: Run) -> SourceLine:
@@ -192,28 +183,48 @@ def backward_line(run: Run) -> SourceLine:
     return run.get(Sources).line(sites.most_common(1)[0][0])
 
 
-def who_keeps(kept: Sequence[Kept]) -> str:
+def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, caution: str = "") -> Finding:
+    """Of what its line keeps; the fix leaves so many bytes per step of it."""
+    leaks = run.get(Leaks)
+    return Finding(
+        blame=leak.blame,
+        category="memory",
+        headline=_who_keeps(leak.kept),
+        message=_message(run, leak),
+        fix=fix,
+        gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
+        evidence=growth_evidence(
+            run,
+            leak.blame,
+            growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
+            fit=leaks.fit,
+            kept=leak.kept,
+            others=leaks.grown.holders if leaks.grown else (),
+            how=_how_it_is_known(leaks, leak),
+        ),
+        severity=run.get(RunLimits).severity(leak.rate.slope),
+    )
+
+
+def _who_keeps(kept: Sequence[Kept]) -> str:
     """`a` keeps tensors; `a` and `b` keep tensors with their graphs."""
     names = [f"`{one.name}`" for one in kept]
     if len(names) > 3:
         names = [*names[:2], f"{len(names) - 2} more"]
     whole = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    what = {"graphs": "tensors with their graphs", "tensors": "tensors", "objects": "more and more objects"}
-    kind = "graphs" if any(one.kind == "graphs" for one in kept) else kept[0].kind
-    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what[kind]}"
+    what = "tensors with their graphs" if any(one.kind == "graphs" for one in kept) else "tensors"
+    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what}"
 
 
-def leak_message(run: Run, leak: Leak) -> str:
+def _message(run: Run, leak: Leak) -> str:
     """How fast, why, where it ends, and whether the line was seen."""
     leaks, limits = run.get(Leaks), run.get(RunLimits)
-    rate = f"{format_bytes(leak.rate.slope)} per step"
-    rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
     if leak.share is not None and leaks.fit is not None:
-        verb = "grows" if leaks.fit.read_until is None else "grew"
-        end = limits.outlook(leak.rate.slope, leaks.fit.read_until)
-        told = f"Memory {verb} {rate} because {who_keeps(leak.kept)}{end}{last_reading(leaks.fit)}"
+        told = growth_words(run, leaks.fit, leak.rate, f" because {_who_keeps(leak.kept)}")
     else:
-        told = f"{who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
+        rate = f"{format_bytes(leak.rate.slope)} per step"
+        rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
+        told = f"{_who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
         told += limits.outlook(leak.rate.slope)
         told += "; retained memory alone does not show it" if leaks.fit is not None else ""
     if not leak.is_observed:
@@ -224,69 +235,20 @@ def leak_message(run: Run, leak: Leak) -> str:
     return f"{told}."
 
 
-def growth_message(run: Run, why: str) -> str:
-    """The same of memory that nothing counted explains."""
-    fit, limits = run.get(MemoryGrowth).fit, run.get(RunLimits)
-    ends = in_brackets(format_interval(fit.trend.low, fit.trend.high, "bytes"))
-    verb = "grows" if fit.read_until is None else "grew"
-    end = limits.outlook(fit.trend.slope, fit.read_until)
-    return f"Memory {verb} {format_bytes(fit.trend.slope)} per step{ends}{end}; {why}{last_reading(fit)}."
-
-
-def leak_gain(run: Run, leak: Leak, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+def _gain(run: Run, leak: Leak, *, left_per_step: float, caution: str) -> Gain:
     """By the slope of memory where that shows a trend, else by what was counted."""
-    fit, limits = run.get(Leaks).fit, run.get(RunLimits)
+    fit, num_steps = run.get(Leaks).fit, run.get(RunLimits).num_steps
     if fit is not None and leak.share is not None:
         return growth_gain(fit, leak.share, left_per_step=left_per_step, caution=caution)
-    low, value, high = (
-        max(0, round((rate - left_per_step) * limits.num_steps))
-        for rate in (leak.rate.low, leak.rate.slope, leak.rate.high)
-    )
+    rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
+    low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
     return Gain(
         basis="measured bound",
-        explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {limits.num_steps:,} steps "
+        explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
         f"recorded{caution}; the interval is that between the slowest and the fastest stretch",
         peak_bytes=value,
         peak_bytes_interval=(low, high),
     )
-
-
-def leak_evidence(run: Run, leak: Leak) -> tuple[Evidence, ...]:
-    """The curve, the line, the rate, what was counted, the lines that were seen, and how all that is known."""
-    leaks = run.get(Leaks)
-    return (
-        *memory_evidence(leaks.fit),
-        run.get(Sources).snippet(leak.blame),
-        _numbers(run, leak),
-        counted_series(leak.kept),
-        *line_table(leak.kept),
-        *counted_table(leaks.grown),
-        _how_it_is_known(leaks, leak),
-    )
-
-
-def memory_evidence(fit: Fit | None) -> tuple[Evidence, ...]:
-    """The staircase, where memory was read often enough for one."""
-    return () if fit is None else (growth_series(fit, "Memory retained after each step", "allocated"),)
-
-
-def growth_numbers(run: Run, rates: Sequence[Number], slope: float) -> Numbers:
-    """These rates, and where they lead as far as that can be foreseen."""
-    limits = run.get(RunLimits)
-    end = limits.end_step(slope)
-    used_up = Number(label="step at which it is used up", value=end, unit="count")
-    total = Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes")
-    return Numbers(title="Growth", numbers=(*rates, total, *([used_up] if limits.is_foreseeable(end) else [])))
-
-
-def _numbers(run: Run, leak: Leak) -> Numbers:
-    fit, rate = run.get(Leaks).fit, leak.rate
-    if leak.share is not None and fit is not None:
-        return growth_numbers(run, rate_numbers(fit), fit.trend.slope)
-    counted = Number(
-        label="counted growth per step", value=rate.slope, unit="bytes_per_step", interval=(rate.low, rate.high)
-    )
-    return growth_numbers(run, [counted], rate.slope)
 
 
 def _counts_in_words(leak: Leak) -> str:
@@ -294,31 +256,17 @@ def _counts_in_words(leak: Leak) -> str:
     return f"{len(sizes)} counts from step {sizes[0].step:,} to step {sizes[-1].step:,}"
 
 
-def _how_it_is_known(leaks: Leaks, leak: Leak) -> Narrative:
+def _how_it_is_known(leaks: Leaks, leak: Leak) -> tuple[str, ...]:
     one = leak.kept[0]
-    meaning = (
-        "What it holds are results together with the autograd graphs that made them: every tensor that those graphs "
-        "saved for backward stays alive as long as they do."
-        if leak.kind == "graphs"
-        else "It holds more tensors at every count, and nothing was seen to take as many out."
-    )
     line = f"Its line is not known: {one.unseen}."
     if one.fed:
         line = f"The line was seen to do it {one.fed[0].times} times in the steps that were watched."
-        others = [
-            place.rpartition(":")[0] for place in (*one.fed[0].candidates, *(change.site for change in one.fed[1:]))
-        ]
-        line += f" So did, or may have done: {', '.join(others[:3])}." if others else ""
-    fitted = (
-        how_it_was_fitted(leaks.fit) if leaks.fit is not None else (f"Of memory no trend is known: {leaks.missing}",)
-    )
-    return Narrative(
-        title="What it means, how we know, when it is wrong",
-        paragraphs=(
-            meaning,
-            f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
-            *fitted,
-            "A buffer or cache that is still filling at the end of the recording, and batches that get longer from "
-            "step to step, look the same: record more steps to tell.",
-        ),
+        others = [*one.fed[0].candidates, *(change.site for change in one.fed[1:])]
+        places = ", ".join(place.rpartition(":")[0] for place in others[:3])
+        line += f" So did, or may have done: {places}." if others else ""
+    return (
+        "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph also "
+        "keeps every tensor that the graph saved for backward.",
+        f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
+        *([] if leaks.fit else [f"Of memory no trend is known: {leaks.missing}"]),
     )

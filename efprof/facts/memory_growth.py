@@ -8,11 +8,35 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth import IN_WINDOW, LEAST_SLOPE, WARM_UP_SHARE, Fit, Point, first_after_warm_up, fit, theil_sen
+from efprof.facts.growth import (
+    IN_WINDOW,
+    LEAST_SLOPE,
+    WARM_UP_SHARE,
+    Fit,
+    Point,
+    Trend,
+    first_after_warm_up,
+    fit,
+    theil_sen,
+)
+from efprof.facts.kept import Kept, counted_series, kept_table
 from efprof.facts.run import Run
-from efprof.facts.stage_memory import read_throughout
-from efprof.model import Gain, NotRecorded, Number, Series, SeriesLine, ThinEvidence, UnreadableInput
-from efprof.units import format_bytes
+from efprof.facts.run_limits import RunLimits
+from efprof.facts.sources import Sources
+from efprof.model import (
+    Evidence,
+    Gain,
+    Narrative,
+    NotRecorded,
+    Number,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    ThinEvidence,
+    UnreadableInput,
+)
+from efprof.units import format_bytes, format_interval, in_brackets
 
 LEAST_STEPS = 20
 """Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
@@ -33,31 +57,36 @@ class MemoryGrowth:
     def compute(cls, run: Run) -> Self:
         """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
         records = read_steps(run.rank_folder)[0]
-        samples = _samples(records, _counted_after(run))
+        samples, within = _read(records, _counted_after(run))
         steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
         if len(steps) < LEAST_STEPS:
             raise ThinEvidence(_too_few(len(steps), records))
         least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
         first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
-        found = fit(samples, records, first_steady=first_steady, within=_within(records))
+        found = fit(samples, records, first_steady=first_steady, within=within)
         late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
         is_rising = min(found.trend.low, found.trend.slope - LEAST_SLOPE, late - LEAST_SLOPE) > 0
         return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
 
 
-def _samples(records: Sequence[StepRecord], counted_after: Container[int]) -> list[Point | None]:
-    """What each step whose memory was read leaves allocated after the optimizer.
+def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple[list[Point | None], list[int]]:
+    """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
 
-    A count of holders is as a window: on a CPU up to 200 KiB of it stay with the process.
+    That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
+    200 KiB of it stay with the process. To watch lines takes time, and no memory.
     """
     samples: list[Point | None] = []
+    within = []
     for record in records:
-        left = _left(record)
-        if not _is_in_window(record) and left is not None:
-            samples.append((record.step, left))
-        if _is_in_window(record) or record.step in counted_after:
+        is_in_window = record.window is not None and not record.window.startswith("watch")
+        sizes = [here.allocated_bytes for here in record.memory]
+        left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
+        if left and not is_in_window:
+            samples.append((record.step, left[0]))
+            within.append(max(sizes) - max(left[0], sizes[0]))
+        if is_in_window or record.step in counted_after:
             samples.append(IN_WINDOW)
-    return samples
+    return samples, within
 
 
 def _counted_after(run: Run) -> set[int]:
@@ -67,47 +96,11 @@ def _counted_after(run: Run) -> set[int]:
     return set()
 
 
-def _within(records: Sequence[StepRecord]) -> list[int]:
-    """What each of those samples' steps outside windows needed at its highest boundary above what it found and left.
-
-    One that was read at its end alone is taken to need as much as the last one that was read throughout. The first one
-    finds nothing that a step left, so what it needs compares with no other.
-    """
-    outside = [
-        (record, left) for record in records if not _is_in_window(record) and (left := _left(record)) is not None
-    ]
-    throughout = {record.step for record in read_throughout([record for record, _ in outside])}
-    needed = [0]
-    for record, left in outside[1:]:
-        if record.step in throughout:
-            highest = max(here.allocated_bytes for here in record.memory)
-            needed.append(highest - max(left, record.memory[0].allocated_bytes))
-        else:
-            needed.append(needed[-1])
-    return needed
-
-
-def _is_in_window(record: StepRecord) -> bool:
-    """Whether a profiler was on, which keeps memory of its own; to watch lines takes time, and none of that."""
-    return record.window is not None and not record.window.startswith("watch")
-
-
-def _left(record: StepRecord) -> int | None:
-    """What a step leaves allocated; None where that was not read."""
-    sizes = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"]
-    return sizes[-1] if sizes else None
-
-
 def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
     """Why there is no trend, and how to record one."""
     num_in_windows = sum(record.window is not None for record in records)
-    how = (
-        "record with 'efprof record --windows none', so that all steps count"
-        if num_read + num_in_windows >= LEAST_STEPS
-        else "short steps are read now and then, so record a longer run"
-        if num_read + num_in_windows < len(records)
-        else "record a longer run"
-    )
+    is_enough = num_read + num_in_windows >= LEAST_STEPS
+    how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
     return (
         f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
     )
@@ -124,69 +117,86 @@ def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: 
         _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
     )
     unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
-    missing = share * fit.rise_bytes - left_per_step * num_steps - value
-    less = f", less {format_bytes(missing)}, as an earlier step needs more than the last ones" * (missing > one_step)
     return Gain(
         basis="measured bound",
-        explanation=f"the measured slope {fit.stretch}, and no more than the rise that was measured{less}{caution}; "
-        "its interval is that of the slope, and one step more or less, as a step's peak may come before what it keeps",
+        explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
+        f"where an earlier step needs more than the last ones{caution}; its interval is that of the slope, and one "
+        "step more or less, as a step's peak may come before what it keeps",
         peak_bytes=round(max(0.0, value)),
         peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
         until_step=fit.read_until,
     )
 
 
-def growth_series(fit: Fit, title: str, label: str) -> Series:
+def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
+    """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
+    ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
+    end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
+    read = f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}" if fit.read_until else ""
+    return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
+
+
+def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
+    """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
+    end, interval = limits.end_step(rate.slope), (rate.low, rate.high)
+    numbers = [Number(label="growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)]
+    if fit is not None:
+        numbers.append(Number(label="rise over the recorded steps", value=fit.rise_bytes, unit="bytes"))
+    numbers.append(Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes"))
+    if limits.is_foreseeable(end):
+        numbers.append(Number(label="step at which it is used up", value=end, unit="count"))
+    return Numbers(title="Growth", numbers=tuple(numbers))
+
+
+def growth_evidence(
+    run: Run,
+    blame: SourceLine,
+    numbers: Numbers,
+    *,
+    fit: Fit | None,
+    kept: Sequence[Kept],
+    others: Sequence[Kept],
+    how: Sequence[str],
+    title: str = "Memory retained after each step",
+) -> tuple[Evidence, ...]:
+    """The curve, the line, the rate, what was counted of what it feeds and of all that grew, and how that is known."""
+    fitted = []
+    if fit is not None:
+        fitted = [
+            f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
+            "compared: the median of the slopes between them, the longer counting more, is "
+            f"{format_bytes(fit.trend.slope)} per step."
+        ]
+    alike = (
+        "A buffer or cache that is still filling at the end of the recording, batches that get longer from step to "
+        "step, and garbage that Python's collector has not reached yet, look the same: record more steps to tell."
+    )
+    return (
+        *([_series(fit, title)] if fit is not None else []),
+        run.get(Sources).snippet(blame),
+        numbers,
+        *([counted_series(kept)] if kept else []),
+        *([kept_table(others)] if others else []),
+        Narrative(title="What it means, how we know, when it is wrong", paragraphs=(*how, *fitted, alike)),
+    )
+
+
+def _series(fit: Fit, title: str) -> Series:
     """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
     ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
-    measured = SeriesLine(
-        label=f"{label} after the step",
-        x=tuple(float(step) for step in fit.steps),
-        y=tuple(float(num_bytes) for num_bytes in fit.sizes),
-        is_highlighted=True,
-    )
-    trend = SeriesLine(label="trend", x=ends, y=tuple(fit.trend.level + fit.trend.slope * step for step in ends))
+    steps, sizes = tuple(map(float, fit.steps)), tuple(map(float, fit.sizes))
+    line = tuple(fit.trend.level + fit.trend.slope * step for step in ends)
     return Series(
         title=title,
         x_label="step",
         x_unit="count",
-        y_label=label,
+        y_label="memory",
         y_unit="bytes",
-        lines=(measured, trend),
+        lines=(
+            SeriesLine(label="after the step", x=steps, y=sizes, is_highlighted=True),
+            SeriesLine(label="trend", x=ends, y=line),
+        ),
         marks=((ends[0], "fit begins"),),
-    )
-
-
-def last_reading(fit: Fit) -> str:
-    """Where the run went on for long after it, as a clause."""
-    if fit.read_until is None:
-        return ""
-    return f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}"
-
-
-def rate_numbers(fit: Fit) -> tuple[Number, ...]:
-    """The slope with its interval, and the rise."""
-    trend = fit.trend
-    return (
-        Number(label="growth per step", value=trend.slope, unit="bytes_per_step", interval=(trend.low, trend.high)),
-        Number(label=f"rise {fit.stretch}", value=fit.rise_bytes, unit="bytes"),
-    )
-
-
-def how_it_was_fitted(fit: Fit) -> tuple[str, ...]:
-    """How the trend is known, and what is not known of steps after the last one that was read."""
-    how = (
-        f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
-        f"compared: the median of the slopes between them, the longer counting more, is "
-        f"{format_bytes(fit.trend.slope)} per step."
-    )
-    if fit.read_until is None:
-        return (how,)
-    return (
-        how,
-        f"Memory was read after {len(fit.steps):,} steps, the last of them step {fit.read_until:,} of "
-        f"{fit.last_step:,}: short steps are read now and then. Whether it went on growing is not known; a longer "
-        "recording tells.",
     )
 
 

@@ -107,10 +107,8 @@ def _what_to_mend(run: Run) -> str:
         for leak in run.get(Leaks).leaks:
             return f"mend {leak.blame}, where `{leak.kept[0].name}` keeps more and more"
         unheld = run.get(UnheldGrowth)
-        if unheld.container is not None:
-            return f"mend {unheld.blame}, where `{unheld.container.name}` keeps more and more"
-        if unheld.survives:
-            return f"mend {unheld.blame}, whose memory outlives its step"
+        if not unheld.is_guess:
+            return f"mend {unheld.blame} ({unheld.why})"
     return "find what keeps it"
 
 

@@ -22,6 +22,7 @@ LEAST_COPIED: Final = 8 * MIB
 LEAST_SHARE: Final = 0.25
 """Of these objects, by the time a worker was read last. With arrays a worker copied 1 to 3 MiB of a whole epoch, with
 strings all of them, nine tenths in the first half of it (measured, Python 3.11)."""
+MOST_LINES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +80,8 @@ class WorkerMemory:
 
     def blame(self, run: Run) -> SourceLine:
         """The line that fills the container, else one of the data set's class, else the loop's."""
-        filled = [held.site for held in self.data_set.containers[:1]]
-        site = next((site for site in (*filled, self.data_set.site) if site is not None), None)
+        filled = next((held.site for held in self.data_set.containers[:1]), None)
+        site = filled or self.data_set.site
         if site is None:
             raise ThinEvidence(
                 f"workers copied {format_bytes(self.copied_bytes)} each, of a data set of no known line."
@@ -89,25 +90,20 @@ class WorkerMemory:
 
     def evidence(self, run: Run) -> tuple[Evidence, ...]:
         """All of it, the picture first."""
-        return self._series(), run.get(Sources).snippet(self.blame(run)), NARRATIVE
-
-    def _series(self) -> Series:
-        return Series(
-            title="Memory that each data worker has alone",
-            x_label="step",
-            x_unit="",
-            y_label="private memory",
-            y_unit="bytes",
-            lines=tuple(
-                SeriesLine(
-                    label=f"worker {worker.place}",
-                    x=tuple(float(step) for step, _ in worker.readings),
-                    y=tuple(float(process.private_bytes) for _, process in worker.readings),
-                    is_highlighted=worker is self.workers[0],
-                )
-                for worker in self.workers[:8]
-            ),
+        lines = (
+            SeriesLine(
+                label=f"worker {worker.place}",
+                x=tuple(float(step) for step, _ in worker.readings),
+                y=tuple(float(process.private_bytes) for _, process in worker.readings),
+                is_highlighted=worker is self.workers[0],
+            )
+            for worker in self.workers[:MOST_LINES]
         )
+        title = "Memory that each data worker has alone"
+        private = Series(
+            title=title, x_label="step", x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines)
+        )
+        return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
 
 
 NARRATIVE: Final = Narrative(

@@ -1,19 +1,15 @@
-"""The change to a statement that keeps tensors alive: without their graph, or no more than so many of them."""
+"""What a statement keeps alive, and how to keep less of it: without its graph, a copy, or no more than so many."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from efprof.fixes.detach import CLONED, DETACHED, detach_carried, detach_tensor, detach_value
-from efprof.fixes.kept_value import KeptValue
-from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix
-from efprof.units import format_bytes
+from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
+from efprof.model import Fix
 
-LEAST_LEFT_SHARE = 0.1
-"""Of the growth: what detaching leaves of it is told from there on; less is lost among what is rounded."""
-MOST_BOUNDS = 3
-"""In one sentence."""
+DETACHED, CLONED = ".detach()", ".detach().clone()"
+"""The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
 HOW = {
     **dict.fromkeys(("list", "set"), "make it `collections.deque(maxlen={most})`"),
     "deque": "give it `maxlen={most}`",
@@ -28,70 +24,90 @@ WAYS_TO_BOUND = (
 )
 """The same where the type is one of many."""
 
+VALUE_PLACE: Final = {
+    "append": 0, "appendleft": 0, "add": 0, "extend": 0, "extendleft": 0, "update": 0, "insert": 1, "setdefault": 1,
+    "put": 0, "put_nowait": 0,
+}  # fmt: skip
+"""The methods that make a container longer, and which argument it keeps."""
+JOINING: Final = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
+"""Calls that put the old value and a new one together; any other call carries the old value through a model."""
+EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeepingStatement:
-    """What a statement of `file` keeps in holders of these `names`, the first of type `kind` with such entries.
+class KeptValue:
+    """The expression; `carried` is the argument through which the old value enters a call that makes the new one.
 
-    `readers` are the lines that may need the graphs of what is kept. Of the `bytes_per_step` that it keeps,
-    `tensor_bytes_per_step` are the tensors themselves, without their graphs. `is_view` where they were counted to be
-    a small part of their storages.
+    `is_whole` where it is no entry of what keeps it, but has such entries, or is all that keeps them.
     """
 
-    file: str
-    names: tuple[str, ...]
-    kind: str
-    entry: tuple[str, ...]
-    kept: KeptValue
-    readers: tuple[int, ...]
-    bytes_per_step: float
-    tensor_bytes_per_step: float
-    is_view: bool = False
-
-    @property
-    def name(self) -> str:
-        """All names, in quotes."""
-        return listed([f"`{name}`" for name in self.names])
+    value: ast.expr
+    carried: ast.expr | None = None
+    is_whole: bool = False
 
 
-def keep_without_graph(statement: KeepingStatement, lines: Sequence[str]) -> Fix:
-    """Detach what is kept: safe where nothing else reads the holder, for a person to review where something does.
+def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
+    """By the one statement there that can do it, that of the holder's `name` first; None where none or several can.
 
-    What was not counted to be a tensor is left to a person.
+    The holder may be known there by another name, as `store` of `store = self.outputs[key]`.
     """
-    how = CLONED if statement.is_view else DETACHED
-    carried = statement.kept.carried
-    if carried is not None:
-        edit: CodeEdit | None = detach_carried(statement.file, lines, carried, statement.kind)
+    last = name.partition("[")[0].rpartition(".")[2]
+    found = [
+        pair
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+        for node in ast.walk(statement)
+        for pair in _kept_by(node, last)
+    ]
+    of_name = [kept for receiver, kept in found if receiver == last]
+    candidates = of_name or [kept for _, kept in found]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
+    """The one expression in it that gives a tensor, by the types of such entries, as the count saw them."""
+    value: ast.expr | None = kept.value
+    if kept.is_whole:  # `losses += [loss]`
+        value = kept.value.elts[0] if isinstance(kept.value, ast.List) and len(kept.value.elts) == 1 else None
+    if value is None or not entry or isinstance(value, ast.Starred):
+        return None
+    if entry[0] == "Tensor":
+        return value
+    parts, places = _parts_of(value), [place for place, kind in enumerate(entry[1:]) if kind == "Tensor"]
+    is_alike = len(parts) == len(entry) - 1 and not any(isinstance(part, ast.Starred) for part in parts)
+    return parts[places[0]] if is_alike and len(places) == 1 else None
+
+
+def keep_without_graph(
+    file: str, lines: Sequence[str], kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
+) -> Fix:
+    """Detach what a statement puts into the holder `name` of type `kind` with such entries; a person reviews it.
+
+    What was not counted to be a tensor is left to a person, and so is a statement that is not known.
+    """
+    if kept is not None and kept.carried is not None:
+        text = text_of(lines, kept.carried)
+        parts = f"{kind}(part.detach() for part in {text})"
+        new = parts if kind in ("tuple", "list") else f"{as_receiver(lines, kept.carried)}{DETACHED}"
         return Fix(
-            summary=f"Cut {statement.name} off from the step before where it enters the call; where the loop runs "
-            "over the time steps of one sequence, cut once per optimizer step instead.",
+            summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
+            "time steps of one sequence, cut once per optimizer step instead.",
             applicability="review",
-            changes=(edit,) if edit else (),
+            changes=(replace_expression(file, lines, kept.carried, new),),
         )
-    if statement.kind == "Tensor":  # what is added to it is one, too
-        edit = detach_tensor(statement.file, lines, statement.kept.value, how)
-    else:
-        edit = detach_value(statement.file, lines, statement.kept, statement.entry, how)
-    left = _what_is_left(statement)
-    if edit is None:
+    value: ast.expr | None = None
+    if kept is not None:  # what is added to a tensor is one, too
+        value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
+    if value is None:
         return Fix(
-            summary=f"Detach each tensor that this line puts into {statement.name}: `{how}`, or `.item()` for "
-            f"a number.{left}",
+            summary=f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.",
             applicability="manual",
         )
-    if statement.readers:
-        places = ", ".join(f"{statement.file}:{line}" for line in statement.readers[:3])
-        return Fix(
-            summary=f"Keep the value without its graph; check that {places}, which also reads {statement.name}, "
-            f"calls no backward on it.{left}",
-            applicability="review",
-            changes=(edit,),
-        )
     return Fix(
-        summary=f"Keep the value without its graph; nothing else reads the graph.{left}",
-        applicability="safe",
-        changes=(edit,),
+        summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
+        applicability="review",
+        changes=(replace_expression(file, lines, value, f"{as_receiver(lines, value)}{how}"),),
     )
 
 
@@ -106,64 +122,65 @@ def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> 
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """How many of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory.
+def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str) -> Fix:
+    """Bound a holder that keeps no graphs; only a person knows how much of it is needed.
 
-    It bounds the holder `name` of type `kind`.
+    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory.
     """
-
-    name: str
-    kind: str
-    most: int
-    unit: str
-    is_on_device: bool
-
-
-def keep_fewer(bounds: Sequence[Bound]) -> Fix:
-    """Bound holders that keep no graphs, the largest first; only a person knows how much of them is needed."""
-    ways = ["keep numbers instead of tensors (`.item()`)"]
-    ways.append(
-        "move what is kept off the device (`.cpu()`)" if bounds[0].is_on_device else "write it to disk now and then"
-    )
-    if len(bounds) == 1:
-        ways, take = [*_how(bounds[0]), *ways], _take(bounds[0])
-        summary = (
-            f"Bound `{bounds[0].name}`: {', '.join(ways[:-1])}, or {ways[-1]}. {take[0].upper()}{take[1:]} 1 % of the "
-        )
-        return Fix(summary=f"{summary}memory there is.", applicability="manual")
-    parts = [f"`{one.name}` ({'; '.join((*_how(one), _take(one)))} 1 %)" for one in bounds]
+    ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
+    ways += ["keep numbers instead of tensors (`.item()`)"]
+    take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     return Fix(
-        summary=f"Bound each, so that it takes a hundredth of the memory there is: {listed(parts)}; "
-        f"or {', or '.join(ways)}.",
+        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.",
         applicability="manual",
     )
 
 
-def listed(parts: Sequence[str]) -> str:
-    """`a`; `a` and `b`; `a`, `b` and 3 more."""
-    shown = list(parts)
-    if len(shown) > MOST_BOUNDS:
-        shown = [*shown[: MOST_BOUNDS - 1], f"{len(shown) - MOST_BOUNDS + 1} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
+    """What a node keeps, and the last name of what it keeps it in."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=receiver, attr=method), args=args) if method in VALUE_PLACE:
+            kept = args[VALUE_PLACE[method] : VALUE_PLACE[method] + 1]
+            if kept and ast.unparse(kept[0]) not in EMPTY:  # of `losses.setdefault(key, []).append(loss)`
+                is_whole = method in ("extend", "extendleft", "update")
+                yield _last_name(receiver), KeptValue(value=kept[0], is_whole=is_whole)
+        case ast.AugAssign(target=target, op=ast.Add(), value=value):
+            yield _last_name(target), KeptValue(value=value, is_whole=True)
+        case ast.Assign(targets=[ast.Subscript(value=inner)], value=value):
+            yield _last_name(inner), KeptValue(value=value)
+        case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value) if name in map(_last_name, parts):
+            yield name, _renewal(value, name)
+        case ast.Assign(targets=[target], value=value) if not isinstance(target, ast.Tuple):
+            yield _last_name(target), _renewal(value, _last_name(target))
 
 
-def _how(bound: Bound) -> list[str]:
-    return [HOW[bound.kind].format(most=bound.most)] if bound.kind in HOW and bound.unit == "entries" else []
+def _renewal(value: ast.expr, name: str) -> KeptValue:
+    """Of `name = <something with name>`: a sum, a joining of tensors, or a call that carries it."""
+    match value:
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(left) == name:
+            return KeptValue(value=right, is_whole=True)
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if _last_name(right) == name:
+            return KeptValue(value=left, is_whole=True)
+        case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args) if called not in JOINING:
+            carried = next((argument for argument in args if _last_name(argument) == name), None)
+            return KeptValue(value=value, carried=carried, is_whole=True)
+    return KeptValue(value=value, is_whole=True)
 
 
-def _take(bound: Bound) -> str:
-    return f"what {bound.most:,} steps add takes" if bound.unit == "steps" else f"{bound.most:,} {bound.unit} take"
+def _last_name(expression: ast.expr) -> str:
+    """`history` of `history`, `self.history[key]`, `history.setdefault(key, [])`; empty of anything else."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=ast.Attribute(value=inner, attr="setdefault" | "get")):
+            return _last_name(inner)
+    return ""
 
 
-def _what_is_left(statement: KeepingStatement) -> str:
-    """What detaching does not give back: the tensors, from a tenth of the growth on."""
-    left, whole = statement.tensor_bytes_per_step, statement.bytes_per_step
-    if statement.is_view:
-        return " `.detach()` alone would keep the larger memory that the tensor is a part of; `.item()` keeps a number."
-    if left < LEAST_LEFT_SHARE * whole:
-        return ""
-    return (
-        f" That leaves the tensors themselves, {format_bytes(min(left, whole))} of {format_bytes(whole)} per step: "
-        f"bound {statement.name} as well, or keep numbers (`.item()`)."
-    )
+def _parts_of(value: ast.expr) -> list[ast.expr]:
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+        case ast.Call(args=parts, keywords=[]):  # a record that is a tuple
+            return parts
+    return []

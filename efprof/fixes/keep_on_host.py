@@ -6,49 +6,63 @@ from collections.abc import Sequence
 from efprof.model import CodeEdit
 
 
-def keep_on_host(
-    file: str, lines: Sequence[str], moves: Sequence[ast.Call], slices: Sequence[ast.Subscript]
-) -> tuple[CodeEdit, ...]:
-    """The edits of the moves, and of each slice, which lies in the same function; none unless all can be made.
+def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line: int) -> tuple[CodeEdit, ...]:
+    """The edits of the moves in the assignment on this line, and of each slice `data[i:j]` below it, moved instead.
 
-    Each slice is moved where the data was, so all moves must name the same device, and nothing else. Whoever reads the
-    data otherwise needs it where it was, and what takes samples elsewhere hands them on in ways that no edit of one
-    expression can follow: then there are no slices, and no edits.
+    None where the moves name several devices, or anything else is done with the data: that may need it on the device,
+    as `model(data)` and `data.mean(0)`, or hand it on in ways that no edit of one expression can follow.
     """
-    devices = {_device_of(move) for move in moves}
-    is_one_line = all(one.lineno == one.end_lineno for one in (*moves, *slices))
-    if len(devices) != 1 or None in devices or not slices or not is_one_line:
+    nodes = list(ast.walk(tree)) if tree else []
+    moved = next((one for one in nodes if isinstance(one, ast.Assign) and one.lineno == line == one.end_lineno), None)
+    if moved is None:
         return ()
-    (device,) = devices
-    edited: dict[int, bytes] = {}
-    for one in sorted((*moves, *slices), key=lambda one: (one.lineno, one.col_offset), reverse=True):
-        line = edited.get(one.lineno, lines[one.lineno - 1].encode())
-        kept = one if isinstance(one, ast.Subscript) else _moved(one)  # what stays as it is written
-        added = f".to({device}, non_blocking=True)" if isinstance(one, ast.Subscript) else ".pin_memory()"
-        # Behind the dot of the old method; syntax trees count bytes of UTF-8, and leave parentheses out.
-        head = line[: kept.end_col_offset] + _closing(line, kept, one)
-        edited[one.lineno] = head + added.encode() + line[one.end_col_offset :]
+    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
+    slices = _slices(nodes, set(ast.walk(around[-1])) if around else set(nodes), moved)
+    calls = [node for node in ast.walk(moved.value) if isinstance(node, ast.Call)]
+    moves = [(call, device) for call in calls if (device := _device_of(call)) is not None]
+    if not slices or len({device for _, device in moves}) != 1:
+        return ()
+    texts = {number: lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
+    puts: list[tuple[ast.expr, int, str]] = [
+        (one, one.end_col_offset or 0, f".to({moves[0][1]}, non_blocking=True)") for one in slices
+    ]
+    puts += [(one, _dot_of(one, texts[line]), ".pin_memory()") for one, _ in moves]
+    for one, start, new in sorted(puts, key=lambda put: -put[1]):  # syntax trees count bytes of UTF-8
+        text = texts[one.lineno]
+        texts[one.lineno] = text[:start] + new.encode() + text[one.end_col_offset :]
     return tuple(
         CodeEdit(file=file, line=number, old=lines[number - 1], new=text.decode())
-        for number, text in sorted(edited.items())
+        for number, text in sorted(texts.items())
     )
 
 
-def _moved(move: ast.expr) -> ast.expr:
-    assert isinstance(move, ast.Call)
+def _slices(nodes: Sequence[ast.AST], inside: set[ast.AST], moved: ast.Assign) -> list[ast.Subscript]:
+    """All slices of the data; none where something else is done with it, or in another function."""
+    names = {node.id for target in moved.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    same_anywhere, taken = set(ast.walk(moved)), dict[ast.AST, ast.Subscript]()
+    for node in nodes:
+        match node:
+            case ast.Subscript(value=ast.Name() as name, slice=ast.Slice(), ctx=ast.Load()) if (
+                node in inside and moved.lineno < node.lineno == node.end_lineno
+            ):
+                taken[name] = node
+            case ast.Call(func=ast.Name(id="len"), args=[name]) | ast.Attribute(value=name, attr="shape" | "size"):
+                same_anywhere.add(name)
+    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id in names and node not in same_anywhere]
+    reads = [node for node in reads if isinstance(node.ctx, ast.Load)]
+    return [taken[read] for read in reads] if all(read in taken for read in reads) else []
+
+
+def _dot_of(move: ast.Call, line: bytes) -> int:
+    """Where the method begins, behind any parentheses around its object."""
     assert isinstance(move.func, ast.Attribute)
-    return move.func.value
+    return line.index(b".", move.func.value.end_col_offset)
 
 
-def _closing(line: bytes, kept: ast.expr, whole: ast.expr) -> bytes:
-    """The parentheses around `kept` that end before the dot of what follows it."""
-    between = line[kept.end_col_offset : whole.end_col_offset]
-    return between[: between.index(b".")].rstrip() if b"." in between else b""
-
-
-def _device_of(move: ast.Call) -> str | None:
-    """What a plain `.to(device)` or `.cuda()` moves to; None for all other calls."""
-    match move:
+def _device_of(call: ast.Call) -> str | None:
+    """What a plain `.to(device)` or `.cuda()` moves to; None of all other calls."""
+    match call:
         case ast.Call(func=ast.Attribute(attr="to"), args=[device], keywords=[]):
             return ast.unparse(device)
         case ast.Call(func=ast.Attribute(attr="cuda"), args=[], keywords=[]):

@@ -1,9 +1,9 @@
 """Replaced expressions of the user's source as a CodeEdit of whole lines."""
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit
 
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)
 """Expressions that a method call may follow without parentheses around them."""
@@ -25,30 +25,6 @@ def insert_before_attribute(file: str, lines: Sequence[str], attribute: ast.Attr
     before, after = _cut(old, (attribute.end_col_offset or 0) - len(attribute.attr.encode()))
     head = before.rstrip().removesuffix(".")
     return CodeEdit(file=file, line=line, old=old, new=f"{head}{text}{before[len(head) :]}{after}")
-
-
-def make_together(file: str, lines: Sequence[str], makers: Sequence[Callable[[Sequence[str]], Fix]]) -> Fix:
-    """One fix of several that change parts of the same statements, made one after the other from the last part on.
-
-    None of them may change the number of lines. Where one is left to a person, all are.
-    """
-    changed, fixes = list(lines), []
-    for make in makers:
-        fix = make(changed)
-        fixes.append(fix)
-        for edit in fix.changes:
-            assert isinstance(edit, CodeEdit)
-            new = edit.new.split("\n")
-            changed[edit.line - 1 : edit.line - 1 + len(new)] = new
-    different = [index for index, line in enumerate(lines) if changed[index] != line]
-    applicability = max((fix.applicability for fix in fixes), key=("safe", "review", "manual").index)
-    changes: tuple[CodeEdit, ...] = ()
-    if different and applicability != "manual":
-        first, end = different[0], different[-1] + 1
-        old, new_text = "\n".join(lines[first:end]), "\n".join(changed[first:end])
-        changes = (CodeEdit(file=file, line=first + 1, old=old, new=new_text),)
-    summaries = dict.fromkeys(fix.summary for fix in reversed(fixes))
-    return Fix(summary=" ".join(summaries), applicability=applicability, changes=changes)
 
 
 def text_of(lines: Sequence[str], expression: ast.expr) -> str:

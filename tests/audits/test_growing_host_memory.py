@@ -159,14 +159,6 @@ def test_where_it_gives_way_it_says_that_there_is_growth(tmp_path: Path) -> None
     assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
 
 
-def test_a_gain_is_told_up_to_the_last_step_that_was_read(tmp_path: Path) -> None:
-    steps = growing(160)
-    for step in steps[120:]:
-        step.memory = []
-    finding = only_finding(run_of(tmp_path / "run", steps))
-    assert "of host memory up to step 119;" in finding.gain.explanation
-
-
 def test_a_heap_that_breaks_into_pieces_is_no_growth_of_objects(tmp_path: Path) -> None:
     steps = growing(python_bytes=0)
     for step in steps:

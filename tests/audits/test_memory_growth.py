@@ -204,7 +204,7 @@ def test_a_run_whose_memory_was_never_read_is_not_judged(tmp_path: Path) -> None
     steps = leaking_steps(60)
     for step in steps:
         step.memory = []
-    with pytest.raises(ThinEvidence, match=r"after 0 of 60 steps .* short steps are read now and then"):
+    with pytest.raises(ThinEvidence, match=r"after 0 of 60 steps .* record a longer run"):
         memory_growth(write_run(tmp_path, steps=steps))
 
 
@@ -226,13 +226,9 @@ def test_what_passes_says_how_many_steps_were_read(audit: Audit, tmp_path: Path)
 
 def test_growth_that_is_known_early_only_is_told_up_to_there(tmp_path: Path) -> None:
     (finding,) = memory_growth(write_run(tmp_path, steps=read_early(), sources={"train.py": TRAIN})).findings
-    assert finding.message.startswith("Memory grew 1.00 MiB per step; at this rate")
-    assert "; what holds it is not known" in finding.message
-    assert finding.message.endswith("; memory was last read after step 39 of 239.")
-    assert "the measured slope up to step 39," in finding.gain.explanation
-    assert finding.gain.peak_bytes == 39 * MIB
-    assert "rise up to step 39" in str(finding.evidence)
-    assert "Whether it went on growing is not known" in str(finding.evidence)
+    assert finding.message.startswith("Memory grows 1.00 MiB per step; at this rate")
+    assert "; memory was last read after step 39 of 239; what holds it is not known" in finding.message
+    assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
 
 
 def test_early_growth_that_would_end_the_run_is_told_as_a_condition(tmp_path: Path) -> None:
@@ -265,12 +261,11 @@ def test_an_end_that_makes_it_severe_is_told_however_few_steps_were_recorded(tmp
     (finding,) = memory_growth(write_run(tmp_path, steps=steps, sources={"train.py": TRAIN})).findings
     assert finding.severity == "high"
     assert "will end this run at step ~4,000" in finding.message
-    assert "Whether it went on growing" not in str(finding.evidence)
 
 
 def test_where_a_graph_was_not_counted_to_its_end_nothing_more_is_told_here(tmp_path: Path) -> None:
-    """After 20,000 nodes the count stops: what it keeps may be all that grows."""
-    holder = lambda n: graphs(n, graph_nodes=20_000, graph_bytes=MIB + n, tensor_bytes=MIB * n // 4)  # noqa: E731
+    """The count ran out of time in it: what it keeps may be all that grows."""
+    holder = lambda n: graphs(n, is_cut=True, graph_bytes=MIB + n, tensor_bytes=MIB * n // 4)  # noqa: E731
     run = leaking_run(tmp_path, holder)
     (finding,) = retained_graph(run).findings
     assert "Memory grows 1.00 MiB per step because `history` keeps" in finding.message

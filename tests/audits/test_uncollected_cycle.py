@@ -10,7 +10,7 @@ import pytest
 from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.uncollected_cycle import uncollected_cycle
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import CycleSawtooth
 from efprof.facts.run import Run
 from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
@@ -181,26 +181,9 @@ TENSOR_LINKS = (
 )
 
 
-def test_an_output_on_the_context_of_an_autograd_function_is_saved_for_backward(tmp_path: Path) -> None:
+def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_backward(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION, links=TENSOR_LINKS))
-    assert [change.new.strip() for change in finding.fix.changes if isinstance(change, CodeEdit)] == [
-        "ctx.save_for_backward(y)",
-        "y = ctx.saved_tensors[0]",
-    ]
-    assert (str(finding.blame), finding.fix.applicability) == ("train.py:8", "review")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("        ctx.y = y\n", "        ctx.y = y\n        ctx.save_for_backward(x)\n"),
-        ("        ctx.y = y\n", "        ctx.y = y\n        print(ctx.y)\n"),
-        ("return grad * y * (1 - y)", "return grad * ctx.y * (1 - ctx.y)"),
-    ],
-)
-def test_what_else_is_saved_or_read_leaves_the_saving_to_a_person(old: str, new: str, tmp_path: Path) -> None:
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=FUNCTION.replace(old, new), links=TENSOR_LINKS))
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
+    assert (str(finding.blame), finding.fix.applicability) == ("train.py:8", "manual")
     assert "ctx.save_for_backward(y)" in finding.fix.summary
 
 
@@ -308,3 +291,15 @@ def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> 
 def test_a_run_without_any_collection_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
+
+
+def test_what_refers_to_the_object_itself_is_likelier_than_what_it_was_given(tmp_path: Path) -> None:
+    """The children are what the owner has; a weak reference to them would let them go at once."""
+    text = """\
+class Parent:
+    def add(self, child):
+        child.parent = self
+        self.children.append(child)
+"""
+    links = (link("Parent", "children", through="container"), link("Child", "parent"))
+    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"

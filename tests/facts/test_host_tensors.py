@@ -19,7 +19,7 @@ def is_host(folder, *body, above="import torch", others=None):
         "return torch.stack([torch.from_numpy(data[s + 1 : s + 1 + length]) for s in starts])",
         "for s in starts: rows.append(data[s : s + length])",
         "return data[starts[0] : starts[0] + length]",
-        "return [data[int(s) : s.item() + length] for s in starts]",
+        "return [data[int(s) : int(s) + length] for s in starts]",
         "return data[torch.tensor([3, 4])[1] : starts[0]]",
     ],
 )

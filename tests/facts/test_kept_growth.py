@@ -167,7 +167,7 @@ def test_two_lists_with_lines_of_their_own_are_two(tmp_path: Path) -> None:
 def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:
     one = kept_in(leaking_run(tmp_path, lambda step: plain(step, value_bytes=4 * step)))
     assert one.is_view
-    assert one.kept_rate == pytest.approx(4.0)
+    assert one.value_rate == pytest.approx(4.0)
 
 
 def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_path: Path) -> None:

@@ -4,36 +4,16 @@ import ast
 
 import pytest
 
-from efprof.fixes.keep_less import Bound, KeepingStatement, keep_copies, keep_fewer, keep_without_graph
-from efprof.fixes.kept_value import graph_readers, kept_at
+from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph, kept_at
 from efprof.model import CodeEdit, Fix
-from efprof.units import KIB
 
 
-def fix_of(
-    code: str,
-    entry: str = "Tensor",
-    *,
-    kind: str = "list",
-    is_read: bool = False,
-    tensors: float = 0.0,
-    is_view: bool = False,
-) -> Fix:
-    """The fix of the first line, with entries of these types; `tensors` is their share of what it keeps."""
+def fix_of(code: str, entry: str = "Tensor", *, kind: str = "list", how: str = DETACHED) -> Fix:
+    """The fix of the first line, with entries of these types."""
     kept = kept_at(ast.parse(code), 1, "history")
     assert kept is not None
-    statement = KeepingStatement(
-        file="train.py",
-        names=("history",),
-        kind=kind,
-        entry=tuple(entry.split()),
-        kept=kept,
-        readers=(9,) if is_read else (),
-        bytes_per_step=100 * KIB,
-        tensor_bytes_per_step=100 * KIB * tensors,
-        is_view=is_view,
-    )
-    return keep_without_graph(statement, code.splitlines())
+    lines = code.splitlines()
+    return keep_without_graph("train.py", lines, kept, name="history", kind=kind, entry=entry.split(), how=how)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +33,7 @@ def fix_of(
 def test_detaches_what_was_counted_to_be_a_tensor(code: str, entry: str, expected: str) -> None:
     fix = fix_of(code, entry)
     assert fix.changes == (CodeEdit(file="train.py", line=1, old=code, new=expected),)
-    assert fix.applicability == "safe"
+    assert fix.applicability == "review"
 
 
 @pytest.mark.parametrize(
@@ -75,12 +55,6 @@ def test_what_was_not_counted_to_be_one_tensor_is_left_to_a_person(code: str, en
     assert (fix.applicability, fix.changes) == ("manual", ())
 
 
-def test_another_reader_is_named_and_makes_it_a_review() -> None:
-    fix = fix_of("history.append(loss)", is_read=True)
-    assert fix.applicability == "review"
-    assert "train.py:9" in fix.summary
-
-
 def test_a_carried_state_is_cut_where_it_enters_the_call() -> None:
     code = "out, history = rnn(x, history)"
     tensor = fix_of(code, kind="Tensor")
@@ -96,17 +70,14 @@ def test_what_is_added_to_a_tensor_is_one() -> None:
     assert "history += loss.detach()" in str(fix_of("history += loss", "", kind="Tensor").changes)
 
 
-def test_says_what_detaching_leaves_where_the_tensors_are_much_of_it() -> None:
-    left = "That leaves the tensors themselves, 30.0 KiB of 100 KiB per step: bound `history` as well"
-    code = "history.append(loss)"
-    assert left in fix_of(code, tensors=0.3).summary
-    assert left in fix_of(code, "Record", tensors=0.3).summary
-    assert "leaves" not in fix_of(code, tensors=0.05).summary
+def test_a_statement_that_is_not_known_is_left_to_a_person() -> None:
+    fix = keep_without_graph("train.py", [], None, name="history", kind="list", entry=["Tensor"], how=DETACHED)
+    assert (fix.applicability, fix.changes) == ("manual", ())
 
 
-def bound(name: str, kind: str, most: int, unit: str = "entries", *, is_on_device: bool = True) -> Bound:
-    """So many of its entries take 1 %."""
-    return Bound(name=name, kind=kind, most=most, unit=unit, is_on_device=is_on_device)
+def bound(name: str, kind: str, most: int, unit: str = "entries") -> str:
+    """What is said where so many of its entries take 1 %."""
+    return keep_fewer(name, kind, most, unit, elsewhere="write it to disk now and then").summary
 
 
 @pytest.mark.parametrize(
@@ -121,40 +92,18 @@ def bound(name: str, kind: str, most: int, unit: str = "entries", *, is_on_devic
     ],
 )
 def test_each_kind_of_container_is_bounded_in_its_own_way(kind: str, expected: str) -> None:
-    assert expected in keep_fewer([bound("history", kind, 500)]).summary
+    assert expected in bound("history", kind, 500)
 
 
-def test_each_of_several_holders_has_a_bound_of_its_own() -> None:
-    bounds = [bound("a", "list", 400), bound("b", "Queue", 80), bound("c", "Tensor", 9, "steps")]
-    summary = keep_fewer(bounds).summary
-    assert "`a` (make it `collections.deque(maxlen=400)`; 400 entries take 1 %)" in summary
-    assert "`b` (give it `maxsize=80`, so that `put` waits; 80 entries take 1 %)" in summary
-    assert "and `c` (What" not in summary
-    assert "and `c` (what 9 steps add takes 1 %)" in summary
-    assert "and 2 more; or keep numbers" in keep_fewer([*bounds, bounds[0]]).summary
-
-
-def test_tensors_without_graphs_are_bounded_by_a_person() -> None:
-    fix = keep_fewer([bound("history", "list", 500)])
-    assert fix.applicability == "manual"
-    assert "deque(maxlen=500)" in fix.summary
-    assert fix.summary.endswith("off the device (`.cpu()`). 500 entries take 1 % of the memory there is.")
+def test_a_bound_tells_what_takes_a_hundredth_of_the_memory() -> None:
+    assert bound("history", "list", 500).endswith("now and then. 500 entries take 1 % of the memory there is.")
 
 
 def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
-    summaries = [
-        keep_fewer([bound("bank", kind, 1500, unit)]).summary
-        for kind, unit in (("list", "tensors"), ("Tensor", "steps"))
-    ]
+    summaries = [bound("bank", kind, 1500, unit) for kind, unit in (("list", "tensors"), ("Tensor", "steps"))]
     assert not any("maxlen" in summary for summary in summaries)
     assert summaries[0].endswith("1,500 tensors take 1 % of the memory there is.")
     assert summaries[1].endswith("What 1,500 steps add takes 1 % of the memory there is.")
-
-
-def test_on_the_host_nothing_is_moved_off_a_device() -> None:
-    summary = keep_fewer([bound("history", "list", 500, is_on_device=False)]).summary
-    assert ".cpu()" not in summary
-    assert "write it to disk" in summary
 
 
 def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
@@ -167,9 +116,7 @@ def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
 
 
 def test_a_number_with_a_graph_that_is_part_of_a_larger_storage_is_detached_and_copied() -> None:
-    fix = fix_of("history.append(loss)", is_view=True)
-    assert "history.append(loss.detach().clone())" in str(fix.changes)
-    assert "`.detach()` alone would keep the larger memory" in fix.summary
+    assert "history.append(loss.detach().clone())" in str(fix_of("history.append(loss)", how=CLONED).changes)
 
 
 @pytest.mark.parametrize(
@@ -195,20 +142,3 @@ def test_what_the_line_that_was_seen_keeps(code: str, name: str, kept: str | Non
     found = kept_at(ast.parse(code), 1, name)
     assert (found and ast.unparse(found.value)) == kept
     assert (found and found.carried and ast.unparse(found.carried)) == carried
-
-
-@pytest.mark.parametrize(
-    ("line", "is_reader"),
-    [
-        ("torch.stack(history).sum().backward()", True),
-        ("print(len(history), history[-1].item())", False),
-        ("history.clear()", False),
-        ("history.append(x)", False),
-        ("history[0] = x", False),
-        ("text = f'{history[-1]}'", False),
-        ("other.history = 1", False),
-        ("return self.history", True),
-    ],
-)
-def test_who_reads_the_graphs_of_what_is_kept(line: str, is_reader: bool) -> None:
-    assert graph_readers(ast.parse(f"history.append(loss)\n{line}"), "history", 1) == ([2] if is_reader else [])

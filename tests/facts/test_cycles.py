@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.cycle_sawtooth import CycleSawtooth
+from efprof.facts.cycles import CycleSawtooth
 from efprof.units import MIB
 from tests.audits.test_uncollected_cycle import sawtooth_run
 
