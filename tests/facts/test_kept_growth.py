@@ -1,12 +1,13 @@
 """What was counted to grow, by whom it was seen to be fed, and what speaks against a leak."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from efprof.artifacts.holders import Count, Watch
+from efprof.artifacts.holders import Change, Count, Counted, Watch
 from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import KeptGrowth, lengthened
 from efprof.facts.run import Run
@@ -130,6 +131,29 @@ def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None
     run = leaking_run(tmp_path, counts=counts, watches=[watch_of(seen(), path=None, scope=None, file=None, number=9)])
     assert kept_in(run).site == "train.py:8:train"
     assert run.get(KeptGrowth).containers == ()
+
+
+def nameless_run(folder: Path, *changes: Change, holder: Callable[[int], Counted | None] = lambda _: None) -> Run:
+    """A dict of tensors that no variable leads to gets longer by a mebibyte a step."""
+    counts = containers_of(type="dict", holds_tensors=True, entry_bytes=184, tensor_bytes=MIB, path=None, number=9)
+    for count, holders in zip(counts, counts_of(holder), strict=True):
+        count.holders = holders.holders
+    return leaking_run(folder, counts=counts, watches=[watch_of(*changes, path=None, scope=None, file=None, number=9)])
+
+
+def test_a_container_of_tensors_without_a_name_is_told_where_a_line_was_seen_to_feed_it(tmp_path: Path) -> None:
+    one = kept_in(nameless_run(tmp_path, seen()))
+    assert (one.path, one.type, one.kind, one.site) == (None, "dict", "tensors", "train.py:8:train")
+    assert one.rate.slope == MIB
+
+
+def test_one_that_no_line_of_the_users_was_seen_to_feed_may_be_a_librarys(tmp_path: Path) -> None:
+    assert nameless_run(tmp_path).get(KeptGrowth).holders == ()
+
+
+def test_a_holder_that_grows_as_fast_as_a_container_without_a_name_has_its_lines(tmp_path: Path) -> None:
+    one = kept_in(nameless_run(tmp_path, seen(), holder=plain))
+    assert (one.path, one.site) == ("train.history", "train.py:8:train")
 
 
 @pytest.mark.parametrize(
