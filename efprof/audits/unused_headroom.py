@@ -3,8 +3,7 @@
 import contextlib
 from collections import Counter
 
-from efprof.facts.headroom import Headroom
-from efprof.facts.headroom_evidence import headroom_evidence, whose_memory
+from efprof.facts.headroom import Headroom, headroom_evidence, whose_memory
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources

@@ -1,10 +1,11 @@
 """What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from efprof.facts.allocator.composition import Instant, Owner
-from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.allocator.layout import Instant, Owner
+from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
@@ -12,6 +13,8 @@ from efprof.model import (
     Alternative,
     Alternatives,
     Bar,
+    Examination,
+    Finding,
     MemoryMap,
     Narrative,
     Number,
@@ -19,7 +22,7 @@ from efprof.model import (
     Series,
     SeriesLine,
     SourceLine,
-    Table,
+    ThinEvidence,
 )
 from efprof.units import format_bytes, format_share
 
@@ -31,6 +34,19 @@ ONE_LAYOUT = (
     "moves the peak: of 36 recordings in nearly all not at all, in one by 7 %."
 )
 MOST_BARS = 8
+
+
+def examination_of(looked_at: str, makes: Sequence[Callable[[], Finding]]) -> Examination:
+    """The findings of several devices that can be made, and why others cannot; raises ThinEvidence where none can."""
+    findings, reasons = [], []
+    for make in makes:
+        try:
+            findings.append(make())
+        except ThinEvidence as thin:
+            reasons.append(str(thin).rstrip("."))
+    if reasons and not findings:
+        raise ThinEvidence(f"{'; '.join(reasons)}.")
+    return Examination(looked_at="; ".join([looked_at, *reasons]), findings=tuple(findings))
 
 
 def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
@@ -75,41 +91,6 @@ def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryM
     free = instant.composition.stranded_bytes + instant.composition.releasable_bytes
     bars.append(Bar(label="nobody: cached by the allocator", num_bytes=free))
     return MemoryMap(title=title, bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
-
-
-def trial_table(device: DeviceHistory) -> Table:
-    """The settings that were tried, the recorded ones first."""
-    outcomes, costs = recorded_rows(device.what_if), device.what_if.driver_costs
-    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in device.trials]
-    rows = tuple(
-        (
-            name,
-            float(outcome.peak_reserved_bytes),
-            float(outcome.peak_reserved_high_bytes),
-            float(outcome.stranded_bytes),
-            float(outcome.calls.total),
-            "not known" if (driver_ms := costs.of(outcome.calls)) is None else driver_ms,
-            float(outcome.calls.num_retries),
-            "yes" if outcome.is_out_of_memory else "no",
-        )
-        for name, outcome in outcomes
-    )
-    return Table(
-        title="The same program under other settings (PYTORCH_CUDA_ALLOC_CONF)",
-        columns=(
-            "settings", "peak reserved", "at most", "idle then", "driver calls", "these take about", "retries",
-            "out of memory",
-        ),
-        units=("", "bytes", "bytes", "bytes", "count", "ms", "count", ""),
-        rows=rows,
-    )  # fmt: skip
-
-
-def recorded_rows(what_if: WhatIf) -> list[tuple[str, Outcome]]:
-    """The recorded settings as they were, and from the cold start of the others where that is another one."""
-    cold = what_if.recorded_cold
-    rows = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
-    return rows if cold is None else [*rows, (COLD, cold)]
 
 
 def trial_bars(device: DeviceHistory) -> Alternatives:
@@ -190,9 +171,8 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
             f"{replay.segments:,} segments and mappings have their size.{cold}",
             f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
             f"done may change that.{layouts}",
-            "What calls of the driver take is by the median of such calls in this recording. What the program did just "
-            "before them is in it, so it is rather less. Of a kind of call that the recording has few of it is not "
-            "known.",
+            "'efprof allocator what-if' on the snapshot tells how many calls of the driver each setting makes, and how "
+            "many retries.",
         ),
     )
 

@@ -8,10 +8,9 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.composition import Instant, fullest_index, play_to
 from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import History, devices_of
-from efprof.facts.allocator.layout import SegmentLayout, layout_of
+from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import Replay, Replayer
 from efprof.facts.allocator.rules import is_small
 from efprof.facts.allocator.stacks import UserLines
@@ -79,16 +78,14 @@ class DeviceHistory:
         replayer = Replayer(history)
         instants: dict[int, Instant] = {}
         pieces: tuple[int, ...] = ()
-        self.layouts: dict[int, tuple[SegmentLayout, ...]] = {}
-        """At the peak, at the failure and at the end, by the index of the entry: one replay serves all."""
         for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
             instants[index] = play_to(replayer, history, index, lines.site)
-            self.layouts[index] = layout_of(replayer, history, index, lines.site)
             if index == failed:
                 pieces = _pieces_for(replayer, history, entries[index])
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
+        self.end = instants[len(entries) - 1]
         is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
         self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
         self.failure = (

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from efprof.model.evidence import Evidence, Series, Table
-from efprof.model.finding import AuditResult
-from efprof.model.source import SourceLine
+from efprof.model.finding import AuditResult, SourceLine
 
 REPORT_SCHEMA_VERSION = 1
 """1: first form."""

@@ -10,8 +10,7 @@ from itertools import pairwise, zip_longest
 import msgspec
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
-from efprof.facts.allocator.extents import Extent, Extents, Kind
-from efprof.facts.allocator.released import Known, released_extent
+from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
 from efprof.facts.allocator.rules import (
     MIN_LARGE_REQUEST_BYTES,
     SMALL_BYTES,

@@ -44,13 +44,3 @@ class UserLines:
         if line < 1 or not PYTHON_FILE.search(name) or LIBRARIES.search(name):
             return None
         return f"{name.removeprefix(self._folder)}:{line}:{function.replace(':', ' ')}"
-
-
-def operation_of(frames: Frames) -> str:
-    """The operator that asked, where C++ frames were recorded: `at::native::...`; empty otherwise."""
-    if isinstance(frames, list):
-        for frame in frames:
-            name = frame.get("name") if isinstance(frame, Mapping) else None
-            if isinstance(name, str) and (found := re.match(r"at::_ops::(\w+)::", name)):
-                return f"aten::{found[1]}"
-    return ""
