@@ -253,11 +253,6 @@ def render_estimate(device: "DeviceEstimate") -> str:
     else:
         rest = format_bytes(device.rest_bytes)
         lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
-    if device.larger_step_bytes:
-        more = format_bytes(device.larger_step_bytes)
-        lines.append(f"  And it has {more} more: by so much memory rose higher in a step that no window shows.")
-    if device.growth_bytes_per_step:
-        lines.append(f"  Not in it: memory grows by {format_bytes(device.growth_bytes_per_step)} with every step.")
     if device.best is not None:
         lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={device.best}")
     return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])

@@ -12,26 +12,24 @@ from efprof.facts.allocator.from_cpu_older import (
     Assumption,
     OlderMemory,
     assumptions_about,
-    larger_bytes,
     older_memory,
 )
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.facts.live_memory import LiveMemory, LiveWindow
-from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers
 
-LEAST_ROUNDS: Final = 3
-MOST_ROUNDS: Final = 8
-"""In 18 recordings and 6 larger programs the default's peak was reached by the fourth round. Three times as many added
-nothing, under three settings and all assumptions but the last, but for 2 MiB with expandable segments in two."""
+NUM_ROUNDS: Final = 5
+"""How often the windows are played. In 18 recordings and 6 larger programs the default's peak was reached by the fourth
+round; up to 24 added nothing, under three settings and all assumptions but the last, but for 2 MiB in two."""
 
 MOST_EVENTS: Final = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
 in each round, layout, assumption and setting, and a quarter of a kilobyte in each round and assumption."""
 
+TITLE: Final = "Memory on a GPU, an estimate"
 CAVEATS: Final = (
     "An estimate: nothing of this ran on a GPU. The workspaces of cuBLAS, cuDNN and NCCL are missing, and so is the "
     "CUDA context, some hundred MiB beside what is reserved.",
@@ -39,6 +37,7 @@ CAVEATS: Final = (
     "flash attention, needs less. What is allocated below torch, as by MKL, is not in it.",
     "The likely figure holds what the steps are evidence of. Frozen weights, buffers, copies of the model and loaded "
     "optimizer state are in the upper end only, as is all that would stay on the host: data, Python, torch itself.",
+    "Steps with larger batches than those of the windows need more, and growth from step to step is not in it.",
 )
 
 Fit = Literal["yes", "no", "unclear"]
@@ -66,10 +65,6 @@ class GpuEstimate:
         self.window_names = tuple(names)
         self.older = older
         self.capacity = capacity
-        self.growth_bytes_per_step = 0.0
-        """What every step leaves behind for good, where memory grows: no estimate of a settled run has it."""
-        self.larger_bytes = 0
-        """By how much more memory rose within some other step than within those of the windows."""
         self.assumptions = assumptions_about(older)
         """The first is the likely one, the last the one with all that the process held."""
         self._passages = tuple(passages)
@@ -85,27 +80,11 @@ class GpuEstimate:
         windows = _enough(run.get(LiveMemory).windows)
         passages = [passage_of(window) for window in windows]
         records = [time.record for time in run.get(StepTimes).every]
-        estimate = cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
-        estimate.growth_bytes_per_step = _growth(run)
-        estimate.larger_bytes = larger_bytes(records)
-        return estimate
+        return cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
 
     def on_device(self, capacity: int) -> "GpuEstimate":
         """The same on a device that has so many bytes for it."""
-        estimate = GpuEstimate(self._passages, self.older, names=self.window_names, capacity=capacity)
-        estimate.growth_bytes_per_step, estimate.larger_bytes = self.growth_bytes_per_step, self.larger_bytes
-        return estimate
-
-    @cached_property
-    def num_rounds(self) -> int:
-        """How often the windows are played: until the last time adds nothing to what is reserved."""
-        before = self._played(self.assumptions[0], LEAST_ROUNDS - 1).recorded.peak_reserved_bytes
-        for num_rounds in range(LEAST_ROUNDS, MOST_ROUNDS):
-            now = self._played(self.assumptions[0], num_rounds).recorded.peak_reserved_bytes
-            if now == before:
-                return num_rounds
-            before = now
-        return MOST_ROUNDS
+        return GpuEstimate(self._passages, self.older, names=self.window_names, capacity=capacity)
 
     @cached_property
     def what_if(self) -> WhatIf:
@@ -115,7 +94,7 @@ class GpuEstimate:
     @cached_property
     def peak_allocated_bytes(self) -> int:
         """The most in use at once, rounded as by the device's default settings: no setting reserves less."""
-        return peak_allocated_bytes(self._entries(self.assumptions[0], self.num_rounds), AllocatorSettings())
+        return peak_allocated_bytes(self._entries(self.assumptions[0]), AllocatorSettings())
 
     @cached_property
     def assumed_peaks(self) -> tuple[tuple[str, int], ...]:
@@ -149,7 +128,7 @@ class GpuEstimate:
             configuration=configuration,
             outcome=outcomes[0],
             low_bytes=min(outcome.peak_reserved_low_bytes for outcome in outcomes),
-            high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes) + self.larger_bytes,
+            high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes),
             num_out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
             warnings=() if is_default else warnings_about(settings, self.what_if),
         )
@@ -163,26 +142,50 @@ class GpuEstimate:
     def fits(self, estimate: Estimate) -> Fit:
         """Whether the device has enough: under each assumption, under none, or under some."""
         if estimate.num_out_of_memory == 0:
-            has_room = self.capacity is None or estimate.high_bytes <= self.capacity or not self.larger_bytes
-            return "yes" if has_room else "unclear"
+            return "yes"
         return "no" if estimate.num_out_of_memory == len(self.assumptions) else "unclear"
 
     @cached_property
     def _what_ifs(self) -> tuple[WhatIf, ...]:
-        return tuple(self._played(assumption, self.num_rounds) for assumption in self.assumptions)
+        histories = (history_from(self._entries(assumption)) for assumption in self.assumptions)
+        return tuple(WhatIf(history, capacity=self.capacity) for history in histories)
 
-    def _played(self, assumption: Assumption, num_rounds: int) -> WhatIf:
-        return WhatIf(history_from(self._entries(assumption, num_rounds)), capacity=self.capacity)
-
-    def _entries(self, assumption: Assumption, num_rounds: int) -> list[Entry]:
+    def _entries(self, assumption: Assumption) -> list[Entry]:
         return play(
             self._passages,
             first=assumption.first,
             at_optimizer=assumption.at_optimizer,
             in_optimizer=assumption.in_optimizer,
-            num_rounds=num_rounds,
+            num_rounds=NUM_ROUNDS,
             returns_early=assumption.returns_early,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuOverview:
+    """What a report says of it. Other settings take seconds: `efprof allocator what-if RUN` tries them."""
+
+    evidence: tuple[Evidence, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device."""
+        estimate = run.get(GpuEstimate)
+        default = estimate.default
+        numbers = Numbers(
+            title="Played by the model of CUDA's caching allocator, under its default settings",
+            numbers=(
+                Number(
+                    label="peak reserved",
+                    value=default.outcome.peak_reserved_bytes,
+                    unit="bytes",
+                    interval=(default.low_bytes, default.high_bytes),
+                ),
+                Number(label="most in use at once", value=estimate.peak_allocated_bytes, unit="bytes"),
+                Number(label="idle at that peak", value=default.outcome.stranded_bytes, unit="bytes"),
+            ),
+        )
+        return cls(evidence=(numbers, Narrative(title=TITLE, paragraphs=CAVEATS)))
 
 
 def _enough(windows: Sequence[LiveWindow]) -> tuple[LiveWindow, ...]:
@@ -190,11 +193,3 @@ def _enough(windows: Sequence[LiveWindow]) -> tuple[LiveWindow, ...]:
     if sum(len(window.events) for window in windows) <= MOST_EVENTS:
         return tuple(windows)
     return (max(windows, key=lambda window: window.peak_bytes),)
-
-
-def _growth(run: Run) -> float:
-    try:
-        growth = run.get(MemoryGrowth)
-    except (NotRecorded, ThinEvidence):
-        return 0.0
-    return growth.fit.trend.slope if growth.is_growing else 0.0

@@ -41,15 +41,12 @@ class DeviceEstimate(msgspec.Struct, kw_only=True):
     reason: str
     estimate: bool
     windows: tuple[str, ...]
-    rounds: int
     capacity_bytes: int | None
     peak_allocated_bytes: int
     parameter_bytes: int
     kept_gradient_bytes: int
     optimizer_state_bytes: int
     rest_bytes: int | None
-    larger_step_bytes: int
-    growth_bytes_per_step: float
     default: EstimatedPrediction
     predictions: list[EstimatedPrediction]
     assumptions: list[AssumedPeak]
@@ -86,15 +83,12 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         reason=NOT_REPLAYABLE.partition(";")[0] + ".",
         estimate=True,
         windows=program.window_names,
-        rounds=program.num_rounds,
         capacity_bytes=capacity,
         peak_allocated_bytes=program.peak_allocated_bytes,
         parameter_bytes=older.parameter_bytes,
         kept_gradient_bytes=older.gradient_bytes,
         optimizer_state_bytes=older.state_bytes,
         rest_bytes=older.rest_bytes if older.boundary_bytes is not None else None,
-        larger_step_bytes=program.larger_bytes,
-        growth_bytes_per_step=program.growth_bytes_per_step,
         default=_prediction_of(program, program.default, recorded),
         predictions=[_prediction_of(program, estimate, recorded) for estimate in estimates],
         assumptions=[

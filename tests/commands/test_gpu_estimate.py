@@ -80,11 +80,6 @@ def test_a_real_recording_is_estimated_by_its_name(monkeypatch: pytest.MonkeyPat
     assert run("what-if", "latest", "--conf", "").output == run("what-if", RUN, "--conf", "").output
 
 
-def test_memory_that_grows_is_said_not_to_be_in_it() -> None:
-    assert "Not in it: memory grows by" in run("what-if", RUNS / "memory_growth-sick", "--conf", "").output
-    assert "grows" not in run("what-if", RUNS / "memory_growth-healthy", "--conf", "").output
-
-
 def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_path: Path) -> None:
     records = steps()
     records[5].memory = []

@@ -13,7 +13,6 @@ from typing import Final
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.from_cpu import Passage
 from efprof.facts.live_memory import LiveWindow
-from efprof.facts.step_times import WARM_UP_STEPS
 from efprof.units import MIB
 
 UNEVEN_BYTES: Final = 11 * MIB + 512
@@ -26,9 +25,6 @@ MOST_COPIES: Final = 8
 NEARLY: Final = 0.05
 """Of the parameters: by up to 1 % of them the rise missed a multiple in four programs with 2 to 96 MiB of them; where
 they are smaller, by what else a step leaves, some 50 KiB."""
-
-LEAST_LARGER_BYTES: Final = 1 * MIB
-"""Steps that are alike differ by 21 KiB at most in the recordings of tests/runs; lengths of texts made 29 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,23 +117,6 @@ def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
             in_optimizer=older.sizes,
         ),
     )
-
-
-def larger_bytes(records: Sequence[StepRecord]) -> int:
-    """By how much more memory rose from boundary to boundary within a step outside the windows than within their own.
-
-    Batches may differ, as where texts have lengths of their own. The first steps are left out: they set things up.
-    """
-    settled = [record for record in records[WARM_UP_STEPS:] if record.memory]
-    shown = [_rise_within(record) for record in settled if record.window is not None]
-    others = [_rise_within(record) for record in settled if record.window is None]
-    more = max(others) - max(shown) if shown and others else 0
-    return more if more >= LEAST_LARGER_BYTES else 0
-
-
-def _rise_within(record: StepRecord) -> int:
-    in_use = [here.allocated_bytes for here in record.memory]
-    return max(in_use) - min(in_use)
 
 
 def _assumption(
