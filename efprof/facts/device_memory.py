@@ -11,7 +11,7 @@ from efprof.facts.allocator.advice import Trial, best_of, try_configurations, wo
 from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import History, devices_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
-from efprof.facts.allocator.replay import Replay, Replayer
+from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
 from efprof.facts.allocator.rules import is_small
 from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
@@ -207,7 +207,7 @@ def _why_distrusted(device: DeviceHistory) -> str:
     place = f"device {device.history.device} in {device.file}"
     return (
         f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
-        f"anything of it. {device.replay.possible_cause}"
+        f"anything of it. {POSSIBLE_CAUSE}"
     )
 
 

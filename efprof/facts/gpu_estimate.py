@@ -7,12 +7,16 @@ from typing import Final, Literal, Self
 
 from efprof.artifacts.snapshot import Entry
 from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_a_try
-from efprof.facts.allocator.from_cpu import Passage, history_from, passage_of, peak_allocated_bytes, play
-from efprof.facts.allocator.from_cpu_older import (
+from efprof.facts.allocator.from_cpu import (
     Assumption,
     OlderMemory,
+    Passage,
     assumptions_about,
+    history_from,
     older_memory,
+    passage_of,
+    peak_allocated_bytes,
+    play,
 )
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
@@ -21,9 +25,9 @@ from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers
 
-NUM_ROUNDS: Final = 5
-"""How often the windows are played. In 18 recordings and 6 larger programs the default's peak was reached by the fourth
-round; up to 24 added nothing, under three settings and all assumptions but the last, but for 2 MiB in two."""
+NUM_ROUNDS: Final = 6
+"""How often the windows are played. Of the 34 recordings of tests/runs the default's peak was
+reached by the third round, of one by the sixth; sixteen added nothing."""
 
 MOST_EVENTS: Final = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
@@ -113,11 +117,6 @@ class GpuEstimate:
     def trials(self) -> tuple[Estimate, ...]:
         """Under the others that are worth a try."""
         return tuple(self.under(text) for text in worth_a_try(self.what_if))
-
-    @cached_property
-    def best(self) -> Estimate | None:
-        """Of these, one that is clearly better than the default."""
-        return self.best_of(self.trials)
 
     def under(self, configuration: str) -> Estimate:
         """Raises BadConfiguration where torch would refuse it."""

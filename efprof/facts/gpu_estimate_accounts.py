@@ -23,13 +23,6 @@ class EstimatedPrediction(Prediction, kw_only=True):
     estimate: bool = True
 
 
-class AssumedPeak(msgspec.Struct, kw_only=True):
-    """The peak under torch's default settings, were this assumption true."""
-
-    assumption: str
-    peak_reserved_bytes: int
-
-
 class DeviceEstimate(msgspec.Struct, kw_only=True):
     """The device that nobody has.
 
@@ -49,7 +42,8 @@ class DeviceEstimate(msgspec.Struct, kw_only=True):
     rest_bytes: int | None
     default: EstimatedPrediction
     predictions: list[EstimatedPrediction]
-    assumptions: list[AssumedPeak]
+    assumptions: dict[str, int]
+    """The peak under torch's default settings, were each of these true."""
     caveats: tuple[str, ...]
     best: str | None
 
@@ -91,9 +85,7 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         rest_bytes=older.rest_bytes if older.boundary_bytes is not None else None,
         default=_prediction_of(program, program.default, recorded),
         predictions=[_prediction_of(program, estimate, recorded) for estimate in estimates],
-        assumptions=[
-            AssumedPeak(assumption=name, peak_reserved_bytes=num_bytes) for name, num_bytes in recorded.assumed_peaks
-        ],
+        assumptions=dict(recorded.assumed_peaks),
         caveats=CAVEATS,
         best=best.configuration if best else None,
     )

@@ -14,6 +14,12 @@ from efprof.model import NotRecorded
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
 
+POSSIBLE_CAUSE = (
+    "The allocator's settings may have been changed while the program ran, segment events may be missing from the "
+    "history, as where `skip_actions` leaves them out, or the addresses of an expandable segment ran out."
+)
+"""Of a low share of equal addresses."""
+
 MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
 
@@ -29,8 +35,6 @@ class Replay:
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
     peak_allocated_bytes: int
-    is_expandable: bool = False
-    """Whether the recorded settings had expandable segments."""
 
     @property
     def match_share(self) -> float:
@@ -41,21 +45,6 @@ class Replay:
     def is_trusted(self) -> bool:
         """Whether the model knows this program's allocator well enough to predict anything."""
         return self.match_share >= MIN_TRUST
-
-    @property
-    def possible_cause(self) -> str:
-        """Of a low share: what is most likely behind it."""
-        if self.segments == 0:
-            return (
-                "Segment events are missing from the history, as where `skip_actions` leaves them out: when memory "
-                "came from the driver is not known."
-            )
-        if self.is_expandable:
-            return (
-                "The allocator's settings may have been changed while the program ran, or the addresses of an "
-                "expandable segment ran out: how many it has depends on the device's memory, which no file tells."
-            )
-        return "The allocator's settings may have been changed while the program ran."
 
 
 def replay(history: History) -> Replay:
@@ -104,7 +93,6 @@ class Replayer:
             peak_reserved_recorded_bytes=self._peak_recorded,
             peak_reserved_replayed_bytes=self.allocator.peak_reserved,
             peak_allocated_bytes=self._peak_allocated,
-            is_expandable=self._history.settings.expandable_segments,
         )
 
     def play(self, end: int) -> None:
