@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         FileReplay,
         Prediction,
     )
-    from efprof.facts.gpu_estimate_accounts import DeviceEstimate
+    from efprof.facts.gpu_estimate import DeviceEstimate
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def replay(file: Path, is_json: bool) -> None:
     if folder is None:
         results, errors = _of_each(file, replay_file)
     else:
-        from efprof.facts.gpu_estimate_accounts import replay_run
+        from efprof.facts.gpu_estimate import replay_run
 
         results, errors = [replay_run(folder)], []
     texts = [map(render_replay, result.devices) for result in results]
@@ -187,7 +187,7 @@ def _print_files(
 
 
 def _estimate(folder: Path, configurations: tuple[str, ...], device_memory: int | None, *, is_json: bool) -> None:
-    from efprof.facts.gpu_estimate_accounts import estimate_run
+    from efprof.facts.gpu_estimate import estimate_run
 
     result = estimate_run(folder, configurations, capacity=device_memory)
     if is_json:

@@ -9,7 +9,7 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run import Run
-from efprof.facts.run_limits import allowed_bytes, memory_fraction
+from efprof.facts.run_limits import allowed_bytes, device_name, memory_fraction
 from efprof.facts.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, ThinEvidence
 from efprof.units import format_bytes, format_share
@@ -35,7 +35,6 @@ class Headroom:
     """
 
     device: str
-    is_limited: bool
     total_bytes: int
     outside_bytes: int
     peak_reserved_bytes: int
@@ -63,8 +62,7 @@ class Headroom:
         device = run.run_file.devices[0]
         total = allowed_bytes(run, device)
         return cls(
-            device=device.name,
-            is_limited=total < device.total_bytes,
+            device=device_name(run, device),
             total_bytes=total,
             outside_bytes=total - capacity,
             peak_reserved_bytes=max(here.reserved_bytes for here in readings),
@@ -141,13 +139,6 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     )
 
 
-def whose_memory(headroom: Headroom) -> str:
-    """Where its bytes lie, after their number."""
-    if headroom.is_limited:
-        return f"that the program lets itself take of {headroom.device}"
-    return f"of {headroom.device}"
-
-
 def _micro_batch(record: StepRecord) -> int:
     return record.samples // max(1, record.micro_batches)
 
@@ -183,7 +174,7 @@ def _loader_of(run: Run, steady: Sequence[StepRecord]) -> LoaderBuilt | None:
 
 def _numbers(headroom: Headroom) -> tuple[Number, ...]:
     sizes = [
-        (f"memory {whose_memory(headroom)}", headroom.total_bytes),
+        (f"memory of {headroom.device}", headroom.total_bytes),
         ("used by others, or outside of the allocator", headroom.outside_bytes),
         ("reserved at most", headroom.peak_reserved_bytes),
         ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),

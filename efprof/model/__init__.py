@@ -41,6 +41,8 @@ from efprof.model.finding import (
     SourceLine,
 )
 from efprof.model.report import (
+    BOUNDARIES,
+    STAGES,
     Evaluation,
     Measurements,
     MemorySample,
@@ -54,4 +56,3 @@ from efprof.model.report import (
     StepSample,
     Timeline,
 )
-from efprof.model.stages import BOUNDARIES, STAGES
