@@ -207,7 +207,7 @@ def what_is_missing(failure: Failure) -> str:
 
 
 def _label(site: str | None) -> str:
-    return "no line of yours (a backward pass runs without Python)" if site is None else place_of(site)
+    return NO_LINE if site is None else place_of(site)
 
 
 def _is_at(site: str | None, blame: SourceLine | None) -> bool:

@@ -14,7 +14,7 @@ from efprof.facts.sources import place_of
 
 MOST_LINES: Final = 6
 """More could not be told apart."""
-NO_LINE: Final = "no line of yours is known"
+NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 OTHER_LINES: Final = "other lines"
 LEAST_SHARE: Final = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""

@@ -10,6 +10,7 @@ from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device_evidence import COLD, DEFAULT
+from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.headroom import device_capacity
 from efprof.facts.run import Run
@@ -84,7 +85,9 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
     trials = _trials(device, what_if)
     served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
     fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
-    best = min(fewer, key=_cost, default=None)
+    best = min(
+        fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
+    )
     return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
 
 
@@ -103,10 +106,6 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     if device.history.settings.memory_fraction is not None:
         return trials
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
-
-
-def _cost(trial: Trial) -> tuple[int, int]:
-    return trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes
 
 
 def retry_evidence(retries: AllocationRetries, sites: Counter[str | None], advice: RetryAdvice) -> tuple[Evidence, ...]:
@@ -151,8 +150,7 @@ def _requests(sites: Counter[str | None]) -> tuple[Table, ...]:
     if not sites:
         return ()
     rows = tuple(
-        ("no line of yours (a backward pass runs without Python)" if site is None else place_of(site), float(count))
-        for site, count in sites.most_common(MOST_LINES)
+        (NO_LINE if site is None else place_of(site), float(count)) for site, count in sites.most_common(MOST_LINES)
     )
     return (
         Table(

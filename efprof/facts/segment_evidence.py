@@ -7,6 +7,7 @@ from typing import Final, Self
 
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.device_evidence import composition_numbers, reserved_series, trial_bars
+from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
 from efprof.facts.sources import place_of
@@ -24,7 +25,6 @@ GRAINS_PER_LINE: Final = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
 LEAST_GRAINS: Final = 6
 """A segment that is shorter than that on the page shows nothing of its inside."""
-NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
 
 Owners = dict[str | None, int]

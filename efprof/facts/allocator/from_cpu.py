@@ -280,19 +280,15 @@ def older_memory(
 def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
     """The likely one first, the one with all that the process held last: what no recording tells, from end to end."""
     first, states = [*older.sizes, *older.gradient_blocks], older.state_blocks
-    whole = [older.parameter_bytes, older.gradient_bytes]
-    uneven_first, uneven_states = _uneven(sum(whole)), _uneven(older.state_bytes)
-    all_first = [*first, *_uneven(older.rest_bytes)]
-    at_once = "the optimizer takes all parameters at once"
     early = "a step's tensors are returned as the next one begins"
-    everything = "all that the process held is there as well"
+    at_once = "the optimizer takes all parameters at once"
+    everything = "all that the process held is there as well, in the pieces that waste most"
+    rest = _uneven(older.rest_bytes)
     return (
         Assumption(name="as the gradients tell", first=first, at_optimizer=states),
         Assumption(name=early, first=first, at_optimizer=states, returns_early=True),
         Assumption(name=at_once, first=first, at_optimizer=states, in_optimizer=older.sizes),
-        Assumption(name="parameters and states lie in one piece each", first=whole, at_optimizer=[older.state_bytes]),
-        Assumption(name="they lie in the pieces that waste most", first=uneven_first, at_optimizer=uneven_states),
-        Assumption(name=everything, first=all_first, at_optimizer=states, in_optimizer=older.sizes),
+        Assumption(name=everything, first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
     )
 
 
