@@ -23,7 +23,7 @@ from efprof.facts.allocator.from_cpu import (
     play,
 )
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
-from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run, open_run
 from efprof.facts.step_times import StepTimes
@@ -57,27 +57,19 @@ Fit = Literal["yes", "no", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(Trial):
     """Of one configuration. `outcome` is the likely one, low and high are over all assumptions and layouts."""
 
-    configuration: str
-    outcome: Outcome
     low_bytes: int
     high_bytes: int
-    num_out_of_memory: int
-    """Of the assumptions, those under which the device has not enough."""
-    warnings: tuple[str, ...] = ()
 
 
 class GpuEstimate:
-    """The run's windows on a GPU that nobody has: `capacity` is what it has for the program, None without limit."""
+    """The run's windows on a GPU that nobody has."""
 
-    def __init__(
-        self, passages: Sequence[Passage], older: OlderMemory, *, names: Sequence[str] = (), capacity: int | None = None
-    ) -> None:
+    def __init__(self, passages: Sequence[Passage], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
         self.window_names = tuple(names)
         self.older = older
-        self.capacity = capacity
         self.assumptions = assumptions_about(older)
         """The first is the likely one, the last the one with all that the process held."""
         self._passages = tuple(passages)
@@ -94,10 +86,6 @@ class GpuEstimate:
         passages = [passage_of(window) for window in windows]
         records = [time.record for time in run.get(StepTimes).every]
         return cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
-
-    def on_device(self, capacity: int) -> "GpuEstimate":
-        """The same on a device that has so many bytes for it."""
-        return GpuEstimate(self._passages, self.older, names=self.window_names, capacity=capacity)
 
     @cached_property
     def what_if(self) -> WhatIf:
@@ -137,26 +125,18 @@ class GpuEstimate:
             outcome=outcomes[0],
             low_bytes=min(outcome.peak_reserved_low_bytes for outcome in outcomes),
             high_bytes=max(outcome.peak_reserved_high_bytes for outcome in outcomes),
-            num_out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
             warnings=() if is_default else warnings_about(settings, self.what_if),
         )
 
-    def best_of(self, estimates: Sequence[Estimate]) -> Estimate | None:
-        """The one with the lowest likely peak, where that is clearly below the default's."""
-        trials = [Trial(configuration=one.configuration, outcome=one.outcome, warnings=()) for one in estimates]
-        best = best_of(self.what_if, trials)
-        return next((one for one, trial in zip(estimates, trials, strict=True) if trial is best), None)
-
-    def fits(self, estimate: Estimate) -> Fit:
-        """Whether the device has enough: under each assumption, under none, or under some."""
-        if estimate.num_out_of_memory == 0:
+    def fits(self, estimate: Estimate, capacity: int) -> Fit:
+        """Whether a device has enough that has so many bytes: for all that it may be, or not for what is in use."""
+        if estimate.high_bytes <= capacity:
             return "yes"
-        return "no" if estimate.num_out_of_memory == len(self.assumptions) else "unclear"
+        return "no" if self.peak_allocated_bytes > capacity else "unclear"
 
     @cached_property
     def _what_ifs(self) -> tuple[WhatIf, ...]:
-        histories = (history_from(self._entries(assumption)) for assumption in self.assumptions)
-        return tuple(WhatIf(history, capacity=self.capacity) for history in histories)
+        return tuple(WhatIf(history_from(self._entries(assumption))) for assumption in self.assumptions)
 
     def _entries(self, assumption: Assumption) -> list[Entry]:
         return play(
@@ -248,10 +228,9 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
 
     Raises UnreadableInput, NotRecorded where there is no allocation window, and BadConfiguration.
     """
-    recorded = open_run(folder).get(GpuEstimate)
-    program = recorded if capacity is None else recorded.on_device(capacity)
+    program = open_run(folder).get(GpuEstimate)
     estimates = tuple(program.under(text) for text in configurations) or program.trials
-    best, older = program.best_of(estimates), program.older
+    best, older = best_of(program.what_if, estimates), program.older
     device = DeviceEstimate(
         device=0,
         replayable=False,
@@ -264,9 +243,9 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         kept_gradient_bytes=older.gradient_bytes,
         optimizer_state_bytes=older.state_bytes,
         rest_bytes=older.rest_bytes if older.boundary_bytes is not None else None,
-        default=_prediction_of(program, program.default, recorded),
-        predictions=[_prediction_of(program, estimate, recorded) for estimate in estimates],
-        assumptions=dict(recorded.assumed_peaks),
+        default=_prediction_of(program, program.default, capacity),
+        predictions=[_prediction_of(program, estimate, capacity) for estimate in estimates],
+        assumptions=dict(program.assumed_peaks),
         caveats=CAVEATS,
         best=best.configuration if best else None,
     )
@@ -280,21 +259,19 @@ def _enough(windows: Sequence[LiveWindow]) -> tuple[LiveWindow, ...]:
     return (max(windows, key=lambda window: window.peak_bytes),)
 
 
-def _prediction_of(program: GpuEstimate, estimate: Estimate, unlimited: GpuEstimate) -> EstimatedPrediction:
-    """What would be reserved with no limit, and what happens on the device: there it can be no more than it has."""
-    has_own_limit = parse_configuration(estimate.configuration).memory_fraction is not None
-    needed = estimate if has_own_limit else unlimited.under(estimate.configuration)
-    outcome = estimate.outcome
+def _prediction_of(program: GpuEstimate, estimate: Estimate, capacity: int | None) -> EstimatedPrediction:
+    """What would be reserved with no limit, and whether the device has that."""
+    outcome, fits = estimate.outcome, None if capacity is None else program.fits(estimate, capacity)
     return EstimatedPrediction(
         conf=estimate.configuration,
-        peak_reserved_bytes=needed.outcome.peak_reserved_bytes,
-        peak_reserved_low_bytes=needed.low_bytes,
-        peak_reserved_high_bytes=needed.high_bytes,
-        stranded_bytes=needed.outcome.stranded_bytes,
+        peak_reserved_bytes=outcome.peak_reserved_bytes,
+        peak_reserved_low_bytes=estimate.low_bytes,
+        peak_reserved_high_bytes=estimate.high_bytes,
+        stranded_bytes=outcome.stranded_bytes,
         device_allocs=outcome.calls.num_taken,
         device_frees=outcome.calls.num_returned,
         retries=outcome.calls.num_retries,
-        out_of_memory=outcome.is_out_of_memory,
-        fits=None if program.capacity is None else program.fits(estimate),
+        out_of_memory=fits == "no",
+        fits=fits,
         warnings=estimate.warnings,
     )

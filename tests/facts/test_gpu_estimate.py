@@ -36,8 +36,8 @@ def test_each_assumption_moves_it_as_worked_out_by_hand(tmp_path: Path) -> None:
     ("capacity_mib", "fits"), [(80, "no"), (91, "unclear"), (103, "unclear"), (200, "unclear"), (1000, "yes")]
 )
 def test_whether_it_fits_is_said_only_where_all_assumptions_agree(tmp_path: Path, capacity_mib: int, fits: str) -> None:
-    estimate = one_step_run(tmp_path).get(GpuEstimate).on_device(capacity_mib * MIB)
-    assert estimate.fits(estimate.default) == fits
+    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    assert estimate.fits(estimate.default, capacity_mib * MIB) == fits
 
 
 def test_the_band_holds_the_likely_figure_under_each_setting(tmp_path: Path) -> None:

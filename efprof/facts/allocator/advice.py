@@ -72,8 +72,8 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
         )
     if settings.memory_fraction is not None and what_if.capacity is None:
         warnings.append(
-            "per_process_memory_fraction is left out: the recording does not tell how much memory the device has; "
-            "name it with --device-memory."
+            "per_process_memory_fraction is left out: the recording does not tell how much memory the device has "
+            "(of a snapshot, name it with --device-memory)."
         )
     if settings.large_segment_bytes != AllocatorSettings().large_segment_bytes:
         warnings.append("large_segment_size_mb is known to torch 2.11 and newer only.")
