@@ -1,7 +1,6 @@
 """Which setting of the allocator would spare a recorded program its retries, and what retries show for themselves."""
 
 import contextlib
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -10,16 +9,12 @@ from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device_evidence import COLD, DEFAULT
-from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.headroom import device_capacity
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, memory_fraction
-from efprof.facts.sources import place_of
 from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
-
-MOST_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +103,10 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
 
 
-def retry_evidence(retries: AllocationRetries, sites: Counter[str | None], advice: RetryAdvice) -> tuple[Evidence, ...]:
-    """All of it; `sites` are the requests of a recorded history that were tried again."""
+def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
     settings = () if advice.tried is None else (_table(advice.tried),)
-    return (_numbers(retries), *_requests(sites), *settings, _narrative(bool(sites)))
+    return (_numbers(retries), *settings, _narrative(has_history=has_history))
 
 
 def how_much_slower(retries: AllocationRetries) -> str:
@@ -146,22 +141,6 @@ def _numbers(retries: AllocationRetries) -> Numbers:
     return Numbers(title="Retries of the allocator", numbers=tuple(numbers))
 
 
-def _requests(sites: Counter[str | None]) -> tuple[Table, ...]:
-    if not sites:
-        return ()
-    rows = tuple(
-        (NO_LINE if site is None else place_of(site), float(count)) for site, count in sites.most_common(MOST_LINES)
-    )
-    return (
-        Table(
-            title="Whose request was tried again, in the recorded history",
-            columns=("line", "retries"),
-            units=("", "count"),
-            rows=rows,
-        ),
-    )
-
-
 def _table(tried: RetryTrials) -> Table:
     """The recorded settings first."""
     what_if, cold = tried.what_if, tried.what_if.recorded_cold
@@ -184,7 +163,7 @@ def _table(tried: RetryTrials) -> Table:
     )
 
 
-def _narrative(has_history: bool) -> Narrative:
+def _narrative(*, has_history: bool) -> Narrative:
     line = (
         "The line is that of the request which, in the recorded history, was served once memory had been given back."
         if has_history
