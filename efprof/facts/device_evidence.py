@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from efprof.facts.allocator.layout import Instant, Owner
+from efprof.facts.allocator.layout import Instant
 from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, Failure
@@ -51,13 +51,8 @@ def examination_of(looked_at: str, makes: Sequence[Callable[[], Finding]]) -> Ex
 
 def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
     """The user's line that holds most of the segments with free memory in them; None where no stack names one."""
-    held = [owner for owner in instant.owners if owner.site is not None]
-    most = max(held, key=_by_stranding, default=None)
-    return sources.line(most.site) if most is not None and most.site is not None else None
-
-
-def _by_stranding(owner: Owner) -> tuple[int, int]:
-    return owner.stranding_bytes, owner.num_bytes
+    held = [(owner.stranding_bytes, owner.num_bytes, owner.site) for owner in instant.owners if owner.site is not None]
+    return sources.line(max(held)[2]) if held else None
 
 
 def composition_numbers(instant: Instant, title: str) -> Numbers:
@@ -82,9 +77,10 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
     """Who has the memory, by line, and what nobody has."""
     owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
+    labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
     bars = [
-        Bar(label=_label(owner.site), num_bytes=owner.num_bytes, is_highlighted=_is_at(owner.site, blame))
-        for owner in owners
+        Bar(label=label, num_bytes=owner.num_bytes, is_highlighted=blame is not None and label == str(blame))
+        for label, owner in zip(labels, owners, strict=True)
     ]
     if rest:
         bars.append(Bar(label=f"{len(rest)} other lines", num_bytes=sum(owner.num_bytes for owner in rest)))
@@ -204,11 +200,3 @@ def what_is_missing(failure: Failure) -> str:
         return f"keep less{where}, so that larger pieces are free"
     missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
     return f"it is {format_bytes(missing)} short at that moment; keep less{where}"
-
-
-def _label(site: str | None) -> str:
-    return NO_LINE if site is None else place_of(site)
-
-
-def _is_at(site: str | None, blame: SourceLine | None) -> bool:
-    return site is not None and blame is not None and place_of(site) == str(blame)

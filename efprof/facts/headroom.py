@@ -132,10 +132,28 @@ def own_limit(run: Run) -> str:
 
 
 def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
-    """The division, and what it rests on."""
+    """How the device's memory divides, what that rests on, and when it is wrong."""
+    sizes = [
+        (f"memory of {headroom.device}", headroom.total_bytes),
+        ("used by others, or outside of the allocator", headroom.outside_bytes),
+        ("reserved at most", headroom.peak_reserved_bytes),
+        ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
+        ("kept whatever the batch", headroom.fixed_bytes),
+        ("taken by each sample", headroom.sample_bytes),
+    ]
+    numbers = [Number(label=label, value=float(size), unit="bytes") for label, size in sizes]
+    numbers.append(Number(label="samples that would fit", value=float(headroom.largest_micro_batch), unit="count"))
+    paragraphs = (
+        "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
+        f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
+        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
+        "every instant's peak, those within the backward pass too.",
+        "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
+        "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
+    )
     return (
-        Numbers(title="What a batch takes of the device", numbers=_numbers(headroom)),
-        Narrative(title="What it means, how we know, when it is wrong", paragraphs=_paragraphs(headroom)),
+        Numbers(title="What a batch takes of the device", numbers=tuple(numbers)),
+        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
     )
 
 
@@ -170,28 +188,3 @@ def _loader_of(run: Run, steady: Sequence[StepRecord]) -> LoaderBuilt | None:
     built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
     number = numbers.most_common(1)[0][0]
     return next((event for event in built if event.loader == number), None)
-
-
-def _numbers(headroom: Headroom) -> tuple[Number, ...]:
-    sizes = [
-        (f"memory of {headroom.device}", headroom.total_bytes),
-        ("used by others, or outside of the allocator", headroom.outside_bytes),
-        ("reserved at most", headroom.peak_reserved_bytes),
-        ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
-        ("kept whatever the batch", headroom.fixed_bytes),
-        ("taken by each sample", headroom.sample_bytes),
-    ]
-    numbers = [Number(label=label, value=float(size), unit="bytes") for label, size in sizes]
-    numbers.append(Number(label="samples that would fit", value=float(headroom.largest_micro_batch), unit="count"))
-    return tuple(numbers)
-
-
-def _paragraphs(headroom: Headroom) -> tuple[str, ...]:
-    return (
-        "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
-        f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
-        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
-        "every instant's peak, those within the backward pass too.",
-        "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
-        "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
-    )
