@@ -145,12 +145,7 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def recommended(runs: Sequence[Measured], budget_bytes: int) -> int:
     """The size to train with: surely below the budget, and no larger than what ran; 0 where none did."""
-    fitting = [run for run in runs if run.peak_bytes is not None and run.peak_bytes <= budget_bytes]
-    largest = max((run.batch for run in fitting), default=0)
-    try:
-        model = fit_line(runs)
-    except ValueError:
-        model = None
+    largest, model = _largest(runs, budget_bytes), _model(runs)
     if model is None or model.num_points < MIN_POINTS_TO_TRUST:
         return max(min(1, largest), int(largest * MARGIN))
     surely = model.largest(budget_bytes, certainty=CERTAINTY)
@@ -205,7 +200,7 @@ def _has_levelled(runs: list[Measured]) -> bool:
     return before[1] - first > LEVEL_SHARE * first and last[1] - before[1] < LEVEL_SHARE * before[1]
 
 
-def _model(runs: list[Measured]) -> MemoryModel | None:
+def _model(runs: Sequence[Measured]) -> MemoryModel | None:
     try:
         return fit_line(runs)
     except ValueError:
