@@ -30,8 +30,8 @@ from efprof.facts.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers
 
 NUM_ROUNDS: Final = 6
-"""How often the windows are played. Of the 34 recordings of tests/runs the default's peak was
-reached by the third round, of one by the sixth; sixteen added nothing."""
+"""How often the windows are played. In 34 recordings (tests/runs) the default's peak was reached by the third round, in
+one of them by the sixth; sixteen added nothing."""
 
 MOST_EVENTS: Final = 50_000
 """All windows are played in order up to here, beyond it only the fullest: an event takes a microsecond
@@ -129,10 +129,11 @@ class GpuEstimate:
         )
 
     def fits(self, estimate: Estimate, capacity: int) -> Fit:
-        """Whether a device has enough that has so many bytes: for all that it may be, or not for what is in use."""
+        """Whether a device of so many bytes has room for the whole band, or under no assumption for what is in use."""
         if estimate.high_bytes <= capacity:
             return "yes"
-        return "no" if self.peak_allocated_bytes > capacity else "unclear"
+        in_use = (peak_allocated_bytes(self._entries(one), AllocatorSettings()) for one in self.assumptions)
+        return "no" if min(in_use) > capacity else "unclear"
 
     @cached_property
     def _what_ifs(self) -> tuple[WhatIf, ...]:
