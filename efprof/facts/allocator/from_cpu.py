@@ -27,10 +27,10 @@ Move = tuple[int, int]
 
 END: Final[Move] = (-1, 0)
 
-RETURNED_AT: Final = {"data": "forward", "forward": "backward", "backward": "backward"}
+RETURNED_AT: Final = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
 """By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
 goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
-the next; what the optimizer made stays to the end."""
+the next, what the optimizer made before it makes that again; all else at the end."""
 
 UNEVEN_BYTES: Final = 11 * MIB + 512
 """The size of block that wastes most: it gets a segment of 12 MiB for itself, of which less than 1 MiB is over, which
