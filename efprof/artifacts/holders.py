@@ -2,8 +2,10 @@
 lines made them grow, as they were seen to do it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -130,34 +132,14 @@ def read_watches(rank_folder: Path) -> list[Watch]:
     return [_decoded(path, Watch) for path in _numbered(rank_folder, "watch")]
 
 
-class _OldHolder(msgspec.Struct, kw_only=True):
-    """One that grew between two counts, as recordings had it before each count had a file of its own."""
-
-    path: str
-    scope: str
-    owner: str
-    name: str
-    file: str | None
-    type: str
-    tensors_before: int
-    tensors_after: int
-    tensor_bytes_before: int
-    tensor_bytes_after: int
-    graph_nodes_before: int
-    graph_nodes_after: int
-    graph_bytes_before: int
-    graph_bytes_after: int
-    length_before: int
-    length_after: int
-    max_length: int | None = None
-
-
 class _OldCensus(msgspec.Struct, kw_only=True):
-    """Two counts in one file; mostly without what had not grown."""
+    """Two counts in one file, as recordings had it before each count had a file of its own; mostly without what had
+    not grown. A number of a holder is there twice, as `length_before` and `length_after`.
+    """
 
     step_before: int
     step_after: int
-    holders: list[_OldHolder]
+    holders: list[dict[str, Any]]
     is_partial: bool = False
 
 
@@ -175,8 +157,15 @@ def _numbered(folder: Path, stem: str) -> list[Path]:
 
 
 def _decoded(path: Path, kind: type[_File]) -> _File:
-    try:
+    with _refusing(path):
         return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Refuse what is in the file by its name."""
+    try:
+        yield
     except msgspec.DecodeError as error:
         raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
 
@@ -185,28 +174,19 @@ def _counts_in(path: Path) -> list[Count]:
     if _decoded(path, _Either).step_before is None:
         return [_decoded(path, Count)]
     old = _decoded(path, _OldCensus)
-    before = [_counted(holder, "before") for holder in old.holders if holder.tensors_before]
-    after = [_counted(holder, "after") for holder in old.holders]
     return [
-        Count(step=step, moment="step", holders=holders, is_partial=old.is_partial)
-        for step, holders in ((old.step_before, before), (old.step_after, after))
+        Count(
+            step=step,
+            moment="step",
+            holders=[_counted(path, holder, when) for holder in old.holders if holder.get(f"tensors_{when}")],
+            is_partial=old.is_partial,
+        )
+        for step, when in ((old.step_before, "before"), (old.step_after, "after"))
     ]
 
 
-def _counted(holder: _OldHolder, when: Literal["before", "after"]) -> Counted:
+def _counted(path: Path, holder: dict[str, Any], when: str) -> Counted:
     """What views take of their storages was not counted then: they count as all of it."""
-    numbers = {
-        name: getattr(holder, f"{name}_{when}")
-        for name in ("length", "tensors", "tensor_bytes", "graph_nodes", "graph_bytes")
-    }
-    return Counted(
-        path=holder.path,
-        scope=holder.scope,
-        owner=holder.owner,
-        name=holder.name,
-        file=holder.file,
-        type=holder.type,
-        max_length=holder.max_length or 0,
-        value_bytes=numbers["tensor_bytes"],
-        **numbers,
-    )
+    fields = {name.removesuffix(f"_{when}"): value for name, value in holder.items() if value is not None}
+    with _refusing(path):
+        return msgspec.convert({"file": None, **fields, "value_bytes": fields.get("tensor_bytes")}, Counted)

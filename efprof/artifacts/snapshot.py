@@ -5,17 +5,12 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, Literal, NoReturn
+from typing import IO, Annotated, Any, Final, NoReturn
 
 import msgspec
 
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.model import UnreadableInput
-
-Action = Literal[
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-    "snapshot", "oom",
-]  # fmt: skip
 
 DEFAULT_POOL: Final = (0, 0)
 """Of memory that belongs to no CUDA graph and no `torch.cuda.MemPool`."""
@@ -35,15 +30,10 @@ BYTES_PER_BYTE: Final = 64
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 Frames = Any
-"""A list of Frame mappings, as it came. Many entries share one: converted one by one they would fill the memory."""
+"""A list of mappings (`filename`, `line`, `name`), innermost first, as it came.
 
-
-class Frame(msgspec.Struct, frozen=True):
-    """One call of a stack, innermost first."""
-
-    filename: str
-    line: int
-    name: str
+Many entries share one: converted one by one they would fill the memory.
+"""
 
 
 class Block(msgspec.Struct, gc=False):
@@ -85,7 +75,6 @@ class Entry(msgspec.Struct, gc=False):
     time_us: int | None = None
     pool_id: tuple[int, int] | None = None
     frames: Frames = None
-    user_metadata: Any = ""
 
 
 class Settings(msgspec.Struct):
@@ -119,7 +108,6 @@ def read_snapshot(path: Path) -> Snapshot:
             no_garbage_collection(),
         ):
             content = _unpickle(file)
-            _refuse_copies(content, num_bytes)
             snapshot = msgspec.convert(content, Snapshot, strict=True)
     except OSError as error:
         raise UnreadableInput(f"{path} cannot be read: {error.strerror}; {WHAT_TO_GIVE}.") from None
@@ -144,18 +132,6 @@ def _unpickle(file: IO[bytes]) -> object:
     if isinstance(content, list):  # torch.cuda.memory_snapshot(), and what torch 2.0 and older dumped
         return {"segments": content}
     return content
-
-
-def _refuse_copies(content: object, num_bytes: int) -> None:
-    """Each event and block takes bytes of its own in a real file; one named a million times would fill the memory."""
-    lists = content if isinstance(content, dict) else {}
-    segments, traces = lists.get("segments"), lists.get("device_traces")
-    counted = [segments, *(traces if isinstance(traces, list) else [])]
-    counted += (
-        [one.get("blocks") for one in segments or () if isinstance(one, dict)] if isinstance(segments, list) else []
-    )
-    if sum(len(one) for one in counted if isinstance(one, list)) > num_bytes:
-        raise pickle.UnpicklingError("more entries than bytes")
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """steps.jsonl: one line per step that was recorded in full, one for several light ones between them."""
 
 from collections.abc import Iterable, Iterator
-from math import isfinite, isnan, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from efprof.artifacts.lines import read_lines
-from efprof.artifacts.pending import PendingStep, Stretch, num_backwards, read_pending
 
 STEPS_FILE = "steps.jsonl"
 
@@ -124,15 +123,16 @@ class LightLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     loader: int | None = None
 
 
-class AlikeSteps(msgspec.Struct, kw_only=True, omit_defaults=True):
+class AlikeSteps(msgspec.Struct, kw_only=True):
     """Of recordings of schema version 1: short steps that made the same calls, in one line.
 
-    A row of `alike` has the fields of a PendingStep, its instants not in a list of their own, null where there is no
-    number; `stages` tells which instants begin and end which stage. The steps share their CPU time by their lengths.
+    A row of `alike` has a step's number, its start in ns of the epoch, start and end in ns by the process's own clock,
+    samples, number of losses, a sequence number, the losses' sum (null where that is no number), two numbers more, and
+    the instants that begin and end the `stages`. The steps share their CPU time by their lengths.
     """
 
-    alike: list[tuple[int | float | None, ...]]
-    stages: list[Stretch]
+    alike: list[tuple[Any, ...]]
+    stages: list[tuple[str, int, int]]
     cpu_share: float
     rss_bytes: int
     recorder_us: float
@@ -140,19 +140,27 @@ class AlikeSteps(msgspec.Struct, kw_only=True, omit_defaults=True):
     loader: int | None = None
 
 
-def records_of(line: AlikeSteps) -> Iterator[StepRecord]:
-    """Each of the steps; raises ValueError or IndexError where a row is not one."""
-    micro_batches = num_backwards(line.stages)
-    for row in line.alike:
-        if len(row) < 10 or None in row[:7] or None in row[10:]:
-            raise ValueError("no step")
-        fields: list[Any] = [nan if value is None else value for value in row]
-        step = PendingStep(*fields[:10], tuple(fields[10:]))  # type: ignore[call-arg]
-        record = record_of_pending(step, line.stages, micro_batches)
-        record.backward_site, record.loader = line.backward_site, line.loader
-        record.cpu_us, record.rss_bytes = line.cpu_share * record.total_us, line.rss_bytes
-        record.recorder_us = line.recorder_us
-        yield record
+def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
+    """Each of the steps; raises ValueError, TypeError or IndexError where a row is not one."""
+    for number, epoch_ns, start, end, samples, num_losses, _, loss, _, _, *instants in line.alike:
+        yield StepRecord(
+            step=int(number),
+            started_ns=int(epoch_ns),
+            total_us=(end - start) / 1000,
+            spans=[
+                StageSpan(stage, (instants[begin] - start) / 1000, (instants[last] - start) / 1000)
+                for stage, begin, last in line.stages
+            ],
+            memory=[],
+            cpu_us=line.cpu_share * (end - start) / 1000,
+            rss_bytes=line.rss_bytes,
+            micro_batches=sum(stage == "backward" for stage, _, _ in line.stages),
+            samples=samples,
+            recorder_us=line.recorder_us,
+            loss=None if not num_losses else "nan" if loss is None else loss,
+            backward_site=line.backward_site,
+            loader=line.loader,
+        )
 
 
 def light_records_of(line: LightLine) -> Iterator[StepRecord]:
@@ -179,7 +187,7 @@ def light_records_of(line: LightLine) -> Iterator[StepRecord]:
 
 
 def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
-    """All steps of steps.jsonl, those a killed process had no time to write, and the number of torn lines.
+    """All steps of steps.jsonl, and the number of torn lines.
 
     Where a step has two lines, the later one is whole: the device's numbers come late.
     """
@@ -190,12 +198,8 @@ def read_steps(rank_folder: Path) -> tuple[list[StepRecord], int]:
     for line in lines:
         try:
             records |= {record.step: record for record in _records_in(line)}
-        except (ValueError, IndexError):
+        except (ValueError, TypeError, IndexError):
             num_torn += 1
-    pending, stretches = read_pending(rank_folder)
-    micro_batches = num_backwards(stretches)
-    unwritten = (record_of_pending(step, stretches, micro_batches) for step in pending if step.number not in records)
-    records |= {record.step: record for record in unwritten}
     return sorted(records.values(), key=lambda record: record.step), num_torn
 
 
@@ -204,33 +208,8 @@ def _records_in(line: StepRecord | LightLine | AlikeSteps) -> Iterable[StepRecor
         case LightLine():
             return light_records_of(line)
         case AlikeSteps():
-            return records_of(line)
+            return alike_records_of(line)
     return (line,)
-
-
-def record_of_pending(step: PendingStep, stretches: list[Stretch], micro_batches: int) -> StepRecord:
-    """The record of a step of which no more is known than its process had noted in short."""
-    start, instants = step.start_ns, step.instants
-    length_us = (step.end_ns - start) / 1000
-    return StepRecord(
-        step=step.number,
-        started_ns=step.epoch_ns,
-        total_us=length_us,
-        spans=[
-            StageSpan(stage, (instants[begin] - start) / 1000, (instants[end] - start) / 1000)
-            for stage, begin, end in stretches
-        ],
-        memory=[],
-        cpu_us=length_us,
-        rss_bytes=0,
-        micro_batches=micro_batches,
-        samples=step.samples,
-        recorder_us=0.0,
-        loss=spelled(step.loss) if step.num_losses else None,
-        gradient_norm=spelled(step.norm),
-        learning_rate=None if isnan(step.learning_rate) else step.learning_rate,
-        sequence=step.sequence if step.sequence >= 0 else None,
-    )
 
 
 def spelled(value: float | None) -> float | str | None:

@@ -4,8 +4,7 @@ from collections import Counter
 
 from efprof.facts.allocation_retries import AllocationRetries, retried_sites
 from efprof.facts.headroom import own_limit, smaller_micro_batch
-from efprof.facts.retry_advice import RetryAdvice
-from efprof.facts.retry_evidence import how_much_slower, retry_evidence
+from efprof.facts.retry_advice import RetryAdvice, how_much_slower, retry_evidence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
@@ -64,7 +63,7 @@ def _finding(run: Run, retries: AllocationRetries) -> Finding:
         f"{whose}{how_much_slower(retries)}.",
         fix=_fix(run, advice),
         gain=gain,
-        evidence=(*retry_evidence(retries, sites, advice), sources.snippet(blame)),
+        evidence=(*retry_evidence(retries, advice, has_history=bool(sites)), sources.snippet(blame)),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 

@@ -6,7 +6,7 @@ from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTimes
 from efprof.fixes.delete_statement import delete_statement
-from efprof.model import Examination, Finding, Fix, Gain, Narrative, Number, Numbers, StallLine
+from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
 
 CALL = "empty_cache"
@@ -62,7 +62,6 @@ def _finding(run: Run, line: StallLine) -> Finding:
         ),
         evidence=(
             sources.snippet(line.blame),
-            Numbers(title="Emptying the cache", numbers=_numbers(line, flushed)),
             Narrative(
                 title="What it means, how we know, when it is wrong",
                 paragraphs=(
@@ -80,19 +79,6 @@ def _given_back(flushed: CacheFlushes) -> str:
         return ""
     returned, again = format_bytes(flushed.returned_bytes), format_bytes(flushed.asked_again_bytes)
     return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
-
-
-def _numbers(line: StallLine, flushed: CacheFlushes) -> tuple[Number, ...]:
-    numbers = [
-        Number(label="calls per step", value=line.count_per_step, unit="count"),
-        Number(label="time per step", value=line.step_ms, unit="ms"),
-    ]
-    if flushed.num_flushes:
-        numbers += [
-            Number(label="given back by a call", value=flushed.returned_bytes, unit="bytes"),
-            Number(label="asked for again before the next", value=flushed.asked_again_bytes, unit="bytes"),
-        ]
-    return tuple(numbers)
 
 
 def _fix(sources: Sources, line: StallLine) -> Fix:

@@ -5,14 +5,13 @@ from functools import partial
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import (
     composition_numbers,
+    examination_of,
     how_replay_is_known,
     line_of,
     owner_map,
     reserved_series,
     trial_bars,
-    trial_table,
 )
-from efprof.facts.device_findings import examination_of
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
 from efprof.facts.segment_evidence import segment_map
@@ -89,9 +88,8 @@ def _finding(run: Run, device: DeviceHistory, best: Trial) -> Finding:
             sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
-            segment_map(device, device.peak_index, "at the peak", blame, "Where it lies"),
+            segment_map(device, device.peak, "at the peak", blame, "Where it lies"),
             trial_bars(device),
-            trial_table(device),
             how_replay_is_known(device),
         ),
         severity="high" if saved >= HIGH_SHARE * parts.reserved_bytes else "medium",

@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.device_evidence import what_is_missing, why_it_failed
-from efprof.facts.device_findings import examination_of
+from efprof.facts.device_evidence import examination_of, what_is_missing, why_it_failed
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
 from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.memory_failure_evidence import evidence_of_device, failure_evidence, most_alive_site, what_failed

@@ -3,8 +3,7 @@
 import contextlib
 from collections import Counter
 
-from efprof.facts.headroom import Headroom
-from efprof.facts.headroom_evidence import headroom_evidence, whose_memory
+from efprof.facts.headroom import Headroom, headroom_evidence
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
@@ -70,7 +69,7 @@ def _finding(run: Run, headroom: Headroom) -> Finding:
         category="memory",
         headline="Most of the device's memory is never used",
         message=f"At most {format_bytes(headroom.peak_reserved_bytes)} of the {format_bytes(headroom.total_bytes)} "
-        f"{whose_memory(headroom)} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
+        f"of {headroom.device} were reserved in any of {headroom.num_steps} steps of {old:,} samples each; by the "
         f"same line {new:,} would fit, {new / old:.1f} times as many.",
         fix=_fix(run, headroom, blame),
         gain=Gain(

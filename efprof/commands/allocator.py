@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         FileReplay,
         Prediction,
     )
-    from efprof.facts.gpu_estimate_accounts import DeviceEstimate
+    from efprof.facts.gpu_estimate import DeviceEstimate
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def replay(file: Path, is_json: bool) -> None:
     if folder is None:
         results, errors = _of_each(file, replay_file)
     else:
-        from efprof.facts.gpu_estimate_accounts import replay_run
+        from efprof.facts.gpu_estimate import replay_run
 
         results, errors = [replay_run(folder)], []
     texts = [map(render_replay, result.devices) for result in results]
@@ -187,7 +187,7 @@ def _print_files(
 
 
 def _estimate(folder: Path, configurations: tuple[str, ...], device_memory: int | None, *, is_json: bool) -> None:
-    from efprof.facts.gpu_estimate_accounts import estimate_run
+    from efprof.facts.gpu_estimate import estimate_run
 
     result = estimate_run(folder, configurations, capacity=device_memory)
     if is_json:
@@ -253,11 +253,6 @@ def render_estimate(device: "DeviceEstimate") -> str:
     else:
         rest = format_bytes(device.rest_bytes)
         lines.append(f"  The band's upper end has also the {rest} that the process had in use besides.")
-    if device.larger_step_bytes:
-        more = format_bytes(device.larger_step_bytes)
-        lines.append(f"  And it has {more} more: by so much memory rose higher in a step that no window shows.")
-    if device.growth_bytes_per_step:
-        lines.append(f"  Not in it: memory grows by {format_bytes(device.growth_bytes_per_step)} with every step.")
     if device.best is not None:
         lines.append(f"  Worth a try first: PYTORCH_CUDA_ALLOC_CONF={device.best}")
     return "\n".join([*lines, *(f"  {caveat}" for caveat in device.caveats)])

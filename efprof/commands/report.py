@@ -99,7 +99,7 @@ def find(run: str | None) -> Path:
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
     from efprof.facts.device_use import device_use_evidence
-    from efprof.facts.gpu_overview import GpuOverview
+    from efprof.facts.gpu_estimate import GpuOverview
     from efprof.facts.identity import identify
     from efprof.facts.measurements import Measured
     from efprof.facts.run import open_run

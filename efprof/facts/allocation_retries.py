@@ -9,7 +9,7 @@ from typing import Final, Self
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.script import GROWTHS, RELEASES, reserved_of
+from efprof.facts.allocator.script import GROWTHS, RELEASES, capacity_of
 from efprof.facts.device_memory import DeviceHistory
 from efprof.facts.resampling import quantile_change_intervals
 from efprof.facts.run import Run
@@ -106,7 +106,7 @@ def retried_sites(device: DeviceHistory) -> Counter[str | None]:
 
 def retried_requests(history: History) -> Iterator[Entry]:
     """The requests that came with memory being given back, and were served after it."""
-    _, _, emptied_at = reserved_of(history)
+    _, emptied_at = capacity_of(history)
     is_retry = has_grown = False
     for index, entry in enumerate(history.entries):
         if entry.action in RELEASES:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.script import RELEASES, reserved_of
+from efprof.facts.allocator.script import RELEASES, capacity_of
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.run import Run
 from efprof.model import NotRecorded, UnreadableInput
@@ -36,7 +36,7 @@ class CacheFlushes:
 
 def flushes_in(history: History) -> list[tuple[int, int]]:
     """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
-    _, _, emptied_at = reserved_of(history)
+    _, emptied_at = capacity_of(history)
     flushes: list[list[int]] = []
     is_in_flush = False
     for index, entry in enumerate(history.entries):

@@ -1,10 +1,11 @@
 """What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from efprof.facts.allocator.composition import Instant, Owner
-from efprof.facts.allocator.what_if import Outcome, WhatIf
+from efprof.facts.allocator.layout import Instant
+from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.sources import Sources, place_of
@@ -12,6 +13,8 @@ from efprof.model import (
     Alternative,
     Alternatives,
     Bar,
+    Examination,
+    Finding,
     MemoryMap,
     Narrative,
     Number,
@@ -19,7 +22,7 @@ from efprof.model import (
     Series,
     SeriesLine,
     SourceLine,
-    Table,
+    ThinEvidence,
 )
 from efprof.units import format_bytes, format_share
 
@@ -33,15 +36,23 @@ ONE_LAYOUT = (
 MOST_BARS = 8
 
 
+def examination_of(looked_at: str, makes: Sequence[Callable[[], Finding]]) -> Examination:
+    """The findings of several devices that can be made, and why others cannot; raises ThinEvidence where none can."""
+    findings, reasons = [], []
+    for make in makes:
+        try:
+            findings.append(make())
+        except ThinEvidence as thin:
+            reasons.append(str(thin).rstrip("."))
+    if reasons and not findings:
+        raise ThinEvidence(f"{'; '.join(reasons)}.")
+    return Examination(looked_at="; ".join([looked_at, *reasons]), findings=tuple(findings))
+
+
 def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
     """The user's line that holds most of the segments with free memory in them; None where no stack names one."""
-    held = [owner for owner in instant.owners if owner.site is not None]
-    most = max(held, key=_by_stranding, default=None)
-    return sources.line(most.site) if most is not None and most.site is not None else None
-
-
-def _by_stranding(owner: Owner) -> tuple[int, int]:
-    return owner.stranding_bytes, owner.num_bytes
+    held = [(owner.stranding_bytes, owner.num_bytes, owner.site) for owner in instant.owners if owner.site is not None]
+    return sources.line(max(held)[2]) if held else None
 
 
 def composition_numbers(instant: Instant, title: str) -> Numbers:
@@ -66,50 +77,16 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
     """Who has the memory, by line, and what nobody has."""
     owners, rest = instant.owners[:MOST_BARS], instant.owners[MOST_BARS:]
+    labels = [NO_LINE if owner.site is None else place_of(owner.site) for owner in owners]
     bars = [
-        Bar(label=_label(owner.site), num_bytes=owner.num_bytes, is_highlighted=_is_at(owner.site, blame))
-        for owner in owners
+        Bar(label=label, num_bytes=owner.num_bytes, is_highlighted=blame is not None and label == str(blame))
+        for label, owner in zip(labels, owners, strict=True)
     ]
     if rest:
         bars.append(Bar(label=f"{len(rest)} other lines", num_bytes=sum(owner.num_bytes for owner in rest)))
     free = instant.composition.stranded_bytes + instant.composition.releasable_bytes
     bars.append(Bar(label="nobody: cached by the allocator", num_bytes=free))
     return MemoryMap(title=title, bars=tuple(sorted(bars, key=lambda bar: -bar.num_bytes)))
-
-
-def trial_table(device: DeviceHistory) -> Table:
-    """The settings that were tried, the recorded ones first."""
-    outcomes, costs = recorded_rows(device.what_if), device.what_if.driver_costs
-    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in device.trials]
-    rows = tuple(
-        (
-            name,
-            float(outcome.peak_reserved_bytes),
-            float(outcome.peak_reserved_high_bytes),
-            float(outcome.stranded_bytes),
-            float(outcome.calls.total),
-            "not known" if (driver_ms := costs.of(outcome.calls)) is None else driver_ms,
-            float(outcome.calls.num_retries),
-            "yes" if outcome.is_out_of_memory else "no",
-        )
-        for name, outcome in outcomes
-    )
-    return Table(
-        title="The same program under other settings (PYTORCH_CUDA_ALLOC_CONF)",
-        columns=(
-            "settings", "peak reserved", "at most", "idle then", "driver calls", "these take about", "retries",
-            "out of memory",
-        ),
-        units=("", "bytes", "bytes", "bytes", "count", "ms", "count", ""),
-        rows=rows,
-    )  # fmt: skip
-
-
-def recorded_rows(what_if: WhatIf) -> list[tuple[str, Outcome]]:
-    """The recorded settings as they were, and from the cold start of the others where that is another one."""
-    cold = what_if.recorded_cold
-    rows = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
-    return rows if cold is None else [*rows, (COLD, cold)]
 
 
 def trial_bars(device: DeviceHistory) -> Alternatives:
@@ -190,9 +167,8 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
             f"{replay.segments:,} segments and mappings have their size.{cold}",
             f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
             f"done may change that.{layouts}",
-            "What calls of the driver take is by the median of such calls in this recording. What the program did just "
-            "before them is in it, so it is rather less. Of a kind of call that the recording has few of it is not "
-            "known.",
+            "'efprof allocator what-if' on the snapshot tells how many calls of the driver each setting makes, and how "
+            "many retries.",
         ),
     )
 
@@ -224,11 +200,3 @@ def what_is_missing(failure: Failure) -> str:
         return f"keep less{where}, so that larger pieces are free"
     missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
     return f"it is {format_bytes(missing)} short at that moment; keep less{where}"
-
-
-def _label(site: str | None) -> str:
-    return "no line of yours (a backward pass runs without Python)" if site is None else place_of(site)
-
-
-def _is_at(site: str | None, blame: SourceLine | None) -> bool:
-    return site is not None and blame is not None and place_of(site) == str(blame)

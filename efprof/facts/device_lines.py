@@ -14,7 +14,7 @@ from efprof.facts.sources import place_of
 
 MOST_LINES: Final = 6
 """More could not be told apart."""
-NO_LINE: Final = "no line of yours is known"
+NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 OTHER_LINES: Final = "other lines"
 LEAST_SHARE: Final = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""
@@ -43,16 +43,15 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
 
     The entries of the indices `shown` are among them.
     """
-    walk = _Walk(history, site_of)
-    changes = (walk.before(), walk.entries())
-    alive = np.cumsum(np.where(changes[-1].owners == RESERVED, 0, changes[-1].amounts))
+    names, changes = _changes(history, site_of)
+    alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
-    largest = _largest_at(changes, int(np.argmax(alive)), len(walk.names))
-    rows = np.full(len(walk.names), len(largest) + 2)
+    largest = _largest_at(changes, int(np.argmax(alive)), len(names))
+    rows = np.full(len(names), len(largest) + 2)
     rows[[NOBODY, RESERVED, *largest]] = range(len(largest) + 2)
-    by_row = (replace(one, owners=rows[one.owners]) for one in changes)
-    nobody, reserved, *curves = np.maximum(sums_at(places, by_row, len(largest) + 3), 0)
-    labels = [NO_LINE, *_short_names([walk.names[line] for line in largest]), OTHER_LINES]
+    by_row = replace(changes, owners=rows[changes.owners])
+    nobody, reserved, *curves = np.maximum(sums_at(places, [by_row], len(largest) + 3), 0)
+    labels = [NO_LINE, *_short_names([names[line] for line in largest]), OTHER_LINES]
     return DeviceLines(
         num_events=tuple(float(place + 1) for place in places),
         curves=tuple(
@@ -64,12 +63,10 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     )
 
 
-def _largest_at(changes: tuple[Changes, ...], place: int, num_owners: int) -> list[int]:
+def _largest_at(changes: Changes, place: int, num_owners: int) -> list[int]:
     """The lines that have most after that entry, most first."""
-    sizes = np.zeros(num_owners)
-    for one in changes:
-        is_so_far = one.places <= place
-        sizes += np.bincount(one.owners[is_so_far], weights=one.amounts[is_so_far], minlength=num_owners)
+    is_so_far = changes.places <= place
+    sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=num_owners)
     least = max(1.0, LEAST_SHARE * (sizes.sum() - sizes[RESERVED]))
     by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
     return [owner for owner in by_size if sizes[owner] >= least][:MOST_LINES]
@@ -81,50 +78,33 @@ def _short_names(lines: list[str]) -> list[str]:
     return [name if names.count(name) == 1 else line for line, name in zip(lines, names, strict=True)]
 
 
-class _Walk:
-    """Through a history, from the blocks that were there before it to its last entry; `names` are those of owners."""
+def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], Changes]:
+    """The names of all owners; and what was there before the first entry, then one change for each entry."""
+    names, owner_at = ["", ""], dict[int, int]()
+    number_of: dict[str | None, int] = {None: NOBODY}
 
-    def __init__(self, history: History, site_of: Callable[[Frames], str | None]) -> None:
-        self.names = ["", ""]
-        self._history, self._site_of = history, site_of
-        self._by_place: dict[str, int] = {}
-        self._by_site: dict[str | None, int] = {None: NOBODY}
-        self._owner_at: dict[int, int] = {}
+    def owner_of(frames: Frames) -> int:
+        site = site_of(frames)
+        place = None if site is None else place_of(site)
+        if place not in number_of:
+            number_of[place] = len(names)
+            names.append(place or "")
+        return number_of[place]
 
-    def before(self) -> Changes:
-        """What was there at the first entry."""
-        owners = [RESERVED] * len(self._history.extents)
-        amounts = [extent.num_bytes for extent in self._history.extents]
-        for block in self._history.live:
-            owner = self._owner_at[block.address] = self._owner(block.frames)
-            owners.append(owner)
-            amounts.append(block.requested)
-        return changes_of(owners, [-1] * len(owners), amounts)
-
-    def entries(self) -> Changes:
-        """One for each entry, of 0 bytes where it changes nothing."""
-        owners, amounts = [], []
-        for entry in self._history.entries:
-            action, amount = entry.action, entry.size
-            if action == "alloc":
-                owner = self._owner_at[entry.addr] = self._owner(entry.frames)
-            elif action == "free_completed":
-                owner, amount = self._owner_at.pop(entry.addr, NOBODY), -amount
-            elif action in GROWTH:
-                owner = RESERVED
-            else:
-                owner, amount = RESERVED, -amount if action in SHRINKAGE else 0
-            owners.append(owner)
-            amounts.append(amount)
-        return changes_of(owners, range(len(owners)), amounts)
-
-    def _owner(self, frames: Frames) -> int:
-        site = self._site_of(frames)
-        if site not in self._by_site:
-            assert site is not None, "nobody is an owner from the start"
-            place = place_of(site)
-            if place not in self._by_place:
-                self._by_place[place] = len(self.names)
-                self.names.append(place)
-            self._by_site[site] = self._by_place[place]
-        return self._by_site[site]
+    owners, amounts = [RESERVED] * len(history.extents), [extent.num_bytes for extent in history.extents]
+    for block in history.live:
+        owner_at[block.address] = owner_of(block.frames)
+        owners.append(owner_at[block.address])
+        amounts.append(block.requested)
+    num_before = len(owners)
+    for entry in history.entries:
+        owner, amount = RESERVED, entry.size
+        if entry.action == "alloc":
+            owner = owner_at[entry.addr] = owner_of(entry.frames)
+        elif entry.action == "free_completed":
+            owner, amount = owner_at.pop(entry.addr, NOBODY), -amount
+        elif entry.action not in GROWTH:
+            amount = -amount if entry.action in SHRINKAGE else 0
+        owners.append(owner)
+        amounts.append(amount)
+    return names, changes_of(owners, [*[-1] * num_before, *range(len(history.entries))], amounts)

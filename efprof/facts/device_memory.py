@@ -1,20 +1,19 @@
 """The histories of the CUDA allocator that a run's snapshots hold, one per device, replayed."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
-from efprof.artifacts.snapshot import Entry, read_snapshot
+from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.composition import Instant, fullest_index, play_to
 from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import History, devices_of
-from efprof.facts.allocator.layout import SegmentLayout, layout_of
-from efprof.facts.allocator.replay import Replay, Replayer
+from efprof.facts.allocator.layout import Instant, fullest_index, play_to
+from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
 from efprof.facts.allocator.rules import is_small
-from efprof.facts.allocator.stacks import UserLines
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run import Run
@@ -26,6 +25,14 @@ MANY_EVENTS: Final = 50_000
 made within seconds."""
 
 FEW_CANDIDATES: Final = 1
+
+LIBRARIES: Final = re.compile(
+    r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]|^<(?!ipython|stdin)|[/\\]torch[/\\]csrc[/\\]"
+)
+"""Of packages, of Python's own library, and what has no file; a notebook's cells and what was typed are the user's."""
+
+PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
+"""All others are C++."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +70,37 @@ class Failure:
         return self.usable_bytes + (self.device_free_bytes or 0) >= self.requested_bytes
 
 
+class UserLines:
+    """`file:line:function` of the innermost frame that is the user's, looked up once per stack.
+
+    Snapshots share the frames among all events of a stack, if not the list of them, so their identity stands for it.
+    """
+
+    def __init__(self, working_folder: str = "") -> None:
+        """Files below `working_folder` are named as they are called from there."""
+        self._folder = working_folder.rstrip("/") + "/" if working_folder else ""
+        self._known: dict[tuple[int, ...], str | None] = {}
+
+    def site(self, frames: Frames) -> str | None:
+        """None where no frame is the user's: a backward pass on CUDA runs in a thread without Python."""
+        if not isinstance(frames, list) or not frames:
+            return None
+        key = tuple(map(id, frames))
+        if key not in self._known:
+            self._known[key] = next(filter(None, map(self._user_site, frames)), None)
+        return self._known[key]
+
+    def _user_site(self, frame: object) -> str | None:
+        if not isinstance(frame, Mapping):
+            return None
+        name, line, function = frame.get("filename"), frame.get("line"), frame.get("name")
+        if not isinstance(name, str) or not isinstance(line, int) or not isinstance(function, str):
+            return None
+        if line < 1 or not PYTHON_FILE.search(name) or LIBRARIES.search(name):
+            return None
+        return f"{name.removeprefix(self._folder)}:{line}:{function.replace(':', ' ')}"
+
+
 class DeviceHistory:
     """One device's memory through one snapshot. `file` is the snapshot's name.
 
@@ -79,16 +117,14 @@ class DeviceHistory:
         replayer = Replayer(history)
         instants: dict[int, Instant] = {}
         pieces: tuple[int, ...] = ()
-        self.layouts: dict[int, tuple[SegmentLayout, ...]] = {}
-        """At the peak, at the failure and at the end, by the index of the entry: one replay serves all."""
         for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
             instants[index] = play_to(replayer, history, index, lines.site)
-            self.layouts[index] = layout_of(replayer, history, index, lines.site)
             if index == failed:
                 pieces = _pieces_for(replayer, history, entries[index])
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
+        self.end = instants[len(entries) - 1]
         is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
         self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
         self.failure = (
@@ -210,7 +246,7 @@ def _why_distrusted(device: DeviceHistory) -> str:
     place = f"device {device.history.device} in {device.file}"
     return (
         f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
-        f"anything of it. {device.replay.possible_cause}"
+        f"anything of it. {POSSIBLE_CAUSE}"
     )
 
 

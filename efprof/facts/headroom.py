@@ -9,10 +9,10 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run import Run
-from efprof.facts.run_limits import allowed_bytes, memory_fraction
+from efprof.facts.run_limits import allowed_bytes, device_name, memory_fraction
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded, ThinEvidence
-from efprof.units import format_bytes
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, ThinEvidence
+from efprof.units import format_bytes, format_share
 
 MARGIN = 0.1
 """Of what the program may take, left free: fragments, a longer batch than any so far, and what libraries allocate
@@ -35,7 +35,6 @@ class Headroom:
     """
 
     device: str
-    is_limited: bool
     total_bytes: int
     outside_bytes: int
     peak_reserved_bytes: int
@@ -63,8 +62,7 @@ class Headroom:
         device = run.run_file.devices[0]
         total = allowed_bytes(run, device)
         return cls(
-            device=device.name,
-            is_limited=total < device.total_bytes,
+            device=device_name(run, device),
             total_bytes=total,
             outside_bytes=total - capacity,
             peak_reserved_bytes=max(here.reserved_bytes for here in readings),
@@ -131,6 +129,32 @@ def own_limit(run: Run) -> str:
         return ""
     allowed, total = format_bytes(allowed_bytes(run, device)), format_bytes(device.total_bytes)
     return f"Or raise the program's own limit: it lets itself take {allowed} of the device's {total}."
+
+
+def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
+    """How the device's memory divides, what that rests on, and when it is wrong."""
+    sizes = [
+        (f"memory of {headroom.device}", headroom.total_bytes),
+        ("used by others, or outside of the allocator", headroom.outside_bytes),
+        ("reserved at most", headroom.peak_reserved_bytes),
+        ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
+        ("kept whatever the batch", headroom.fixed_bytes),
+        ("taken by each sample", headroom.sample_bytes),
+    ]
+    numbers = [Number(label=label, value=float(size), unit="bytes") for label, size in sizes]
+    numbers.append(Number(label="samples that would fit", value=float(headroom.largest_micro_batch), unit="count"))
+    paragraphs = (
+        "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
+        f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
+        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
+        "every instant's peak, those within the backward pass too.",
+        "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
+        "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
+    )
+    return (
+        Numbers(title="What a batch takes of the device", numbers=tuple(numbers)),
+        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
+    )
 
 
 def _micro_batch(record: StepRecord) -> int:

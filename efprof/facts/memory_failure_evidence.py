@@ -6,7 +6,6 @@ from efprof.facts.device_evidence import (
     owner_map,
     reserved_series,
     trial_bars,
-    trial_table,
 )
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.device_use import device_use_evidence
@@ -32,9 +31,8 @@ def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame:
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
         *device_use_evidence(run)[:1],
-        segment_map(device, instant.index, "when the request failed", most_held, "Where it lay"),
+        segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
         trial_bars(device),
-        trial_table(device),
         how_replay_is_known(device),
     )
 

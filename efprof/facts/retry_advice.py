@@ -1,17 +1,20 @@
-"""Which setting of the allocator would spare a recorded program its retries, by replaying it."""
+"""Which setting of the allocator would spare a recorded program its retries, and what retries show for themselves."""
 
 import contextlib
 from dataclasses import dataclass, replace
 from typing import Self
 
+from efprof.facts.allocation_retries import AllocationRetries
 from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.device_evidence import COLD, DEFAULT
 from efprof.facts.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
 from efprof.facts.headroom import device_capacity
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, memory_fraction
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, Table, UnreadableInput
+from efprof.units import format_interval, format_ms, in_brackets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +80,9 @@ def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
     trials = _trials(device, what_if)
     served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
     fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
-    best = min(fewer, key=_cost, default=None)
+    best = min(
+        fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
+    )
     return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
 
 
@@ -98,5 +103,81 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
 
 
-def _cost(trial: Trial) -> tuple[int, int]:
-    return trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes
+def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
+    settings = () if advice.tried is None else (_table(advice.tried),)
+    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+
+
+def how_much_slower(retries: AllocationRetries) -> str:
+    """A clause of the message; empty where either kind of step is too rare to tell."""
+    if retries.slower_ms is None or retries.slower_interval_ms is None:
+        return ""
+    low, high = retries.slower_interval_ms
+    if low <= 0:
+        return "; steps with a retry take no longer that could be told"
+    ends = in_brackets(format_interval(low, high, "ms"))
+    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
+
+
+def _numbers(retries: AllocationRetries) -> Numbers:
+    numbers = [
+        Number(label="steps after warm-up", value=float(retries.num_steps), unit="count"),
+        Number(label="steps with a retry", value=float(len(retries.by_step)), unit="count"),
+    ]
+    numbers += [
+        Number(label=f"retries in the {stage} stage", value=float(count), unit="count")
+        for stage, count in retries.by_stage
+    ]
+    if retries.slower_ms is not None:
+        numbers.append(
+            Number(
+                label="steps with a retry take longer by",
+                value=retries.slower_ms,
+                unit="ms",
+                interval=retries.slower_interval_ms,
+            )
+        )
+    return Numbers(title="Retries of the allocator", numbers=tuple(numbers))
+
+
+def _table(tried: RetryTrials) -> Table:
+    """The recorded settings first."""
+    what_if, cold = tried.what_if, tried.what_if.recorded_cold
+    outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
+    outcomes += [] if cold is None else [(COLD, cold)]
+    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in tried.trials]
+    return Table(
+        title="The recorded requests under other settings (PYTORCH_CUDA_ALLOC_CONF)",
+        columns=("settings", "retries", "peak reserved", "out of memory"),
+        units=("", "count", "bytes", ""),
+        rows=tuple(
+            (
+                name,
+                float(outcome.calls.num_retries),
+                float(outcome.peak_reserved_bytes),
+                "yes" if outcome.is_out_of_memory else "no",
+            )
+            for name, outcome in outcomes
+        ),
+    )
+
+
+def _narrative(*, has_history: bool) -> Narrative:
+    line = (
+        "The line is that of the request which, in the recorded history, was served once memory had been given back."
+        if has_history
+        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
+        "only as far as the stage has one."
+    )
+    return Narrative(
+        title="What it means, how we know, when it is wrong",
+        paragraphs=(
+            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+            "and one retry away from running out of memory.",
+            f"The allocator counts them; the counter was read at every boundary. {line}",
+            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "for what causes both, such as a longer batch.",
+        ),
+    )

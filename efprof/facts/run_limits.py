@@ -49,7 +49,7 @@ class RunLimits:
         ]
         used_bytes, used_step = used[-1] if used else (0, 0)
         return cls(
-            name="the host" if device is None else _name(run, device),
+            name="the host" if device is None else device_name(run, device),
             is_device=is_device,
             total_bytes=allowed_bytes(run, device) if device else host.total_bytes if host else 0,
             used_bytes=used_bytes,
@@ -107,5 +107,6 @@ def allowed_bytes(run: Run, device: Device) -> int:
     return int(memory_fraction(run) * device.total_bytes)
 
 
-def _name(run: Run, device: Device) -> str:
+def device_name(run: Run, device: Device) -> str:
+    """As a sentence calls what the program may take of it."""
     return device.name if memory_fraction(run) == 1 else f"the program's own share of {device.name}"

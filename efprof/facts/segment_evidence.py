@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.facts.allocator.layout import Piece, SegmentLayout
+from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.device_evidence import composition_numbers, reserved_series, trial_bars
+from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.run import Run
 from efprof.facts.sources import place_of
@@ -24,21 +25,19 @@ GRAINS_PER_LINE: Final = 1000
 """A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
 LEAST_GRAINS: Final = 6
 """A segment that is shorter than that on the page shows nothing of its inside."""
-NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
-
-FREE: Final = frozenset({"stranded", "releasable"})
 
 Owners = dict[str | None, int]
 """The place of each line (`file:line`) among the owners of a map."""
 
 
-def segment_map(device: DeviceHistory, index: int, instant: str, blame: SourceLine | None, title: str) -> SegmentMap:
-    """The segments at the peak or a failure, which `instant` names, and at the end where that is another state."""
-    layouts, last = device.layouts, len(device.history.entries) - 1
-    views = [(instant, layouts[index])]
-    if layouts[last] != layouts[index]:
-        views.append(("at the end of the recording", layouts[last]))
+def segment_map(
+    device: DeviceHistory, instant: Instant, label: str, blame: SourceLine | None, title: str
+) -> SegmentMap:
+    """The segments at the peak or a failure, which `label` says, and at the end where that is another state."""
+    views = [(label, instant.layouts)]
+    if device.end.layouts != instant.layouts:
+        views.append(("at the end of the recording", device.end.layouts))
     return map_of(views, None if blame is None else str(blame), title)
 
 
@@ -49,7 +48,7 @@ def device_overview(device: DeviceHistory) -> tuple[Evidence, ...]:
     return (
         reserved_series(device, (mark,)),
         composition_numbers(device.peak, f"Device {number}: reserved memory at its peak"),
-        segment_map(device, device.peak_index, "at the peak", None, f"Device {number}, segment by segment"),
+        segment_map(device, device.peak, "at the peak", None, f"Device {number}, segment by segment"),
         trial_bars(device),
     )
 
@@ -120,8 +119,8 @@ def _owners(layouts: list[SegmentLayout]) -> Owners:
 
 
 def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int], ...]:
-    totals = [(state, sum(layout.bytes_of(state) for layout in layouts)) for state in STATES]
-    return tuple((state, total) for state, total in totals if total)
+    totals = totals_of(layouts)
+    return tuple((state, totals[state]) for state in STATES if totals[state])
 
 
 def _row(group: list[SegmentLayout], owners: Owners, grain_bytes: int) -> SegmentRow:

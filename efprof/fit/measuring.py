@@ -16,7 +16,6 @@ from efprof.artifacts.steps import read_steps
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.gpu_estimate import GpuEstimate
 from efprof.facts.run import Run, open_run
-from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
 
 PLACE: Final = "{batch}"
@@ -124,9 +123,6 @@ def _peak_bytes(run: Run) -> int | None:
     if not peaks:
         with contextlib.suppress(NotRecorded, UnreadableInput, ThinEvidence):
             peaks.append(run.get(GpuEstimate).peak_allocated_bytes)
-    if not peaks:
-        with contextlib.suppress(NotRecorded, UnreadableInput):
-            peaks += run.get(WindowPeaks).peaks
     if not peaks:
         for rank in run.rank_folders:
             with contextlib.suppress(NotRecorded, UnreadableInput):

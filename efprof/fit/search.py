@@ -1,11 +1,10 @@
-"""Finds the largest batch below a budget in a handful of runs."""
+"""Finds the largest batch below a budget in a handful of runs: peak memory is a line over the batch size."""
 
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from efprof.fit.memory_model import Measured, MemoryModel, fit_line, recommended
 
 GROWTH: Final = 4
 """From one small size to the next."""
@@ -30,6 +29,48 @@ MAX_PROOFS: Final = 4
 
 GOOD_ENOUGH: Final = 0.97
 """Of the largest batch that the line allows: nobody trains with three percent more."""
+
+
+CERTAINTY: Final = 3.0
+"""Standard deviations of what the line misses: of runs that scatter normally, one in seven hundred needs more."""
+
+MARGIN: Final = 0.75
+"""Of the largest batch that ran, where too few sizes were measured to tell how far the line misses: longer samples or
+a busier device than in those few steps may need the rest."""
+
+FLAT_SHARE: Final = 0.15
+"""Of the whole rise: what rose by less may belong to the flat part."""
+
+MIN_POINTS_TO_TRUST: Final = 4
+"""A line through three leaves one figure to tell of what it misses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A run of some steps; `peak_bytes` is None where it ran out of memory."""
+
+    batch: int
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryModel:
+    """`fixed_bytes` whatever the batch, `sample_bytes` for each sample; it misses its points by `error_bytes`."""
+
+    fixed_bytes: float
+    sample_bytes: float
+    error_bytes: float
+    num_points: int
+
+    def peak_bytes(self, batch: int) -> float:
+        """What a batch of this size is expected to need."""
+        return self.fixed_bytes + self.sample_bytes * batch
+
+    def largest(self, budget_bytes: int, *, certainty: float = 0.0) -> int | None:
+        """The largest batch that needs no more; None where each needs the same, and negative where none does."""
+        if self.sample_bytes <= 0:
+            return None
+        return int((budget_bytes - certainty * self.error_bytes - self.fixed_bytes) // self.sample_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +112,44 @@ def search(
         largest=_largest(runs, budget_bytes),
         recommended=recommended(runs, budget_bytes),
     )
+
+
+def fit_line(runs: Sequence[Measured]) -> MemoryModel:
+    """Least squares over the runs whose peak depends on the batch; raises ValueError where fewer than two sizes ran.
+
+    At small sizes another instant makes the peak, such as the optimizer's, whatever the batch: memory is flat there.
+    """
+    points = _rising([(float(run.batch), float(run.peak_bytes)) for run in runs if run.peak_bytes is not None])
+    if len({batch for batch, _ in points}) < 2:
+        raise ValueError("a line needs two sizes")
+    line = statistics.linear_regression([batch for batch, _ in points], [peak for _, peak in points])
+    misses = [peak - line.slope * batch - line.intercept for batch, peak in points]
+    freedom = max(1, len(points) - 2)
+    return MemoryModel(
+        fixed_bytes=line.intercept,
+        sample_bytes=line.slope,
+        error_bytes=(sum(miss**2 for miss in misses) / freedom) ** 0.5,
+        num_points=len(points),
+    )
+
+
+def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those above the flat part, and the two largest in any case."""
+    points = sorted(points)
+    if not points:
+        return points
+    flat, most = min(peak for _, peak in points), max(peak for _, peak in points)
+    above = [point for point in points[:-2] if point[1] - flat >= FLAT_SHARE * (most - flat)]
+    return above + points[-2:]
+
+
+def recommended(runs: Sequence[Measured], budget_bytes: int) -> int:
+    """The size to train with: surely below the budget, and no larger than what ran; 0 where none did."""
+    largest, model = _largest(runs, budget_bytes), _model(runs)
+    if model is None or model.num_points < MIN_POINTS_TO_TRUST:
+        return max(min(1, largest), int(largest * MARGIN))
+    surely = model.largest(budget_bytes, certainty=CERTAINTY)
+    return largest if surely is None else max(min(1, largest), min(largest, surely))
 
 
 def _next_small(runs: list[Measured], budget_bytes: int, largest_allowed: int | None) -> int | None:
@@ -121,7 +200,7 @@ def _has_levelled(runs: list[Measured]) -> bool:
     return before[1] - first > LEVEL_SHARE * first and last[1] - before[1] < LEVEL_SHARE * before[1]
 
 
-def _model(runs: list[Measured]) -> MemoryModel | None:
+def _model(runs: Sequence[Measured]) -> MemoryModel | None:
     try:
         return fit_line(runs)
     except ValueError:

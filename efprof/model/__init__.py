@@ -1,4 +1,4 @@
-"""The vocabulary every layer shares; it imports nothing else of efprof."""
+"""The vocabulary every layer shares; it imports nothing else of efprof. All that is imported here is for others."""
 
 from efprof.model.comparison import Comparison, FindingChange, MetricChange, Verdict
 from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput
@@ -24,17 +24,25 @@ from efprof.model.evidence import (
     StretchState,
     Table,
 )
-from efprof.model.finding import AuditResult, AuditStatus, Category, Examination, Finding, Severity
-from efprof.model.fix import (
+from efprof.model.finding import (
     Applicability,
+    AuditResult,
+    AuditStatus,
+    Category,
     Change,
     CodeEdit,
     ConfigurationValue,
     EnvironmentVariable,
+    Examination,
+    Finding,
     Fix,
+    Gain,
+    Severity,
+    SourceLine,
 )
-from efprof.model.gain import Gain
 from efprof.model.report import (
+    BOUNDARIES,
+    STAGES,
     Evaluation,
     Measurements,
     MemorySample,
@@ -48,65 +56,3 @@ from efprof.model.report import (
     StepSample,
     Timeline,
 )
-from efprof.model.source import SourceLine
-from efprof.model.stages import BOUNDARIES, STAGES
-
-__all__ = [
-    "BOUNDARIES",
-    "STAGES",
-    "Alternative",
-    "Alternatives",
-    "Applicability",
-    "AuditResult",
-    "AuditStatus",
-    "Bar",
-    "Category",
-    "Change",
-    "CodeEdit",
-    "Comparison",
-    "ConfigurationValue",
-    "EfprofError",
-    "EnvironmentVariable",
-    "Evaluation",
-    "Evidence",
-    "Examination",
-    "Finding",
-    "FindingChange",
-    "Fix",
-    "Gain",
-    "Interval",
-    "Intervals",
-    "Measurements",
-    "MemoryMap",
-    "MemorySample",
-    "Metric",
-    "MetricChange",
-    "Narrative",
-    "NotComparable",
-    "NotRecorded",
-    "Number",
-    "Numbers",
-    "Overhead",
-    "Report",
-    "RunError",
-    "RunIdentity",
-    "SegmentMap",
-    "SegmentRow",
-    "SegmentView",
-    "Series",
-    "SeriesLine",
-    "Severity",
-    "Snippet",
-    "SourceLine",
-    "StageBand",
-    "StageDelta",
-    "StallLine",
-    "StepSample",
-    "Stretch",
-    "StretchState",
-    "Table",
-    "ThinEvidence",
-    "Timeline",
-    "UnreadableInput",
-    "Verdict",
-]

@@ -1,16 +1,101 @@
-"""A fault that was found, and the result of looking for it."""
+"""A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from efprof.model.evidence import Evidence
-from efprof.model.fix import Fix
-from efprof.model.gain import Gain
-from efprof.model.source import SourceLine
 
 Severity = Literal["high", "medium", "low"]
 AuditStatus = Literal["passed", "failed", "not_applicable", "errored"]
 Category = Literal["memory", "time", "numbers"]
+Basis = Literal["measured bound", "replay", "model"]
+Applicability = Literal["safe", "review", "manual"]
+"""safe: numbers unchanged; review: numerics or behaviour may change; manual: a person must write it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceLine:
+    """A line of the user's source code, with an identity that survives lines moving above it.
+
+    `line` counts from 1; `file` is relative to the repository; `text` is stripped of its indentation.
+
+    `ordinal` counts equal texts within one function from 0, so that two such lines keep apart.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def key(self) -> str:
+        """The identity of the line without its number."""
+        suffix = f"#{self.ordinal}" if self.ordinal else ""
+        return f"{self.file}::{self.function}::{self.text}{suffix}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentVariable:
+    """A variable to set before the command; `old` is None where it is unset."""
+
+    name: str
+    old: str | None
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigurationValue:
+    """A setting to change, by the name it has where the user writes it; `file` where that is known."""
+
+    name: str
+    old: str
+    new: str
+    file: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeEdit:
+    """Replace source lines; `old` and `new` keep the indentation of the file."""
+
+    file: str
+    line: int
+    old: str
+    new: str
+
+
+Change = EnvironmentVariable | ConfigurationValue | CodeEdit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fix:
+    """One sentence that says what to do, and the changes that do it (none where it is manual)."""
+
+    summary: str
+    applicability: Applicability
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """A predicted saving; None where the fix does not touch that resource or nothing may be claimed.
+
+    `step_ms` is milliseconds per step, `peak_bytes` bytes off this run's peak; the intervals are
+    (low, high) of the same. `basis` is how it is known: a bound that was measured, a replay of what
+    was recorded, or a model; `explanation` says it in one sentence. `until_step` is the last step up to which
+    the peak was known, where the run went on for long after it: the whole run's saving is no less than that.
+    """
+
+    basis: Basis
+    explanation: str
+    step_ms: float | None = None
+    peak_bytes: int | None = None
+    step_ms_interval: tuple[float, float] | None = None
+    peak_bytes_interval: tuple[float, float] | None = None
+    until_step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

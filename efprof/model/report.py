@@ -1,13 +1,24 @@
 """Everything one run's page, terminal summary and JSON are rendered from."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from efprof.model.evidence import Evidence, Series, Table
-from efprof.model.finding import AuditResult
-from efprof.model.source import SourceLine
+from efprof.model.finding import AuditResult, SourceLine
 
 REPORT_SCHEMA_VERSION = 1
 """1: first form."""
+
+STAGES: Final = ("data", "forward", "backward", "optimizer", "other")
+
+BOUNDARIES: Final = (
+    "pre_forward",
+    "post_forward_pre_backward",
+    "pre_backward",
+    "post_backward",
+    "post_optimizer_step",
+)
+"""The instants between the parts of a training step, in the order they come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,8 +84,7 @@ def test_what_a_snapshot_says_is_read(tmp_path: Path) -> None:
     assert [block.requested_size for block in segment.blocks] == [100, 7, 0]
     (first, second, failure), nothing = snapshot.device_traces
     assert (first.action, first.addr, first.size, first.time_us) == ("segment_alloc", 0x7F0000000000, 2 * MIB, 1)
-    assert (first.user_metadata, first.pool_id) == ("step=1", (0, 1))
-    assert (second.user_metadata, second.pool_id) == ("", None)
+    assert (first.pool_id, second.pool_id) == ((0, 1), None)
     assert (failure.action, failure.device_free, failure.size) == ("oom", 5 * MIB, 9 * MIB)
     assert nothing == []
     assert snapshot.settings is not None

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from efprof.artifacts.steps import STEPS_FILE, AlikeSteps, StepRecord, read_steps, records_of
+from efprof.artifacts.steps import STEPS_FILE, StepRecord, read_steps
 
 STAGES = [("forward", 0, 1), ("backward", 2, 3)]
 
@@ -18,7 +18,8 @@ def row(number: int, *, loss: float | None = 0.5) -> tuple[int | float | None, .
 
 
 def line_of(*rows: tuple[int | float | None, ...]) -> bytes:
-    line = AlikeSteps(alike=list(rows), stages=STAGES, cpu_share=0.5, rss_bytes=123, recorder_us=30.0, loader=0)
+    """As recordings of schema version 1 have it."""
+    line = {"alike": rows, "stages": STAGES, "cpu_share": 0.5, "rss_bytes": 123, "recorder_us": 30.0, "loader": 0}
     return msgspec.json.encode(line) + b"\n"
 
 
@@ -42,7 +43,6 @@ def test_steps_that_share_a_line_are_read_one_by_one(tmp_path: Path) -> None:
     assert [(span.stage, span.start_us, span.end_us) for span in first.spans] == [
         ("forward", 1.0, 3.0), ("backward", 4.0, 7.0)
     ]  # fmt: skip
-    assert (first.gradient_norm, first.learning_rate, first.sequence) == (None, 0.01, None)
     assert (first.micro_batches, first.samples, first.rss_bytes, first.loader) == (1, 32, 123, 0)
     assert (second.step, second.loss) == (4, None)
 
@@ -65,11 +65,8 @@ def test_a_row_that_is_no_step_is_a_lost_line(bad: tuple[int | float | None, ...
     assert num_torn == 1
 
 
-@settings(max_examples=200)
-@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(), st.floats())] * 14), max_size=3))
-def test_reading_rows_raises_nothing_but_what_is_said(rows: list[tuple[int | float | None, ...]]) -> None:
-    line = msgspec.json.decode(line_of(*rows), type=AlikeSteps)
-    try:
-        list(records_of(line))
-    except (ValueError, IndexError):
-        return
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(-(2**63), 2**63), st.floats())] * 14), max_size=3))
+def test_rows_that_hold_anything_are_read_or_lost(tmp_path: Path, rows: list[tuple[int | float | None, ...]]) -> None:
+    steps, num_torn = read_steps(written(tmp_path, line_of(*rows)))
+    assert num_torn or len(steps) <= len(rows)

@@ -108,7 +108,7 @@ def test_a_limit_that_the_program_set_itself_is_all_there_is(tmp_path: Path) -> 
     half = run_of(tmp_path / "half", sixty(), settings={"memory fraction": "0.35"})
     finding = only_finding(half)
     assert "40 would fit" in finding.message
-    assert "of the 14.0 GiB that the program lets itself take of NVIDIA A100 were reserved" in finding.message
+    assert "of the 14.0 GiB of the program's own share of NVIDIA A100 were reserved" in finding.message
 
 
 def test_no_gain_is_claimed(tmp_path: Path) -> None:

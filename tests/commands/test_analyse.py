@@ -2,7 +2,7 @@ import pytest
 
 from efprof.artifacts.run_file import write_run_file
 from efprof.commands.report import analyse
-from efprof.facts.gpu_overview import GpuOverview
+from efprof.facts.gpu_estimate import GpuOverview
 from efprof.runner import find_audits
 from tests.builders import loader_built, make_run_file, make_steps, write_run
 

@@ -65,24 +65,11 @@ def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:
     assert default["peak_reserved_bytes"] == 92 * MIB, "what it needs, not what there is"
 
 
-def test_a_limit_of_the_settings_own_holds(tmp_path: Path) -> None:
-    folder = one_step_run(tmp_path).folder
-    device = device_of(folder, "--device-memory", "1GiB", "--conf", "per_process_memory_fraction:0.08")
-    assert isinstance(device["predictions"], list)
-    assert device["predictions"][0]["peak_reserved_bytes"] <= 0.08 * 1024 * MIB
-    assert device["predictions"][0]["fits"] == "no"
-
-
 def test_a_real_recording_is_estimated_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "20260101-120000-train-abc123").symlink_to(RUN)
     monkeypatch.setenv("EFPROF_HOME", str(tmp_path))
     assert run("what-if", "latest", "--conf", "").output == run("what-if", RUN, "--conf", "").output
-
-
-def test_memory_that_grows_is_said_not_to_be_in_it() -> None:
-    assert "Not in it: memory grows by" in run("what-if", RUNS / "memory_growth-sick", "--conf", "").output
-    assert "grows" not in run("what-if", RUNS / "memory_growth-healthy", "--conf", "").output
 
 
 def test_where_nobody_read_the_memory_the_band_is_said_to_have_no_upper_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device_evidence import ONE_LAYOUT, how_replay_is_known, trial_bars, trial_table
+from efprof.facts.device_evidence import ONE_LAYOUT, how_replay_is_known, trial_bars
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.segment_evidence import segment_map
 from efprof.model import SourceLine
@@ -64,8 +64,6 @@ def test_where_the_recording_began_warm_there_is_a_row_that_starts_as_the_others
     recorded, cold, *others = trial_bars(device).alternatives
     assert (cold.label, recorded.value, cold.value) == ("as recorded, cold", 100 * MIB, 20 * MIB)
     assert len(others) == len(device.trials)
-    names = [row[0] for row in trial_table(device).rows]
-    assert names[:2] == ["large_segment_size_mb:20 (as recorded)", "as recorded, cold"]
 
 
 def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_the_map_shows_the_peak_and_the_end(tmp_path: Path) -> None:
     recording.free(large)
     device = device_of(tmp_path / "run", recording)
     blame = SourceLine(file="train.py", line=12, function="step", text="")
-    found = segment_map(device, device.peak_index, "at the peak", blame, "map")
+    found = segment_map(device, device.peak, "at the peak", blame, "map")
     peak, end = found.views
     assert (peak.label, end.label) == ("at the peak", "at the end of the recording")
     assert peak.totals == (("used", GIB + 30 * MIB),)
@@ -100,4 +98,4 @@ def test_the_end_is_left_out_where_it_is_the_peak(tmp_path: Path) -> None:
     recording.free(recording.malloc(30 * MIB))
     recording.malloc(GIB)
     device = device_of(tmp_path / "run", recording)
-    assert len(segment_map(device, device.peak_index, "at the peak", None, "map").views) == 1
+    assert len(segment_map(device, device.peak, "at the peak", None, "map").views) == 1

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from efprof.commands.report import analyse, render
-from efprof.facts.gpu_estimate import GpuEstimate
-from efprof.facts.gpu_overview import TITLE, GpuOverview
+from efprof.facts.gpu_estimate import TITLE, GpuEstimate, GpuOverview
 from efprof.facts.run import open_run
 from efprof.model import NotRecorded, Numbers
 from tests.builders import make_step, write_run

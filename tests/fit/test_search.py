@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efprof.fit.memory_model import Measured, fit_line, recommended
-from efprof.fit.search import Fitted, search
+from efprof.fit.search import Fitted, Measured, fit_line, recommended, search
 
 MIB = 1024**2
 

@@ -1,5 +1,6 @@
 """What the replay of a snapshot says of each device, as the command line and its JSON give it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
 from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of
-from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.replay import POSSIBLE_CAUSE, replay
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
 
@@ -26,6 +27,7 @@ class DeviceReplay(msgspec.Struct, kw_only=True):
     segments_equal: int | None = None
     peak_reserved_recorded_bytes: int | None = None
     peak_reserved_replayed_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
 
 
 class Prediction(msgspec.Struct, kw_only=True):
@@ -96,7 +98,7 @@ def replay_file(path: Path) -> FileReplay:
         except NotRecorded as error:
             devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
             continue
-        devices.append(_account_of(device, result))
+        devices.append(DeviceReplay(device=device, replayable=True, **asdict(result)))
     return FileReplay(file=str(path), devices=devices)
 
 
@@ -111,11 +113,13 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
         try:
             history = sized_history(snapshot, device)
             result = replay(history)
+            if not result.is_trusted:
+                raise NotRecorded(
+                    f"The model places {result.match_share:.1%} of its blocks and segments where they were; below 99 % "
+                    f"it predicts nothing. {POSSIBLE_CAUSE}"
+                )
         except NotRecorded as error:
             devices.append(DevicePredictions(device=device, replayable=False, reason=_sentence(error)))
-            continue
-        if not result.is_trusted:
-            devices.append(_distrusted(device, result))
             continue
         what_if = WhatIf(history, capacity=capacity)
         trials = try_configurations(what_if, configurations or worth_a_try(what_if))
@@ -135,29 +139,6 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
             )
         )
     return FilePredictions(file=str(path), devices=devices)
-
-
-def _account_of(device: int, result: Replay) -> DeviceReplay:
-    return DeviceReplay(
-        device=device,
-        replayable=True,
-        allocations=result.allocations,
-        addresses_equal=result.addresses_equal,
-        segments=result.segments,
-        segments_equal=result.segments_equal,
-        peak_reserved_recorded_bytes=result.peak_reserved_recorded_bytes,
-        peak_reserved_replayed_bytes=result.peak_reserved_replayed_bytes,
-    )
-
-
-def _distrusted(device: int, result: Replay) -> DevicePredictions:
-    return DevicePredictions(
-        device=device,
-        replayable=False,
-        match_share=result.match_share,
-        reason=f"The model places {result.match_share:.1%} of its blocks and segments where they were; below 99 % it "
-        f"predicts nothing. {result.possible_cause}",
-    )
 
 
 def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:

@@ -72,8 +72,8 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
         )
     if settings.memory_fraction is not None and what_if.capacity is None:
         warnings.append(
-            "per_process_memory_fraction is left out: the recording does not tell how much memory the device has; "
-            "name it with --device-memory."
+            "per_process_memory_fraction is left out: the recording does not tell how much memory the device has "
+            "(of a snapshot, name it with --device-memory)."
         )
     if settings.large_segment_bytes != AllocatorSettings().large_segment_bytes:
         warnings.append("large_segment_size_mb is known to torch 2.11 and newer only.")
@@ -81,28 +81,19 @@ def warnings_about(settings: AllocatorSettings, what_if: WhatIf) -> tuple[str, .
 
 
 def _about_pair(settings: AllocatorSettings, what_if: WhatIf) -> str:
-    """A trap in most programs; in those whose large blocks do not mix with small ones the limit may still help."""
+    """A trap in most programs; in those whose large blocks do not mix with small ones the limit may still help.
+
+    By how much is told where both had all the memory they asked for: the device's end cuts off a peak.
+    """
     pair, alone = what_if.run_cold(settings), what_if.run_cold(replace(settings, max_split_bytes=None))
-    here = _difference(pair, alone)
+    more = pair.peak_reserved_bytes - alone.peak_reserved_bytes
+    is_cut_off = any(one.is_out_of_memory or one.calls.num_retries for one in (pair, alone))
+    here = f"; here they reserve {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than without the limit"
     return (
         "expandable_segments and max_split_size_mb hurt together in most programs: a free stretch that has grown "
         "beyond the limit serves no small request any more, so new memory is mapped beside it"
-        f"{f'; here {here}' if here else ''}."
+        f"{here if more and not is_cut_off else ''}."
     )
-
-
-def _difference(pair: Outcome, alone: Outcome) -> str:
-    """In bytes only where both had all the memory they asked for: the device's end cuts off a peak."""
-    if pair.is_out_of_memory != alone.is_out_of_memory:
-        ends, goes_on = ("with", "without") if pair.is_out_of_memory else ("without", "with")
-        return f"the program runs out of memory {ends} the limit, and does not {goes_on} it"
-    retries, retries_alone = pair.calls.num_retries, alone.calls.num_retries
-    if pair.is_out_of_memory or retries or retries_alone:
-        counts = f"{retries:,} with the limit, {retries_alone:,} without"
-        return f"the allocator retries for lack of memory: {counts}" if retries != retries_alone else ""
-    more = pair.peak_reserved_bytes - alone.peak_reserved_bytes
-    words = f"they reserve {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than without the limit"
-    return words if more else ""
 
 
 def _try(what_if: WhatIf, configuration: str) -> Trial:

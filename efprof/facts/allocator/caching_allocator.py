@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
-from efprof.facts.allocator.driver_calls import Calls
-from efprof.facts.allocator.reclaiming import collect_garbage, release_oversize
+from efprof.facts.allocator.driver import Calls
 from efprof.facts.allocator.rules import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
@@ -207,9 +206,9 @@ class CachingAllocator:
         """Ask the driver; where it has no more, release what nobody uses and ask again."""
         if self._collects_garbage:
             assert self._allowed is not None
-            collect_garbage(self, self._allowed)
+            _collect_garbage(self, self._allowed)
         block = self._ask_driver(pool, size, stream)
-        if block is None and release_oversize(self, pool, size, stream):
+        if block is None and _release_oversize(self, pool, size, stream):
             block = self._ask_driver(pool, size, stream)
         if block is None:
             self.release_cached()
@@ -299,3 +298,46 @@ def _room(block: Block) -> int:
     """How large it can grow in place."""
     following = block.following
     return block.size + (following.size if following is not None and not following.is_mapped else 0)
+
+
+def _release_oversize(allocator: CachingAllocator, pool: Pool, size: int, stream: int) -> bool:
+    """With a limit to splitting: release one block that is large enough, or several from the largest down."""
+    limit = allocator.settings.max_split_bytes
+    if limit is None:
+        return False
+    wanted = max(size, limit)
+    index = pool.first_of(stream, wanted)
+    block = pool.at(index, stream)
+    if block is not None and not block.range.is_expandable:
+        if not block.is_whole_range:
+            return False
+        allocator.release(block)
+        return True
+    released = 0
+    while released < wanted:
+        index -= 1
+        block = pool.at(index, stream)
+        if block is None or block.size < limit:
+            break
+        if not block.range.is_expandable and block.is_whole_range:
+            released += block.size
+            allocator.release(block)
+    return released >= wanted
+
+
+def _collect_garbage(allocator: CachingAllocator, allowed_bytes: int) -> None:
+    """Release whole large segments that were free for longest, until reserved memory is below its threshold."""
+    threshold = int(allocator.settings.garbage_collection_threshold * allowed_bytes)
+    to_reclaim = allocator.reserved - threshold
+    pool = allocator.pool(DEFAULT_POOL, is_small_pool=False)
+    ages = {
+        block: pool.num_lookups - block.free_since
+        for block in pool.free_blocks()
+        if block.is_whole_range and not block.range.is_expandable
+    }
+    while to_reclaim > 0 and ages:
+        mean = sum(ages.values()) / len(ages)
+        for block in [block for block, age in ages.items() if age >= mean]:
+            to_reclaim -= block.size
+            del ages[block]
+            allocator.release(block)

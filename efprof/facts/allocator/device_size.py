@@ -5,7 +5,7 @@ from typing import Final
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.history import History, history_of
 from efprof.facts.allocator.replay import replay
-from efprof.facts.allocator.script import reserved_of
+from efprof.facts.allocator.script import capacity_of
 
 SHARES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.3)
 """Of what the allocator could have at most: the rest is CUDA's context, a hundredth of a large device, and what other
@@ -25,7 +25,7 @@ def sized_history(snapshot: Snapshot, device: int) -> History:
     does not tell everything right. Where memory was never short, there are more than enough.
     """
     history = history_of(snapshot, device)
-    capacity = reserved_of(history)[0]
+    capacity = capacity_of(history)[0]
     if not history.settings.expandable_segments or capacity is None:
         return history
     best, best_share = None, replay(history).match_share

@@ -10,8 +10,7 @@ from itertools import pairwise, zip_longest
 import msgspec
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
-from efprof.facts.allocator.extents import Extent, Extents, Kind
-from efprof.facts.allocator.released import Known, released_extent
+from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
 from efprof.facts.allocator.rules import (
     MIN_LARGE_REQUEST_BYTES,
     SMALL_BYTES,
@@ -101,8 +100,9 @@ def history_of(snapshot: Snapshot, device: int) -> History:
         ) - {DEFAULT_POOL}
     if num_lost > max(MAX_LOST_EVENTS, MAX_LOST_SHARE * len(entries)):
         raise NotRecorded(
-            f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), "
-            f"{_why_unfit(entries)}; {HOW_TO_RECORD}"
+            f"its events do not fit its segments ({num_lost} of {len(entries)} tell of memory that is not there), as "
+            "in a file that was made by hand, or where `skip_actions` left segment events out of the history; "
+            f"{HOW_TO_RECORD}"
         )
     history.extents, history.lows = extents.by_address(), extents.lows
     return history
@@ -182,13 +182,6 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
             block.private_id = extent.private_id
     _size_live(history, extents)
     return num_lost
-
-
-def _why_unfit(entries: list[Entry]) -> str:
-    why = "as in a file that was edited or made by hand"
-    if any(entry.action.startswith("segment_") for entry in entries):
-        return why
-    return f"{why}; segment events are missing from the history, as where `skip_actions` leaves them out"
 
 
 def _live_block(found: LiveBlock | Entry) -> LiveBlock:

@@ -1,13 +1,18 @@
-"""Where every block lies in its segment, at chosen instants of a recorded history."""
+"""Where every block lies in its segment, what that adds up to, and who has it, at instants of a recorded history."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
+from efprof.facts.allocator.rules import rounded_bytes
 from efprof.model import StretchState
+
+FREE: Final = frozenset({"stranded", "releasable"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +41,144 @@ class SegmentLayout:
         """What the driver gave."""
         return sum(piece.num_bytes for piece in self.pieces)
 
-    def bytes_of(self, state: StretchState) -> int:
-        """What of it is in this state."""
-        return sum(piece.num_bytes for piece in self.pieces if piece.state == state)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composition:
+    """Reserved bytes, taken apart; the parts add up to `reserved_bytes`.
+
+    `rounding_bytes` makes requests multiples of 512 bytes or more; `slack_bytes` lies behind them since a large block
+    is not split for less than a MiB; `pending_bytes` waits for another stream; `stranded_bytes` is free in segments
+    that something else holds; `releasable_bytes` is free in whole segments or pages.
+    """
+
+    reserved_bytes: int
+    requested_bytes: int
+    rounding_bytes: int
+    slack_bytes: int
+    pending_bytes: int
+    stranded_bytes: int
+    releasable_bytes: int
+    largest_free_bytes: int
+    """The largest free block: no larger request can be served without the driver."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """What one line has at that instant; `stranding_bytes` is its share of the free memory in the segments it holds."""
+
+    site: str | None
+    num_bytes: int
+    stranding_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instant:
+    """The memory after the entry of this index, segment by segment, and who has it, most bytes first."""
+
+    index: int
+    composition: Composition
+    owners: tuple[Owner, ...]
+    layouts: tuple[SegmentLayout, ...]
+
+
+def play_to(replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]) -> Instant:
+    """Go on up to and with the entry of this index; -1 is before the first."""
+    replayer.play(index + 1)
+    layouts = layout_of(replayer, history, index, site_of)
+    return Instant(
+        index=index,
+        composition=_composition(replayer, history, index, layouts),
+        owners=_owners(layouts),
+        layouts=layouts,
+    )
 
 
 def layout_of(
     replayer: Replayer, history: History, index: int, site_of: Callable[[Frames], str | None]
 ) -> tuple[SegmentLayout, ...]:
     """All segments by address, as they are after the entry of this index, up to which the history was replayed."""
-    return tuple(_layouts(replayer, _pending(history, index), site_of))
+    pending = _pending(history, index)
+    recorded = {block: address for address, block in replayer.blocks.items()}
+
+    def pieces_of(block: Block) -> Iterator[Piece]:
+        if not block.is_allocated:
+            yield from _free_pieces(block)
+            return
+        address = recorded.get(block, block.address)
+        yield from _block_pieces(block, site_of(replayer.frames.get(address)), is_pending=address in pending)
+
+    return tuple(
+        SegmentLayout(
+            address=chain[0].address,
+            is_small=chain[0].pool.is_small,
+            is_expandable=chain[0].range.is_expandable,
+            is_private=chain[0].pool.private_id != DEFAULT_POOL,
+            pieces=tuple(piece for block in chain for piece in pieces_of(block)),
+        )
+        for chain in _chains(replayer)
+    )
+
+
+def fullest_index(history: History) -> int:
+    """Of the request that was served when most was reserved, by the recording; -1 where that was at the beginning."""
+    reserved = most = sum(extent.num_bytes for extent in history.extents)
+    found, is_higher = -1, False
+    for index, entry in enumerate(history.entries):
+        if entry.action in {"segment_alloc", "segment_map"}:
+            reserved += entry.size
+            if reserved > most:
+                most, is_higher = reserved, True
+        elif entry.action in {"segment_free", "segment_unmap"}:
+            reserved -= entry.size
+        elif is_higher and entry.action in {"alloc", "oom"}:
+            found, is_higher = index, False
+    return found
+
+
+def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
+    """The bytes of each state."""
+    totals: Counter[StretchState] = Counter()
+    for layout in layouts:
+        for piece in layout.pieces:
+            totals[piece.state] += piece.num_bytes
+    return totals
+
+
+def _composition(replayer: Replayer, history: History, index: int, layouts: Sequence[SegmentLayout]) -> Composition:
+    totals, pending = totals_of(layouts), _pending(history, index)
+    rounding = sum(
+        min(block.size, rounded_bytes(block.requested, history.settings)) - block.requested
+        for address, block in replayer.blocks.items()
+        if address not in pending
+    )
+    free = (block.size for pool in replayer.allocator.pools for block in pool.free_blocks())
+    return Composition(
+        reserved_bytes=replayer.allocator.reserved,
+        requested_bytes=totals["used"],
+        rounding_bytes=rounding,
+        slack_bytes=totals["slack"] - rounding,
+        pending_bytes=totals["pending"],
+        stranded_bytes=totals["stranded"],
+        releasable_bytes=totals["releasable"],
+        largest_free_bytes=max(free, default=0),
+    )
+
+
+def _owners(layouts: Sequence[SegmentLayout]) -> tuple[Owner, ...]:
+    """What is stranded in a segment is shared out among its blocks by their size."""
+    sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
+    for layout in layouts:
+        totals = totals_of([layout])
+        used = sum(num_bytes for state, num_bytes in totals.items() if state not in FREE)
+        for piece in layout.pieces:
+            if piece.state not in FREE:
+                found = sums[piece.site]
+                found[0] += piece.num_bytes
+                found[1] += totals["stranded"] * piece.num_bytes // used
+    return tuple(
+        Owner(site=site, num_bytes=num_bytes, stranding_bytes=stranding_bytes)
+        for site, (num_bytes, stranding_bytes) in sorted(sums.items(), key=lambda item: -item[1][0])
+    )
 
 
 def _pending(history: History, index: int) -> set[int]:
@@ -56,27 +189,6 @@ def _pending(history: History, index: int) -> set[int]:
         if entry.action in {"alloc", "free_requested"}
     }
     return {address for address, action in latest.items() if action == "free_requested"}
-
-
-def _layouts(replayer: Replayer, pending: set[int], site_of: Callable[[Frames], str | None]) -> Iterator[SegmentLayout]:
-    recorded = {block: address for address, block in replayer.blocks.items()}
-
-    def pieces_of(block: Block) -> Iterator[Piece]:
-        if not block.is_allocated:
-            yield from _free_pieces(block)
-            return
-        address = recorded.get(block, block.address)
-        yield from _block_pieces(block, site_of(replayer.frames.get(address)), is_pending=address in pending)
-
-    for chain in _chains(replayer):
-        first = chain[0]
-        yield SegmentLayout(
-            address=first.address,
-            is_small=first.pool.is_small,
-            is_expandable=first.range.is_expandable,
-            is_private=first.pool.private_id != DEFAULT_POOL,
-            pieces=tuple(piece for block in chain for piece in pieces_of(block)),
-        )
 
 
 def _chains(replayer: Replayer) -> Iterator[list[Block]]:

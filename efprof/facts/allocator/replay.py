@@ -4,16 +4,21 @@ from collections import deque
 from dataclasses import dataclass
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
-from efprof.facts.allocator.blocks import Block
+from efprof.facts.allocator.blocks import Block, part_of, split
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
-from efprof.facts.allocator.corrections import place, widen
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, rounded_bytes
+from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, is_small, rounded_bytes
 from efprof.facts.allocator.start_state import restore
 from efprof.model import NotRecorded
 
 MADE_UP = 1 << 60
 """Addresses from here on are of no driver."""
+
+POSSIBLE_CAUSE = (
+    "The allocator's settings may have been changed while the program ran, segment events may be missing from the "
+    "history, as where `skip_actions` leaves them out, or the addresses of an expandable segment ran out."
+)
+"""Of a low share of equal addresses."""
 
 MIN_TRUST = 0.99
 """Of addresses and segments that must be equal before a prediction is made."""
@@ -30,8 +35,6 @@ class Replay:
     peak_reserved_recorded_bytes: int
     peak_reserved_replayed_bytes: int
     peak_allocated_bytes: int
-    is_expandable: bool = False
-    """Whether the recorded settings had expandable segments."""
 
     @property
     def match_share(self) -> float:
@@ -42,21 +45,6 @@ class Replay:
     def is_trusted(self) -> bool:
         """Whether the model knows this program's allocator well enough to predict anything."""
         return self.match_share >= MIN_TRUST
-
-    @property
-    def possible_cause(self) -> str:
-        """Of a low share: what is most likely behind it."""
-        if self.segments == 0:
-            return (
-                "Segment events are missing from the history, as where `skip_actions` leaves them out: when memory "
-                "came from the driver is not known."
-            )
-        if self.is_expandable:
-            return (
-                "The allocator's settings may have been changed while the program ran, or the addresses of an "
-                "expandable segment ran out: how many it has depends on the device's memory, which no file tells."
-            )
-        return "The allocator's settings may have been changed while the program ran."
 
 
 def replay(history: History) -> Replay:
@@ -105,7 +93,6 @@ class Replayer:
             peak_reserved_recorded_bytes=self._peak_recorded,
             peak_reserved_replayed_bytes=self.allocator.peak_reserved,
             peak_allocated_bytes=self._peak_allocated,
-            is_expandable=self._history.settings.expandable_segments,
         )
 
     def play(self, end: int) -> None:
@@ -195,7 +182,7 @@ class Replayer:
             if block.address == entry.addr:
                 return block
             self.allocator.free(block)
-        moved = place(self.allocator, entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
+        moved = _place(self.allocator, entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
         if moved is None:
             return self._malloc(entry)
         whole = block.pool.free_at(block.range.address)
@@ -219,7 +206,7 @@ class Replayer:
         if more > live.spare:
             return False
         self.allocator.free(block)
-        widen(self.allocator, before, more)
+        _widen(self.allocator, before, more)
         live.size += more
         live.spare -= more
         return True
@@ -299,3 +286,44 @@ def _next_growths(history: History) -> list[bool]:
 def _is_growth(entry: Entry, history: History) -> bool:
     is_fixed = (entry.pool_id or DEFAULT_POOL) in history.fixed_pools
     return entry.action in {"segment_alloc", "segment_map"} and not is_fixed
+
+
+def _place(
+    allocator: CachingAllocator, address: int, requested: int, stream: int, private_id: tuple[int, int] = DEFAULT_POOL
+) -> Block | None:
+    """Serve a request at this address, if that is free; None where it is not."""
+    size = rounded_bytes(requested, allocator.settings)
+    pool = allocator.pool(private_id, is_small_pool=is_small(size))
+    block = next(
+        (
+            block for block in pool.free_blocks()
+            if block.stream == stream and block.address <= address <= block.address + block.size - size
+        ), None,
+    )  # fmt: skip
+    if block is None:
+        return None
+    pool.remove(block)
+    if block.address < address:
+        front = part_of(block, block.address, address - block.address)
+        front.place_before(block)
+        pool.add(front)
+        block.address, block.size = address, block.size - front.size
+    if allocator.should_split(block, pool, size):
+        block = split(block, size)
+    block.is_allocated, block.requested = True, requested
+    allocator.allocated += block.size
+    return block
+
+
+def _widen(allocator: CachingAllocator, block: Block, num_bytes: int) -> None:
+    """Move the end of a block into the free one behind it."""
+    gap = block.following
+    assert gap is not None
+    assert not gap.is_allocated
+    assert gap.size > num_bytes
+    gap.pool.remove(gap)
+    gap.address += num_bytes
+    gap.size -= num_bytes
+    gap.pool.add(gap)
+    block.size += num_bytes
+    allocator.allocated += num_bytes

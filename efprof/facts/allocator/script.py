@@ -26,8 +26,6 @@ class Script:
     operations: list[Operation]
     num_live: int
     capacity: int | None
-    peak_reserved_bytes: int
-    """As recorded."""
 
 
 def script_of(history: History) -> Script:
@@ -38,7 +36,7 @@ def script_of(history: History) -> Script:
         numbers[block.address] = len(operations)
         operations.append((ALLOCATE, len(operations), block.requested, block.stream, block.private_id))
     num_live = num_blocks = len(operations)
-    capacity, peak, asked_for = reserved_of(history)
+    capacity, asked_for = capacity_of(history)
     for index, entry in enumerate(history.entries):
         if entry.action == "alloc" and entry.size:
             stale = numbers.get(entry.addr)
@@ -56,7 +54,7 @@ def script_of(history: History) -> Script:
         elif entry.action == "oom":
             operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
             num_blocks += 1
-    return Script(operations=operations, num_live=num_live, capacity=capacity, peak_reserved_bytes=peak)
+    return Script(operations=operations, num_live=num_live, capacity=capacity)
 
 
 def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) -> bool:
@@ -86,8 +84,8 @@ def _name(frame: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def reserved_of(history: History) -> tuple[int | None, int, set[int]]:
-    """What the device had, as far as a failure or a retry tells; the most reserved; and where it was emptied."""
+def capacity_of(history: History) -> tuple[int | None, set[int]]:
+    """What the device had, as far as a failure or a retry tells; and where the cache was emptied."""
     entries = history.entries
     reserved = peak = sum(extent.num_bytes for extent in history.extents)
     before: list[tuple[int, int]] = []
@@ -104,5 +102,5 @@ def reserved_of(history: History) -> tuple[int | None, int, set[int]]:
             told = max(told or 0, reserved + entry.device_free)
     asked_for = {index for index, reserved in before if _is_asked_for(entries, index, reserved, peak)}
     if told is not None:
-        return max(told, peak), peak, asked_for
-    return (peak if len(asked_for) < len(before) else None), peak, asked_for
+        return max(told, peak), asked_for
+    return (peak if len(asked_for) < len(before) else None), asked_for

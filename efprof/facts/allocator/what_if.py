@@ -8,8 +8,7 @@ from typing import Final
 
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator, NewRange
-from efprof.facts.allocator.driver_calls import Calls
-from efprof.facts.allocator.driver_costs import DriverCosts, driver_costs
+from efprof.facts.allocator.driver import Calls, DriverCosts, driver_costs
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import ATTEMPT, EMPTY_CACHE, FREE, script_of
 from efprof.facts.allocator.settings import AllocatorSettings, in_effect

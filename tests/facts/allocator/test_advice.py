@@ -35,16 +35,9 @@ def test_where_the_device_has_enough_the_difference_is_told_in_bytes() -> None:
     assert said_of_pair(program()) == "they reserve 1.70 GiB more than without the limit."
 
 
-@pytest.mark.parametrize("share", [1.02, 1.1])
-def test_where_the_devices_end_cuts_a_peak_off_the_retries_are_told_instead(share: float) -> None:
-    what_if = program(int(share * program().run_cold(ALONE).peak_reserved_bytes))
-    pair, alone = what_if.run_cold(PAIR), what_if.run_cold(ALONE)
-    assert not pair.is_out_of_memory
-    assert pair.calls.num_retries > alone.calls.num_retries == 0
-    words = f"the allocator retries for lack of memory: {pair.calls.num_retries} with the limit, 0 without."
-    assert said_of_pair(what_if) == words
-
-
-def test_which_of_both_runs_out_of_memory_is_told() -> None:
-    what_if = program(program(seed=5).run_cold(ALONE).peak_reserved_bytes, seed=5)
-    assert said_of_pair(what_if) == "the program runs out of memory with the limit, and does not without it."
+@pytest.mark.parametrize(("share", "seed"), [(1.02, 0), (1.1, 0), (1.0, 5)])
+def test_where_the_devices_end_cuts_a_peak_off_no_difference_is_told(share: float, seed: int) -> None:
+    what_if = program(int(share * program(seed=seed).run_cold(ALONE).peak_reserved_bytes), seed=seed)
+    pair = what_if.run_cold(PAIR)
+    assert pair.is_out_of_memory or pair.calls.num_retries
+    assert said_of_pair(what_if) == ""

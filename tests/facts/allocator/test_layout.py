@@ -1,14 +1,12 @@
 """Layouts: every block once, in its place, and the same sums as the composition of that instant."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
 
 from efprof.artifacts.snapshot import Frames
-from efprof.facts.allocator.composition import play_to
 from efprof.facts.allocator.history import History, history_of
-from efprof.facts.allocator.layout import SegmentLayout, layout_of
+from efprof.facts.allocator.layout import SegmentLayout, layout_of, play_to, totals_of
 from efprof.facts.allocator.replay import Replayer
 from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from efprof.model import StretchState
@@ -16,7 +14,6 @@ from tests.facts.allocator.recording import Recording, any_size, run_at_random
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
-STATES: tuple[StretchState, ...] = ("used", "slack", "pending", "stranded", "releasable")
 
 
 def no_site(frames: Frames) -> str | None:
@@ -126,9 +123,7 @@ def test_the_sums_are_those_of_the_composition(settings: AllocatorSettings, seed
     layouts, replayer = layouts_at(history, [last, middle], no_site), Replayer(history)
     for index in (middle, last):
         parts = play_to(replayer, history, index, no_site).composition
-        sums: Counter[str] = Counter()
-        for layout in layouts[index]:
-            sums.update({state: layout.bytes_of(state) for state in STATES})
+        sums = totals_of(layouts[index])
         assert sums.total() == parts.reserved_bytes
         assert sums["used"] == parts.requested_bytes
         assert sums["slack"] == parts.rounding_bytes + parts.slack_bytes

@@ -3,8 +3,7 @@
 import pytest
 
 from efprof.artifacts.snapshot import Entry
-from efprof.facts.allocator.driver_calls import Calls
-from efprof.facts.allocator.driver_costs import LEAST_CALLS, driver_costs
+from efprof.facts.allocator.driver import LEAST_CALLS, Calls, driver_costs
 
 BETWEEN_US = 10
 """Between two requests that nothing new is needed for."""
