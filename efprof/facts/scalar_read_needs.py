@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from efprof.facts.sources import Sources
-from efprof.facts.step_code import LOOPS
 from efprof.facts.syntax import PlacedNode, called_name, placed_nodes
 from efprof.model import SourceLine
 
@@ -17,6 +16,7 @@ PASSING_FUNCTIONS = READING_FUNCTIONS | {
 }  # fmt: skip
 """What they give is needed where it is needed, not by them; so too what these modules have."""
 PASSING_MODULES = frozenset({"math", "np", "numpy"})
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
 SHOWING_FUNCTIONS = frozenset(
     {"print", "log", "debug", "info", "warning", "write", "add_scalar", "set_postfix", "set_description"}
 )

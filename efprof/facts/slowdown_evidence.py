@@ -113,8 +113,8 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
             f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
             f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
             "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-            "micro-batches, allocation windows and the inputs of operators in profiler windows tell of that as far as "
-            "they were recorded, and of nothing that came after the last window. It is wrong too where the machine "
-            "became busier for one kind of work only.",
+            "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+            "that came after the last window. It is wrong too where the machine became busier for one kind of work "
+            "only.",
         ),
     )
