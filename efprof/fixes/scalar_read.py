@@ -86,8 +86,10 @@ def _advice(calls: Sequence[str], reads_per_step: float) -> str:
     if "nonzero" in calls:
         return "Multiply by the mask instead of selecting by its indices: the shape then needs no reading."
     if reads_per_step >= MANY_READS:
-        return f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once. {NEEDED_AT_ONCE}"
-    return f"Keep the value on the device (`.detach()`), and read it late or only now and then. {NEEDED_AT_ONCE}"
+        instead = f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
+    else:
+        instead = "Keep the value on the device (`.detach()`), and read it one step late or only now and then."
+    return f"{instead} {NEEDED_AT_ONCE}"
 
 
 def _read_in(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
