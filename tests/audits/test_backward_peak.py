@@ -103,11 +103,6 @@ def test_predicts_by_replay_what_splitting_the_line_saves(tmp_path: Path) -> Non
     assert low < finding.gain.peak_bytes < high
 
 
-def test_gives_the_largest_jump_of_the_run_and_its_stage(tmp_path: Path) -> None:
-    (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
-    assert "up to post_forward_pre_backward of step 0, most of it by Linear" in finding.message
-
-
 def test_an_ordinary_layer_whose_gradient_its_neighbour_needs_is_silent(tmp_path: Path) -> None:
     window = Window()
     window.forward(1, 60, MODEL, "Linear")
