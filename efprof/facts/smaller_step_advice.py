@@ -25,13 +25,13 @@ NO_TENSOR: Final = (
 
 
 def fit_step(run: Run, shortage: Shortage) -> Fix:
-    """The changes of the batch, else of checkpointing and precision; none where a smaller batch would not help."""
+    """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
     cause = _no_matter_of_batch(run, shortage)
     if cause is not None:
         return Fix(summary=cause, applicability="manual")
     settings = run.get(UserSettings)
     parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
-    instead = _keep_less_per_sample(run, settings)
+    instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
         known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
         summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
@@ -156,13 +156,6 @@ def _not_even_one(shortage: Shortage, settings: UserSettings) -> str:
         f"Even single samples would take about {format_bytes(peak)}, more than the "
         f"{format_bytes(max(0, shortage.budget_bytes))} there is for them. "
     )
-
-
-def _keep_less_per_sample(run: Run, settings: UserSettings) -> tuple[ConfigurationValue, ...]:
-    """Checkpointing, and on a GPU bfloat16, as far as the configuration has a key for them that is off."""
-    is_gpu = "CUDA" in run.run_file.memory_source
-    changes = (settings.checkpointing, settings.precision if is_gpu else None)
-    return tuple(change for change in changes if change is not None)
 
 
 def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:
