@@ -7,8 +7,6 @@ from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     OtherThreadTrained,
-    OutOfMemory,
-    TrainingRaised,
 )
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.measurements import Measured
@@ -80,19 +78,6 @@ def test_a_collector_that_stopped_in_another_rank_is_told_with_the_rank(tmp_path
 @pytest.mark.parametrize("ended", ["running", "raised", "out_of_memory", "interrupted", "killed"])
 def test_a_run_that_ended_badly_says_so(tmp_path, ended):
     assert len(warnings_of(write_run(tmp_path / "run", steps=make_steps(5), ended=ended))) == 1
-
-
-def test_the_error_that_a_shortage_was_answered_with_is_told(tmp_path):
-    short = OutOfMemory(at_ns=1, step=5, message="could not allocate", site="train.py:8:step")
-    answer = {"error": "ValueError", "message": "this batch is too large", "stage": "forward"}
-    raised = TrainingRaised(at_ns=1, step=5, sites=["train.py:20:<module>", "train.py:10:main"], **answer)
-    run = write_run(tmp_path / "run", steps=make_steps(5), events=[short, raised], ended="out_of_memory")
-    assert warnings_of(run)[1:] == (
-        "When memory had run out, the program raised another error at train.py:10: "
-        "ValueError (this batch is too large).",
-    )
-    alone = [short, replace(raised, error="RuntimeError", message="could not allocate")]
-    assert len(warnings_of(write_run(tmp_path / "same", steps=make_steps(5), events=alone, ended="out_of_memory"))) == 1
 
 
 def test_a_run_without_a_step_has_exactly_one_warning(tmp_path):
