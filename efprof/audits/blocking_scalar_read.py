@@ -3,8 +3,7 @@
 import math
 
 from efprof.facts.run import Run
-from efprof.facts.scalar_read_evidence import read_numbers, read_series, what_reading_means
-from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines
+from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines, read_numbers, read_series, what_reading_means
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
 from efprof.fixes.scalar_read import read_less

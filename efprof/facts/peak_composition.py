@@ -18,6 +18,9 @@ from efprof.facts.window_peaks import bytes_before
 from efprof.model import NotRecorded, ThinEvidence
 from efprof.units import format_bytes
 
+Owner = tuple[str | None, Category]
+"""The user's line, None where there is none, and what its memory is for."""
+
 SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
 """What grows with the batch."""
 
@@ -193,3 +196,16 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
 
 def _is_block(window: LiveWindow, index: int) -> bool:
     return window.events[index].num_bytes > 0
+
+
+def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) -> list[tuple[Owner, int]]:
+    """Bytes by owner, most first; `preferred` is a line that owns all that is made beneath it."""
+    sources, window = run.get(Sources), peak.window
+    sizes: Counter[Owner] = Counter()
+    for block in window.alive_after(window.peak_index):
+        event = window.events[block]
+        stack = event.forward_stack if event.is_backward else event.stack
+        lines = [site for site in stack if sources.is_user_code(site)]
+        site = preferred if preferred in lines else lines[-1] if lines else None
+        sizes[site, peak.categories[block]] += event.num_bytes
+    return sizes.most_common()
