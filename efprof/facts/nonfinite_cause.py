@@ -1,4 +1,4 @@
-"""The line and the mechanism behind the first non-finite value: a singular operation, an explosion; and the evidence."""
+"""The line and the mechanism behind the first non-finite value: a singular operation, an explosion; the evidence."""
 
 from dataclasses import dataclass
 from typing import Literal, Self

@@ -62,19 +62,9 @@ one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 1
 MAX_MESSAGE = 80
 """Letters of an exception's message: enough to know it by, and the sentence stays one."""
 
-IGNORED_VARIABLE = (
-    "PYTORCH_ALLOC_CONF={value} did nothing: the CUDA allocator of torch {version} does not read that variable. Set "
-    "PYTORCH_CUDA_ALLOC_CONF instead, or install torch 2.10."
-)
-"""pytorch/pytorch#183387: torch 2.9 asks its users for the new name, and reads the old one alone."""
-
 
 def warnings_of(run: Run) -> tuple[str, ...]:
-    """One sentence each; of a run that finished no step one, beside that of a setting that did nothing."""
-    return (*_about_run(run), *_about_ignored_variable(run))
-
-
-def _about_run(run: Run) -> tuple[str, ...]:
+    """One sentence each; of a run that finished no step exactly one."""
     try:
         times = run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
@@ -153,15 +143,6 @@ def _num_steps(rank: Path) -> int:
         return len(read_steps(rank)[0])
     except NotRecorded:
         return 0
-
-
-def _about_ignored_variable(run: Run) -> list[str]:
-    file = run.run_file
-    value, version = file.environment.get("PYTORCH_ALLOC_CONF"), file.versions.get("torch", "")
-    is_ignored = value and "PYTORCH_CUDA_ALLOC_CONF" not in file.environment and version.startswith("2.9.")
-    if not is_ignored or not file.devices:  # without a GPU there is nothing to set
-        return []
-    return [IGNORED_VARIABLE.format(value=value, version=version)]
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:

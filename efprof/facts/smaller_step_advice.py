@@ -85,11 +85,6 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
             "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
             "which takes about the size of the parameters less at its peak, or take one with less state."
         )
-    if shortage.is_kept_too_large and shortage.kept_bytes is not None:
-        return (
-            f"{format_bytes(shortage.kept_bytes)} are in use whatever the batch, which leaves no room for one: take a "
-            "smaller model, an optimizer with less state, or share them among devices."
-        )
     return None
 
 

@@ -94,6 +94,7 @@ def test_predicts_by_replay_what_splitting_the_line_saves(tmp_path: Path) -> Non
     # Of the peak of 260 MiB, 180 are this line's and 60 its logits; without all of them 25 would be next, 5 more than
     # the rest of the peak: that would take 48 parts, and 16 is the most that is worth its calls.
     assert "16 parts" in finding.fix.summary
+    assert finding.fix.summary.count("chunk(16)") == 2
     assert finding.gain.basis == "replay"
     assert finding.gain.peak_bytes == pytest.approx(240 * (1 - 1 / 16) * MIB, rel=0.01)
     assert finding.gain.peak_bytes is not None

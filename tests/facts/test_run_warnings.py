@@ -106,40 +106,6 @@ def test_steps_that_cannot_be_read_are_not_called_steps_that_never_were(tmp_path
     assert warning.startswith("2 lines of steps.jsonl could not be read")
 
 
-def run_with(folder, variables, *, torch="2.9.1+cu128", **fields):
-    fields = {"steps": make_steps(5), "devices": [GPU], **fields}
-    return write_run(folder / "run", environment=variables, versions={"torch": torch}, **fields)
-
-
-PLAIN = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-def test_a_setting_that_torch_2_9_does_not_read_is_told_with_what_to_set(tmp_path):
-    (warning,) = warnings_of(run_with(tmp_path, PLAIN))
-    assert warning.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True did nothing")
-    assert "torch 2.9.1+cu128" in warning
-    assert "Set PYTORCH_CUDA_ALLOC_CONF instead" in warning
-
-
-def test_it_is_told_of_a_run_without_a_step_too(tmp_path):
-    assert "did nothing" in warnings_of(run_with(tmp_path, PLAIN, steps=(), ended="out_of_memory"))[-1]
-
-
-@pytest.mark.parametrize(
-    ("variables", "fields"),
-    [
-        (PLAIN, {"torch": "2.10.0"}),
-        (PLAIN, {"torch": "2.90.0"}),
-        (PLAIN, {"devices": []}),
-        (PLAIN | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
-        ({}, {}),
-    ],
-)
-def test_a_setting_that_is_read_or_that_nothing_could_read_is_not_told(tmp_path, variables, fields):
-    assert warnings_of(run_with(tmp_path, variables, **fields)) == ()
-
-
 def test_a_device_that_a_snapshot_says_nothing_of_is_told_beside_one_that_it_does(tmp_path):
     recording = Recording(AllocatorSettings())
     recording.free(recording.malloc(4096))
