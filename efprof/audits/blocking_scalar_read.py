@@ -3,9 +3,9 @@
 import math
 
 from efprof.facts.run import Run
-from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines, read_numbers, read_series, what_reading_means
+from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines, read_numbers, what_reading_means
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, part_of_steps
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding, Fix, Gain, Severity
 from efprof.units import format_ms, format_share, format_value
@@ -84,7 +84,7 @@ def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Fi
         ),
         evidence=(
             run.get(Sources).snippet(line.blame),
-            read_series(run.get(StepTimes), line),
+            part_of_steps(run.get(StepTimes), "reads of this line", line.ms),
             read_numbers(line, share),
             what_reading_means(line, is_gpu=is_gpu),
         ),

@@ -10,8 +10,8 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.facts.resampling import mean_interval
 from efprof.facts.run import Run
-from efprof.facts.step_times import StepTime, StepTimes
-from efprof.model import Evidence, Gain, Narrative, Number, Numbers, Series, SeriesLine, Severity
+from efprof.facts.step_times import StepTime, StepTimes, part_of_steps
+from efprof.model import Evidence, Gain, Narrative, Number, Numbers, Severity
 
 HIGH_SHARE = 0.3
 LEAST_GAIN = 0.03
@@ -216,27 +216,9 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     """All of it, the picture first."""
-    return wait_series(times, waits), wait_numbers(waits), what_waiting_means(waits)
-
-
-def wait_series(times: StepTimes, waits: InputWaits) -> Series:
-    """The wait and the rest of each steady step, stacked; new epochs are marked where they cost."""
-    steps = tuple(float(time.step) for time in times.steady)
-    wait_ms = tuple(time.of("data") for time in times.steady)
-    rest_ms = tuple(time.total_ms - time.of("data") for time in times.steady)
-    return Series(
-        title="Time per step",
-        x_label="step",
-        x_unit="",
-        y_label="time",
-        y_unit="ms",
-        lines=(
-            SeriesLine(label="waiting for data", x=steps, y=wait_ms, is_highlighted=True),
-            SeriesLine(label="everything else", x=steps, y=rest_ms),
-        ),
-        is_stacked=True,
-        marks=tuple((float(step), "workers started") for step in waits.restarts),
-    )
+    marks = tuple((float(step), "workers started") for step in waits.restarts)
+    picture = part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks)
+    return picture, wait_numbers(waits), what_waiting_means(waits)
 
 
 def wait_numbers(waits: InputWaits) -> Numbers:

@@ -10,10 +10,7 @@ from efprof.facts.resampling import median_interval
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.facts.step_times import StepTimes
-from efprof.model import Narrative, Number, Numbers, Series, SeriesLine, SourceLine
-
-LEAST_SHARE = 0.01
-"""A curve that is lower than a hundredth of the other lies on the axis."""
+from efprof.model import Narrative, Number, Numbers, SourceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,21 +103,6 @@ class ScalarReadLines:
         ]
         lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
         return cls(lines=tuple(lines), num_steps=len(steady))
-
-
-def read_series(times: StepTimes, line: ReadingLine) -> Series:
-    """The time inside the line's reads, step by step, under the time of the step where both can be seen."""
-    steps = tuple(float(time.step) for time in times.steady)
-    of_reads = SeriesLine(label="reads of this line", x=steps, y=line.ms, is_highlighted=True)
-    of_step = SeriesLine(label="step", x=steps, y=tuple(time.total_ms for time in times.steady))
-    return Series(
-        title="Time inside the reads of this line",
-        x_label="step",
-        x_unit="",
-        y_label="time",
-        y_unit="ms",
-        lines=(of_reads,) if line.typical_ms < LEAST_SHARE * times.median_ms() else (of_step, of_reads),
-    )
 
 
 def read_numbers(line: ReadingLine, share: float) -> Numbers:

@@ -2,15 +2,19 @@
 
 from efprof.facts.slowdown import Slowdown
 from efprof.facts.slowdown_line import SlowdownLines
-from efprof.facts.step_times import StepTimes
-from efprof.model import STAGES, Evidence, Narrative, Series, SeriesLine, Table
+from efprof.facts.step_times import StepTimes, part_of_steps
+from efprof.model import STAGES, Evidence, Narrative, Table
 from efprof.units import format_ms
 
 
 def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: SlowdownLines) -> tuple[Evidence, ...]:
     """All of it, the picture first."""
+    marks = (
+        (float(slowdown.early.last_step), "end of the first third"),
+        (float(slowdown.late.first_step), "start of the last third"),
+    )
     return (
-        _series(times, slowdown),
+        part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
         _stage_table(slowdown),
         *((_line_table(slowdown, lines),) if lines.line else ()),
         _meaning(slowdown, lines),
@@ -29,28 +33,6 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
     through = f", which goes through `{line.container.name}`" if line.container else ""
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
     return f"{took}, by this line{through}{doubt}."
-
-
-def _series(times: StepTimes, slowdown: Slowdown) -> Series:
-    steps = tuple(float(time.step) for time in times.steady)
-    stage_ms = tuple(time.of(slowdown.stage) for time in times.steady)
-    rest_ms = tuple(time.total_ms - time.of(slowdown.stage) for time in times.steady)
-    return Series(
-        title="Time per step",
-        x_label="step",
-        x_unit="",
-        y_label="time",
-        y_unit="ms",
-        lines=(
-            SeriesLine(label="everything else", x=steps, y=rest_ms),
-            SeriesLine(label=slowdown.stage, x=steps, y=stage_ms, is_highlighted=True),
-        ),
-        is_stacked=True,
-        marks=(
-            (float(slowdown.early.last_step), "end of the first third"),
-            (float(slowdown.late.first_step), "start of the last third"),
-        ),
-    )
 
 
 def _stage_table(slowdown: Slowdown) -> Table:
