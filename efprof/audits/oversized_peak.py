@@ -102,10 +102,6 @@ def _largest_line(run: Run, peak: PeakComposition) -> str:
 
 def _made_of(peak: PeakComposition) -> str:
     category, size = max(peak.at_peak.items(), key=lambda item: item[1])
-    if size < peak.before_bytes:
-        return (
-            f"{format_bytes(peak.before_bytes)} of it were there before the step, {format_bytes(size)} are {category}"
-        )
     return (
         f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}, and "
         f"{format_bytes(peak.before_bytes)} were there before the step"

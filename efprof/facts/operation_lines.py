@@ -53,13 +53,7 @@ class OperationLines:
         operation = operation_of(node)
         fitting = [found for found in self.operations if plain(found.name) == operation and found.sites]
         exact = [found for found in fitting if found.offset == offset]
-        if exact:
-            return _together(exact)
-        if len(every := _together(fitting)) == 1:
-            return every
-        nearest = min((abs(found.offset - offset) for found in fitting), default=0)
-        first = _together([found for found in fitting if abs(found.offset - offset) == nearest])
-        return (*first, *(site for site in every if site not in first))
+        return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
 
 
 def operation_of(node: str) -> str:
@@ -70,10 +64,6 @@ def operation_of(node: str) -> str:
 def plain(name: str) -> str:
     """`logsoftmax` for `aten::_log_softmax`: an operation's name as nodes spell it."""
     return name.removeprefix("aten::").replace("_", "")
-
-
-def _together(operations: list[ForwardOperation]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(site for operation in operations for site in operation.sites))
 
 
 def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> Iterator[ForwardOperation]:
