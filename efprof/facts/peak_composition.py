@@ -143,7 +143,9 @@ def _ways(
     yield from (
         way for way in _checkpointing(run, window, categories, before) if before + peak - way.peak_bytes > least
     )
-    scaling = [block for block, category in enumerate(categories) if category in SCALING and _is_block(window, block)]
+    scaling = [
+        block for block, category in enumerate(categories) if category in SCALING and window.events[block].num_bytes > 0
+    ]
     parts = 2
     while parts <= min(MOST_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
@@ -192,10 +194,6 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
             outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)))
     seen = statistics.median(inside) if inside else 0.0
     return statistics.median(outside) / seen if outside and seen else 1.0
-
-
-def _is_block(window: LiveWindow, index: int) -> bool:
-    return window.events[index].num_bytes > 0
 
 
 def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) -> list[tuple[Owner, int]]:

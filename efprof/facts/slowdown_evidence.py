@@ -1,7 +1,10 @@
 """What a slow-down shows for itself: the step times, the stages early and late, the lines that grew."""
 
-from efprof.facts.slowdown import Slowdown
-from efprof.facts.slowdown_line import SlowdownLines
+from collections.abc import Iterable
+
+from efprof.facts.line_times import LineTime, LineWindow
+from efprof.facts.slowdown import Part, Slowdown
+from efprof.facts.slowdown_line import SlowdownLine, SlowdownLines
 from efprof.facts.step_times import StepTimes, part_of_steps
 from efprof.model import STAGES, Evidence, Narrative, Table
 from efprof.units import format_ms
@@ -16,7 +19,7 @@ def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: SlowdownLines
     return (
         part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
         _stage_table(slowdown),
-        *((_line_table(slowdown, lines),) if lines.line else ()),
+        *((_line_table(slowdown, lines.line),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
 
@@ -37,46 +40,36 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
 
 def _stage_table(slowdown: Slowdown) -> Table:
     early, late = slowdown.early, slowdown.late
-    rows = [
-        (stage, early.stage_ms[stage], late.stage_ms[stage], slowdown.stage_growth_ms(stage))
-        for stage in sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
-    ]
+    stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
+    rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
+    rows.append(("whole step", early.typical_ms, late.typical_ms))
+    return _growth_table("Stages, per typical step", "stage", early, late, rows)
+
+
+def _line_table(slowdown: Slowdown, line: SlowdownLine) -> Table:
+    grown = ((line.time, line.early_ms, line.late_ms), *line.others)
+    rows = [(_name_of(time), early_ms, late_ms) for time, early_ms, late_ms in grown]
+    title = f"Lines that grew in the {slowdown.stage} stage, per step under the profiler"
+    return _growth_table(title, "line", line.early, line.late, rows)
+
+
+def _name_of(time: LineTime) -> str:
+    return f"{time.blame.function}, outside of its calls" if time.is_function else f"{time.blame}  {time.blame.text}"
+
+
+def _growth_table(
+    title: str, what: str, early: Part | LineWindow, late: Part | LineWindow, rows: Iterable[tuple[str, float, float]]
+) -> Table:
     return Table(
-        title="Stages, per typical step",
+        title=title,
         columns=(
-            "stage",
+            what,
             f"steps {early.first_step} to {early.last_step}",
             f"steps {late.first_step} to {late.last_step}",
             "growth",
         ),
         units=("", "ms", "ms", "ms"),
-        rows=(*rows, ("whole step", early.typical_ms, late.typical_ms, slowdown.growth_ms)),
-    )
-
-
-def _line_table(slowdown: Slowdown, lines: SlowdownLines) -> Table:
-    line = lines.line
-    assert line is not None
-    grown = ((line.time, line.early_ms, line.late_ms), *line.others)
-    rows = tuple(
-        (
-            f"{time.blame.function}, outside of its calls" if time.is_function else f"{time.blame}  {time.blame.text}",
-            early_ms,
-            late_ms,
-            late_ms - early_ms,
-        )
-        for time, early_ms, late_ms in grown
-    )
-    return Table(
-        title=f"Lines that grew in the {slowdown.stage} stage, per step under the profiler",
-        columns=(
-            "line",
-            f"steps {line.early.first_step} to {line.early.last_step}",
-            f"steps {line.late.first_step} to {line.late.last_step}",
-            "growth",
-        ),
-        units=("", "ms", "ms", "ms"),
-        rows=rows,
+        rows=tuple((name, early_ms, late_ms, late_ms - early_ms) for name, early_ms, late_ms in rows),
     )
 
 
