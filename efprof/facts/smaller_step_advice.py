@@ -110,28 +110,21 @@ def _what_to_mend(run: Run) -> str:
 
 
 def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:
-    """Empty where the user's key is not known, or one of two that must change together."""
-    accumulation = settings.accumulation
-    more = () if accumulation is None else (accumulation.becomes(settings.micro_batches * parts),)
-    if settings.micro_batch is not None:
-        return settings.micro_batch.becomes(settings.samples_per_micro_batch // parts), *more
-    return more if settings.step_batch is not None else ()
+    """Empty where the user's key for the micro-batch is not known."""
+    if settings.micro_batch is None:
+        return ()
+    micro_batch = settings.micro_batch.becomes(settings.samples_per_micro_batch // parts)
+    if settings.accumulation is None:
+        return (micro_batch,)
+    return micro_batch, settings.accumulation.becomes(settings.micro_batches * parts)
 
 
 def _batch_words(settings: UserSettings, parts: int, changes: tuple[ConfigurationValue, ...]) -> str:
-    old = settings.samples_per_micro_batch
-    count = settings.micro_batches * parts
+    old, count = settings.samples_per_micro_batch, settings.micro_batches * parts
     if not changes:
         return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
-    set_them = f"{_capital(_in_words(changes))}:"
-    if settings.micro_batch is None:
-        return f"{set_them} the {settings.samples:,} samples of a step then come in micro-batches of {old // parts:,}."
-    if settings.accumulation is None and settings.step_batch is None:
-        return (
-            f"{set_them[:-1]}, and call the optimizer after every {count:,} such batches, so that a step keeps its "
-            f"{settings.samples:,} samples."
-        )
-    return f"{set_them} a step keeps its {settings.samples:,} samples."
+    each = f", and let {count:,} such batches make a step" if settings.accumulation is None else ""
+    return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
 
 
 def _what_is_left(shortage: Shortage, parts: int) -> str:

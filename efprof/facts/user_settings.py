@@ -27,14 +27,10 @@ BATCH_WORDS: Final = BATCHES | {
     "micro",
     "mini",
     "local",
-    "global",
-    "total",
-    "effective",
     "samples",
 }
-"""A key of these words alone, one of `BATCHES` among them, is a batch size; `num_batches` or `batch_norm` is none."""
-WHOLE: Final = frozenset({"global", "total", "effective"})
-"""Of a batch size that the trainer itself divides into micro-batches."""
+"""A key of these words alone, one of `BATCHES` among them, is the size of a micro-batch; `num_batches` or `batch_norm`
+is none, nor is `global_batch_size`, which the trainer itself divides."""
 ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
     "acc",
@@ -72,15 +68,13 @@ class UserSetting:
 class UserSettings:
     """Each is None where no key fits, or more than one does.
 
-    `micro_batch` holds the samples of a micro-batch; `step_batch` those of a whole step, where that is several
-    micro-batches; `checkpointing` is a change that was not made: it is off.
+    `micro_batch` holds the samples of a micro-batch; `checkpointing` is a change that was not made: it is off.
     `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
     """
 
     samples: int
     micro_batches: int
     micro_batch: UserSetting | None
-    step_batch: UserSetting | None
     accumulation: UserSetting | None
     checkpointing: ConfigurationValue | None
 
@@ -88,27 +82,17 @@ class UserSettings:
     def compute(cls, run: Run) -> Self:
         """Read what run.json keeps; without a finished step the loader tells how many samples a micro-batch has."""
         samples, parts = _usual_step(run)
-        num_ranks = max(1, len(run.rank_folders))
         settings = [
             one
             for one in _settings(run.run_file.configuration)
             if not any(map(OTHER_LOOPS.fullmatch, _words(one.name)))
         ]
-        batches = [one for one in settings if samples and _is_batch_size(one.name)]
-        whole = [one for one in batches if WHOLE & set(_own_words(one.name))]
-        others = [one for one in batches if one not in whole]
-        micro = _only(one for one in others if one.value == str(samples // parts))
-        named = _only(one for one in whole if one.value in {str(samples), str(samples * num_ranks)})
-        step = named or _only(one for one in others if parts > 1 and one.value == str(samples))
-        accumulation = _only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts))
-        if micro is not None and step is not None and named is None and accumulation is None:
-            micro = step = None  # only with all three it is sure which is which
+        batches = [one for one in settings if samples and _is_micro_batch_size(one.name)]
         return cls(
             samples=samples,
             micro_batches=parts,
-            micro_batch=micro,
-            step_batch=step,
-            accumulation=accumulation,
+            micro_batch=_only(one for one in batches if one.value == str(samples // parts)),
+            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts)),
             checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
         )
 
@@ -150,7 +134,7 @@ def _own_words(name: str) -> list[str]:
     return _words(name.rpartition(".")[2])
 
 
-def _is_batch_size(name: str) -> bool:
+def _is_micro_batch_size(name: str) -> bool:
     words = set(_own_words(name))
     return words <= BATCH_WORDS and bool(words & BATCHES)
 

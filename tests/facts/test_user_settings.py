@@ -70,25 +70,13 @@ def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_p
     assert found.micro_batch is not None
 
 
-def test_a_batch_that_the_trainer_divides_is_that_of_the_step(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, {"batch_size": "16", "accumulation": "4"}, micro_batches=4)
-    assert found.micro_batch is None
-    assert found.step_batch is not None
-
-
-def test_micro_batch_and_step_are_told_apart_by_the_accumulation_between_them(tmp_path: Path) -> None:
-    both = {"train_batch_size": "16", "micro_batch_size": "4"}
-    assert settings_of(tmp_path / "without", both, micro_batches=4).micro_batch is None
-    found = settings_of(tmp_path / "with", both | {"gradient_accumulation_steps": "4"}, micro_batches=4)
+def test_a_batch_that_the_trainer_divides_is_no_micro_batch(tmp_path: Path) -> None:
+    assert (
+        settings_of(tmp_path / "whole", {"batch_size": "16", "accumulation": "4"}, micro_batches=4).micro_batch is None
+    )
+    found = settings_of(tmp_path / "both", {"global_batch_size": "16", "micro_batch_size": "16"})
     assert found.micro_batch is not None
     assert found.micro_batch.name == "micro_batch_size"
-
-
-def test_a_global_batch_is_the_steps_by_its_name(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, {"global_batch_size": "16", "micro_batch_size": "16"})
-    assert found.micro_batch is not None
-    assert found.step_batch is not None
-    assert (found.micro_batch.name, found.step_batch.name) == ("micro_batch_size", "global_batch_size")
 
 
 def test_before_the_first_step_the_loaders_size_tells_the_key(tmp_path: Path) -> None:
