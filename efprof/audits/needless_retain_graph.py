@@ -65,7 +65,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
 
 def _message(found: NeedlessGraph) -> str:
     until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
-    share = f" ({format_share(found.share)} of the peak)" if found.share else ""
+    share = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
     return (
         f"`{found.argument}=True` makes this backward keep {format_bytes(found.calls.kept_bytes)}{share} {until}, and "
         "no later call goes through that graph"

@@ -94,8 +94,8 @@ def _forward_bytes(window: LiveWindow, sources: Sources) -> tuple[Counter[str], 
 def _goes_through_what_is_kept(run: Run) -> bool:
     """Whether a loop goes through what was counted to get longer, around a line that the last profiler window saw."""
     with contextlib.suppress(NotRecorded):
-        seen = {(time.blame.file, time.blame.line) for time in run.get(LineTimes).windows[-1].lines.values()}
-        sources = run.get(Sources)
+        sources, windows = run.get(Sources), run.get(LineTimes).windows
+        seen = {(time.blame.file, time.blame.line) for window in windows[-1:] for time in window.lines.values()}
         return any(
             lengthened(run, name) is not None
             for file, line in seen
