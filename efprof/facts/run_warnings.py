@@ -1,6 +1,7 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
 
 import statistics
+from operator import attrgetter
 from pathlib import Path
 
 from efprof.artifacts.attempts import Attempt
@@ -116,7 +117,7 @@ def _is_worth_telling(attempt: Attempt) -> bool:
 def _how_it_ended(attempt: Attempt) -> str:
     """By the first rank that raised, or else by one that was killed; other ranks only went down with it."""
     events = {rank: read_events(rank)[0] for rank in attempt.rank_folders}
-    first = min((error for some in events.values() for error in _errors(some)), key=_when, default=None)
+    first = min((error for some in events.values() for error in _errors(some)), key=attrgetter("at_ns"), default=None)
     if first is not None:
         return f"was ended by {_name_of_error(first)} at step {first.step}"
     killed = [rank for rank, some in events.items() if not any(isinstance(event, RecordingEnded) for event in some)]
@@ -126,10 +127,6 @@ def _how_it_ended(attempt: Attempt) -> str:
 
 def _errors(events: list[Event]) -> list[TrainingRaised]:
     return [event for event in events if isinstance(event, TrainingRaised)][-1:]
-
-
-def _when(error: TrainingRaised) -> int:
-    return error.at_ns
 
 
 def _name_of_error(error: TrainingRaised) -> str:
