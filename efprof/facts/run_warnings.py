@@ -1,22 +1,20 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
 
 import statistics
-from operator import attrgetter
-from pathlib import Path
 
-from efprof.artifacts.attempts import Attempt
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     Event,
     OtherThreadTrained,
-    RecordingEnded,
+    OutOfMemory,
     StepsWithoutOptimizer,
     TrainingRaised,
     read_events,
 )
 from efprof.artifacts.run_file import Ending
 from efprof.artifacts.steps import read_steps
+from efprof.facts.attempt_endings import describe_attempts, name_of_error
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
@@ -60,19 +58,26 @@ MOST_SPREAD = 1.0
 """Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
 one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
 
-MAX_MESSAGE = 80
-"""Letters of an exception's message: enough to know it by, and the sentence stays one."""
+IGNORED_VARIABLE = (
+    "PYTORCH_ALLOC_CONF={value} did nothing: the CUDA allocator of torch {version} does not read that variable. Set "
+    "PYTORCH_CUDA_ALLOC_CONF instead, or install torch 2.10."
+)
+"""pytorch/pytorch#183387: torch 2.9 asks its users for the new name, and reads the old one alone."""
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
-    """One sentence each; of a run that finished no step exactly one."""
+    """One sentence each; of a run that finished no step one, beside that of a setting that did nothing."""
+    return (*_about_run(run), *_about_ignored_variable(run))
+
+
+def _about_run(run: Run) -> tuple[str, ...]:
     try:
         times = run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
     except NotRecorded:
         return _without_steps(run)
     warnings = [ENDINGS[run.run_file.ended]] if run.run_file.ended in ENDINGS else []
-    warnings += _about_other_attempts(run)
+    warnings += [*_about_answers_to_shortage(run, events), *filter(None, [describe_attempts(run)])]
     warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
     warnings += _about_stops_in_other_ranks(run)
     warnings += [WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)]
@@ -100,46 +105,31 @@ def _about_unequal_steps(times: StepTimes) -> list[str]:
     return [UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))]
 
 
-def _about_other_attempts(run: Run) -> list[str]:
-    """How the attempts ended that the report leaves out, where a training was started more than once in its run."""
-    others = [attempt for attempt in run.attempts if attempt is not run.attempt and _is_worth_telling(attempt)]
-    if run.attempt is None or not others:
+def _about_answers_to_shortage(run: Run, events: list[Event]) -> list[str]:
+    """The errors by which the program answered a shortage of memory, which the verdict is about."""
+    if run.run_file.ended != "out_of_memory":
         return []
-    endings = ", ".join(f"attempt {attempt.number + 1} {_how_it_ended(attempt)}" for attempt in others)
-    return [f"This run trained more than once; the report is about attempt {run.attempt.number + 1}: {endings}."]
+    shortages = {event.message for event in events if isinstance(event, OutOfMemory)}
+    if not shortages:
+        return []
+    return [
+        f"When memory had run out, the program raised another error{_at_line(event)}: {name_of_error(event)}."
+        for event in events
+        if isinstance(event, TrainingRaised) and event.message not in shortages
+    ]
 
 
-def _is_worth_telling(attempt: Attempt) -> bool:
-    """What neither trained nor failed only looked at something: a script for evaluation, most likely."""
-    return attempt.has_steps or any(_errors(read_events(rank)[0]) for rank in attempt.rank_folders)
+def _at_line(error: TrainingRaised) -> str:
+    return f" at {error.sites[-1].rpartition(':')[0]}" if error.sites else ""
 
 
-def _how_it_ended(attempt: Attempt) -> str:
-    """By the first rank that raised, or else by one that was killed; other ranks only went down with it."""
-    events = {rank: read_events(rank)[0] for rank in attempt.rank_folders}
-    first = min((error for some in events.values() for error in _errors(some)), key=attrgetter("at_ns"), default=None)
-    if first is not None:
-        return f"was ended by {_name_of_error(first)} at step {first.step}"
-    killed = [rank for rank, some in events.items() if not any(isinstance(event, RecordingEnded) for event in some)]
-    num_steps = _num_steps(killed[0] if killed else attempt.rank_folders[0])
-    return f"was killed after {num_steps} steps" if killed else f"ended after {num_steps} steps"
-
-
-def _errors(events: list[Event]) -> list[TrainingRaised]:
-    return [event for event in events if isinstance(event, TrainingRaised)][-1:]
-
-
-def _name_of_error(error: TrainingRaised) -> str:
-    """`KeyError ('missing')`: its class, and the first line of what it said."""
-    first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
-    return f"{error.error} ({first_line})" if first_line else error.error
-
-
-def _num_steps(rank: Path) -> int:
-    try:
-        return len(read_steps(rank)[0])
-    except NotRecorded:
-        return 0
+def _about_ignored_variable(run: Run) -> list[str]:
+    file = run.run_file
+    value, version = file.environment.get("PYTORCH_ALLOC_CONF"), file.versions.get("torch", "")
+    is_ignored = value and "PYTORCH_CUDA_ALLOC_CONF" not in file.environment and version.startswith("2.9.")
+    if not is_ignored or not file.devices:  # without a GPU there is nothing to set
+        return []
+    return [IGNORED_VARIABLE.format(value=value, version=version)]
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:
