@@ -1,23 +1,19 @@
 """A peak of memory that one forward line's gradient makes."""
 
-from efprof.facts.backward_evidence import (
-    how_jump_is_known,
-    jump_numbers,
-    largest_jump,
-    live_series,
-    peak_map,
-    stage_rows,
-    stage_table,
-)
+from efprof.facts.backward_evidence import how_jump_is_known, jump_numbers, peak_map
 from efprof.facts.backward_jump import BackwardJump, Temporaries
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.split_operation import split_operation
-from efprof.model import Examination, Finding, Gain
+from efprof.facts.window_memory import WindowMemory
+from efprof.model import Examination, Finding, Fix, Gain
 from efprof.units import format_bytes, format_share
 
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
+ATTENTION = (
+    "If this is an attention, call `functional.scaled_dot_product_attention`, which never makes the matrix of all "
+    "scores. Otherwise: "
+)
 
 
 def backward_peak(run: Run) -> Examination:
@@ -47,7 +43,7 @@ def backward_peak(run: Run) -> Examination:
 
 
 def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
-    sources, rows = run.get(Sources), stage_rows(run)
+    sources = run.get(Sources)
     blame = sources.line(made.site)
     num_chunks = jump.num_chunks(made)
     gain = _gain(jump, made, num_chunks)
@@ -56,15 +52,14 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
         blame=blame,
         category="memory",
         headline="One line's gradient makes the peak of memory",
-        message=_message(jump, made) + largest_jump(rows, jump.window),
-        fix=split_operation(num_chunks, made.operation),
+        message=_message(jump, made),
+        fix=_fix(num_chunks, made.operation),
         gain=gain,
         evidence=(
-            live_series(jump),
+            run.get(WindowMemory).series,
             sources.snippet(blame),
             peak_map(run, jump, made),
             jump_numbers(jump, made),
-            stage_table(rows, jump.window),
             how_jump_is_known(jump, made),
         ),
         severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",
@@ -75,7 +70,20 @@ def _message(jump: BackwardJump, made: Temporaries) -> str:
     where = f"in {made.module}" if made.module else "outside any module"
     return (
         f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
-        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak"
+        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak."
+    )
+
+
+def _fix(num_chunks: int, operation: str) -> Fix:
+    """What to write instead of the blamed line; a person must say what is split along which dimension."""
+    instead = ATTENTION if "softmax" in operation and "log_softmax" not in operation else ""
+    return Fix(
+        summary=f"{instead}Do the work of this line in {num_chunks} parts along the batch, together with the layer "
+        "that makes its largest input, each part under activation checkpointing: `loss = "
+        "sum(checkpoint(part_of_loss, inputs, targets, use_reentrant=False) for inputs, targets in "
+        f"zip(all_inputs.chunk({num_chunks}), all_targets.chunk({num_chunks}))) / all_targets.numel()`, where "
+        "`part_of_loss` does what this line does and sums instead of averaging.",
+        applicability="manual",
     )
 
 

@@ -3,11 +3,9 @@
 import math
 
 from efprof.facts.run import Run
-from efprof.facts.scalar_read_evidence import read_numbers, read_series, what_reading_means
-from efprof.facts.scalar_read_needs import Need, need_for_read
-from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines
+from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines, read_numbers, what_reading_means
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, part_of_steps
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding, Fix, Gain, Severity
 from efprof.units import format_ms, format_share, format_value
@@ -86,7 +84,7 @@ def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Fi
         ),
         evidence=(
             run.get(Sources).snippet(line.blame),
-            read_series(run.get(StepTimes), line),
+            part_of_steps(run.get(StepTimes), "reads of this line", line.ms),
             read_numbers(line, share),
             what_reading_means(line, is_gpu=is_gpu),
         ),
@@ -108,9 +106,6 @@ def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
 
 
 def _fix(sources: Sources, line: ReadingLine, share: float) -> Fix:
-    need = need_for_read(line.blame, sources)
-    if need is not None:
-        return Fix(summary=_advice_at_once(need, math.ceil(share / AFTER_COST)), applicability="manual")
     return read_less(
         line.blame,
         sources.files.get(line.blame.file, []),
@@ -118,20 +113,6 @@ def _fix(sources: Sources, line: ReadingLine, share: float) -> Fix:
         calls=line.calls,
         reads_per_step=line.median_count,
         every=math.ceil(share / AFTER_COST),
-    )
-
-
-def _advice_at_once(need: Need, every: int) -> str:
-    kind, called = need
-    if kind == "call":
-        return (
-            f"`{called}` goes on with this number at once, so the read cannot wait: give it the tensor if it takes "
-            "one; else have one read serve several such calls (a batch of them), or compute the number on the CPU."
-        )
-    often = f": once every {every} steps, a read no longer matters" if every > 1 else ""
-    return (
-        "The program branches on this number, so the read cannot wait: let the tensor decide on the device "
-        f"(`torch.where`, a mask), or check it only now and then{often}."
     )
 
 

@@ -1,7 +1,6 @@
 """Steps that wait for their data."""
 
-from efprof.facts.input_wait_evidence import LEAST_GAIN, wait_evidence, wait_severity
-from efprof.facts.input_waits import MOST_HANDOVER_MS, InputWaits
+from efprof.facts.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWaits, wait_evidence, wait_severity
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes

@@ -1,19 +1,15 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.retained_backward import NeedlessGraph, RetainedBackward
-from efprof.facts.retained_backward_call import retaining_call
-from efprof.facts.retained_backward_evidence import graph_evidence
-from efprof.facts.retained_backward_replay import GraphReplay
+from efprof.facts.retained_backward import NeedlessGraph, RetainedBackward, graph_evidence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.drop_argument import drop_arguments
-from efprof.model import Examination, Finding, Fix, Gain, Severity
+from efprof.fixes.drop_argument import drop_graph
+from efprof.model import Examination, Finding, Gain, Severity
 from efprof.units import MIB, format_bytes, format_share
 
-LEAST_SAVED_SHARE = 0.02
-"""Of the window's peak. Measured on twelve small programs, with and without the argument: 15 to 55 % where it costs, 1
-and 2 % where the peak lies elsewhere; the replay was off by 1.2 % of the peak at most."""
-LEAST_SAVED_BYTES = MIB
+LEAST_SHARE = 0.02
+"""Of the peak: what a smaller graph adds to it is within what runs differ by."""
+LEAST_BYTES = MIB
 """Less is not what a run runs out of memory for, whatever its share."""
 HIGH_SHARE = 0.4
 """A peak that would fall by so much lets the batch grow by more than half."""
@@ -39,8 +35,7 @@ def needless_retain_graph(run: Run) -> Examination:
 
     Predicted gain
     --------------
-    The recorded allocations replayed with the graph's blocks released within the pass that runs them; without an
-    allocation window none is claimed.
+    What a graph was measured to hold, where it lives on into the next forward pass; else none is claimed.
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
@@ -49,59 +44,45 @@ def needless_retain_graph(run: Run) -> Examination:
 
 
 def _is_worth_it(found: NeedlessGraph) -> bool:
-    replay = found.replay
-    if replay is None:
-        return found.calls.kept_bytes >= LEAST_SAVED_BYTES
-    return replay.saved_bytes >= max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * replay.window.peak_bytes)
+    return found.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * found.peak_bytes)
 
 
 def _finding(run: Run, found: NeedlessGraph) -> Finding:
+    sources, calls = run.get(Sources), found.calls
+    blame = sources.line(calls.site)
+    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
     return Finding(
-        blame=run.get(Sources).line(found.calls.site),
+        blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
         message=_message(found),
-        fix=_fix(run.get(Sources), found),
-        gain=_gain(found.replay),
-        evidence=graph_evidence(run, found),
-        severity=_severity(found.replay),
+        fix=drop_graph(blame, lines, tree, told=found.argument, is_graph_of_gradients=calls.num_created > 0),
+        gain=_gain(found),
+        evidence=(sources.snippet(blame), *graph_evidence(found)),
+        severity=_severity(found),
     )
 
 
 def _message(found: NeedlessGraph) -> str:
-    replay = found.replay
     until = "into the next step's forward pass" if found.reaches_next_step else "past its end"
-    kept = format_bytes(found.calls.kept_bytes if replay is None else replay.kept_bytes)
-    told = f"`{found.argument}=True` makes this backward keep {kept} {until}, and no later call goes through that graph"
-    if replay is None:
-        return told
-    share = format_share(replay.saved_bytes / replay.window.peak_bytes)
-    return f"{told}: the peak would be {format_bytes(replay.saved_bytes)} ({share}) lower"
+    share = f" ({format_share(found.share)} of the highest that was read)" if found.share else ""
+    return (
+        f"`{found.argument}=True` makes this backward keep {format_bytes(found.calls.kept_bytes)}{share} {until}, and "
+        "no later call goes through that graph"
+    )
 
 
-def _gain(replay: GraphReplay | None) -> Gain:
-    if replay is None:
-        return Gain(basis="replay", explanation="none is claimed: no allocation window was recorded with these calls")
-    low, high = replay.saved_interval
+def _gain(found: NeedlessGraph) -> Gain:
+    if not found.reaches_next_step:
+        return Gain(basis="measured bound", explanation="none is claimed: the graph is gone before the next forward")
     return Gain(
-        basis="replay",
-        explanation="the recorded allocations replayed with each block of the graph released within backward",
-        peak_bytes=replay.saved_bytes,
-        peak_bytes_interval=(float(low), float(high)),
+        basis="measured bound",
+        explanation="what a graph was measured to hold while the next forward pass is made; at most all of it",
+        peak_bytes=found.calls.kept_bytes,
+        peak_bytes_interval=(0.0, float(found.calls.kept_bytes)),
     )
 
 
-def _fix(sources: Sources, found: NeedlessGraph) -> Fix:
-    call = retaining_call(sources, found.calls.site)
-    edit = drop_arguments(call.file, sources.files[call.file], call.node, call.arguments) if call else None
-    dropped = " and ".join(f"`{name}=True`" for name in (call.arguments if call else (found.argument,)))
-    return Fix(
-        summary=f"Drop {dropped}: backward then releases the graph as it goes.",
-        applicability="manual" if edit is None else "review" if found.calls.num_created else "safe",
-        changes=(edit,) if edit else (),
-    )
-
-
-def _severity(replay: GraphReplay | None) -> Severity:
-    share = replay.saved_bytes / replay.window.peak_bytes if replay else 0.0
+def _severity(found: NeedlessGraph) -> Severity:
+    share = found.share if found.reaches_next_step else 0.0
     return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"

@@ -1,8 +1,14 @@
 """A loss or gradient that turned to NaN or Inf."""
 
 from efprof.facts.nonfinite import NonFinite
-from efprof.facts.nonfinite_cause import NonFiniteCause, is_guess
-from efprof.facts.nonfinite_evidence import how_nonfinite_is_known, loss_numbers, loss_series, suspect_table
+from efprof.facts.nonfinite_cause import (
+    NonFiniteCause,
+    how_nonfinite_is_known,
+    is_guess,
+    loss_numbers,
+    loss_series,
+    suspect_table,
+)
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.clamp import keep_data_finite, keep_operand_finite

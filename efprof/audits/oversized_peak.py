@@ -1,8 +1,7 @@
 """A peak of memory above what there is for it."""
 
-from efprof.facts.peak_composition import WITH_BUDGET, PeakComposition, Way, budget_after_failure
+from efprof.facts.peak_composition import WITH_BUDGET, PeakComposition, Way, budget_after_failure, most_by_line
 from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, peak_bars, table_of_ways
-from efprof.facts.peak_lines import most_by_line
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.window_memory import WindowMemory
@@ -103,10 +102,6 @@ def _largest_line(run: Run, peak: PeakComposition) -> str:
 
 def _made_of(peak: PeakComposition) -> str:
     category, size = max(peak.at_peak.items(), key=lambda item: item[1])
-    if size < peak.before_bytes:
-        return (
-            f"{format_bytes(peak.before_bytes)} of it were there before the step, {format_bytes(size)} are {category}"
-        )
     return (
         f"{format_bytes(size)} of it ({format_share(size / peak.peak_bytes)}) are {category}, and "
         f"{format_bytes(peak.before_bytes)} were there before the step"

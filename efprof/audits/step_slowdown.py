@@ -105,8 +105,7 @@ def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
     )
     if line.container is None:
         return Fix(summary=f"Bound the work of this line: {took}; {rate}.", applicability="manual")
-    length = line.container.early_length
-    bound = f"to its last {length} entries" if length else f"to the length it had in step {line.early.last_step}"
+    bound = f"to its last {line.container.early_length} entries"
     grown = f" (it gets longer at {line.container.grown_at})" if line.container.grown_at else ""
     advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}: {took}; {rate}."
     return Fix(summary=advice, applicability="manual")

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 MOST_INSTANTS: Final = 600
 """A picture this wide loses nothing."""
-MOST_STRETCHES: Final = (MOST_INSTANTS - 4) // 2
-"""Each has a highest and a lowest instant; the ends are drawn too, and room is left for what a caller must show."""
 
 
-def drawn_instants(values: NDArray[np.int64], first: int, end: int) -> NDArray[np.int64]:
-    """The places of `values[first:end]` to draw, in order: all, or each stretch's highest and lowest, and the ends."""
-    if end - first <= MOST_INSTANTS - 2:
+def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MOST_INSTANTS) -> NDArray[np.int64]:
+    """The places of `values[first:end]` to draw, in order: all, or each stretch's highest and lowest, and the ends.
+
+    Two fewer than `most`: room is left for what a caller must show.
+    """
+    if end - first <= most - 2:
         return np.arange(first, end)
-    edges = np.linspace(first, end, MOST_STRETCHES + 1).astype(np.int64)
+    edges = np.linspace(first, end, (most - 4) // 2 + 1).astype(np.int64)
     found = {first, end - 1}
     for start, stop in pairwise(edges):
         stretch = values[start:stop]

@@ -1,4 +1,4 @@
-"""How long the steps waited for data, which loader made them wait, and what other settings of it would give."""
+"""How long the steps waited for data, for which loader, what other settings of it would give, and the evidence."""
 
 import math
 import statistics
@@ -10,7 +10,12 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.facts.resampling import mean_interval
 from efprof.facts.run import Run
-from efprof.facts.step_times import StepTime, StepTimes
+from efprof.facts.step_times import StepTime, StepTimes, part_of_steps
+from efprof.model import Evidence, Gain, Narrative, Number, Numbers, Severity
+
+HIGH_SHARE = 0.3
+LEAST_GAIN = 0.03
+"""More workers that win less than 3 % of the step are no advice: runs differ by as much."""
 
 HANDOVER_MS = 1.2
 """Taking a finished batch from a worker process: measured at 1.2 ms for batches up to 256 KiB, 2.4 ms for 1 MiB, on two
@@ -201,3 +206,51 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
     at_start = [time for time in large if time.step % steps == first]
     num_epochs = len([time for time in steady if time.step % steps == first])
     return at_start if len(at_start) >= max(2, MOST_EPOCHS * num_epochs) else []
+
+
+def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severity:
+    """High only where the steps wait that long for sure, and the fix wins something for sure."""
+    least_ms = gain.step_ms_interval[0] if gain.step_ms_interval else gain.step_ms or 0.0
+    return "high" if certain_share >= HIGH_SHARE and least_ms >= LEAST_GAIN * waits.step_ms else "medium"
+
+
+def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
+    """All of it, the picture first."""
+    marks = tuple((float(step), "workers started") for step in waits.restarts)
+    picture = part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks)
+    return picture, wait_numbers(waits), what_waiting_means(waits)
+
+
+def wait_numbers(waits: InputWaits) -> Numbers:
+    """What the advice was computed from."""
+    return Numbers(
+        title="The loader and the machine",
+        numbers=(
+            Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
+            Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
+            Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
+            Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
+            Number(label="workers now", value=waits.num_workers, unit="count"),
+            Number(label="processors", value=waits.num_cpus, unit="count"),
+        ),
+    )
+
+
+def what_waiting_means(waits: InputWaits) -> Narrative:
+    """What it means, how we know, when it is wrong."""
+    who = (
+        f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
+        if waits.num_workers
+        else "The training process makes each batch itself, and trains nothing meanwhile"
+    )
+    return Narrative(
+        title="What it means, how we know, when it is wrong",
+        paragraphs=(
+            f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
+            "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the "
+            "workers, and all CPU time divided by the processors. Its interval reaches from workers that cost the "
+            "training nothing to workers that share its cores and memory, and the prediction lies midway.",
+            "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
+            "the data set holds a lock.",
+        ),
+    )

@@ -1,12 +1,13 @@
 """How long each line of the user's code took in each profiler window, and in which stage of the step.
 
-A window's Python calls carry the line they were made from. A line's inclusive time is that of the calls made from it;
-its own time leaves out the part spent deeper in the user's code. What a user's function spends outside of its calls
-(tensor operators, plain Python) has no line: it is the own time of the function. Own times add up, so the line or
-function whose own time grew is the one at fault.
+A window's Python calls carry the line they were made from. A line's own time is that of the calls made from it, less
+the part spent deeper in the user's code. What a user's function spends outside of its calls (tensor operators, plain
+Python) has no line: it is the own time of the function. Own times add up, so the line or function whose own time grew
+is the one at fault.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,9 +42,7 @@ class LineTime:
 
     blame: SourceLine
     is_function: bool
-    inclusive_ms: float
     own_ms: dict[str, float]
-    calls: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,27 +86,20 @@ class LineTimes:
 
 @dataclass(slots=True)
 class _Sum:
-    """What was added up for one line or function; `site` is that of its first call."""
+    """What was added up for one line or function, by stage; `site` is that of its first call."""
 
     site: str
     is_function: bool
-    inclusive_ns: int = 0
-    own_ns: dict[str, int] = field(default_factory=dict)
-    calls: int = 0
-
-    def add_own(self, stage: str, spent_ns: int) -> None:
-        self.own_ns[stage] = self.own_ns.get(stage, 0) + spent_ns
+    own_ns: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _OpenCall:
     """A call that has not returned; `owner` has what it spends outside of deeper calls."""
 
-    line: _Sum
     owner: _Sum
     stage: str
     end_ns: int
-    is_made_by_user: bool
 
 
 def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) -> LineWindow:
@@ -127,9 +119,7 @@ def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) ->
             place: LineTime(
                 blame=sources.line(total.site),
                 is_function=total.is_function,
-                inclusive_ms=total.inclusive_ns / 1e6 / num_steps,
                 own_ms={stage: spent / 1e6 / num_steps for stage, spent in total.own_ns.items()},
-                calls=total.calls / num_steps,
             )
             for place, total in sums.by_place.items()
         },
@@ -165,12 +155,8 @@ class _WindowSums:
                 continue
             if outer is not None:
                 # An inner call cannot outlast its outer one; a trace rounds times so that it can seem to.
-                outer.owner.add_own(outer.stage, event.start_ns - min(event.end_ns, outer.end_ns))
-            call.owner.add_own(call.stage, event.duration_ns)
-            if call.is_made_by_user:
-                call.line.calls += 1
-                is_inside = any(other.line is call.line for other in open_calls)
-                call.line.inclusive_ns += 0 if is_inside else event.duration_ns
+                outer.owner.own_ns[outer.stage] -= min(event.end_ns, outer.end_ns) - event.start_ns
+            call.owner.own_ns[call.stage] += event.duration_ns
             open_calls.append(call)
 
     def _open(self, event: TraceEvent, outer: _OpenCall | None) -> _OpenCall | None:
@@ -180,14 +166,12 @@ class _WindowSums:
         begun = _stage_begun_by(event.name)
         if not is_made_by_user and function_site is None and (begun is None or outer is None):
             return None
-        function = self._sum(function_site, is_function=True) if function_site else None
         made_at = self._sum(site, is_function=False) if site and is_made_by_user else None
-        line = made_at or function or (outer.line if outer else None)
+        function = self._sum(function_site, is_function=True) if function_site else None
         owner = function or made_at or (outer.owner if outer else None)
-        assert line is not None
         assert owner is not None
         stage = outer.stage if outer is not None and outer.stage != BETWEEN_STAGES else begun or BETWEEN_STAGES
-        return _OpenCall(line=line, owner=owner, stage=stage, end_ns=event.end_ns, is_made_by_user=is_made_by_user)
+        return _OpenCall(owner=owner, stage=stage, end_ns=event.end_ns)
 
     def _sum(self, site: str, *, is_function: bool) -> _Sum:
         place = f"{site.partition(':')[0]}:{self._sources.line(site).function}()" if is_function else place_of(site)

@@ -53,13 +53,7 @@ class OperationLines:
         operation = operation_of(node)
         fitting = [found for found in self.operations if plain(found.name) == operation and found.sites]
         exact = [found for found in fitting if found.offset == offset]
-        if exact:
-            return _together(exact)
-        if len(every := _together(fitting)) == 1:
-            return every
-        nearest = min((abs(found.offset - offset) for found in fitting), default=0)
-        first = _together([found for found in fitting if abs(found.offset - offset) == nearest])
-        return (*first, *(site for site in every if site not in first))
+        return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
 
 
 def operation_of(node: str) -> str:
@@ -70,10 +64,6 @@ def operation_of(node: str) -> str:
 def plain(name: str) -> str:
     """`logsoftmax` for `aten::_log_softmax`: an operation's name as nodes spell it."""
     return name.removeprefix("aten::").replace("_", "")
-
-
-def _together(operations: list[ForwardOperation]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(site for operation in operations for site in operation.sites))
 
 
 def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> Iterator[ForwardOperation]:
@@ -104,59 +94,42 @@ def _makes_node(event: TraceEvent) -> bool:
 
 
 def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources) -> tuple[str, ...]:
-    """The line of the innermost call from user code; of an operator, its lines in the innermost function."""
+    """The line of the innermost call from user code; of an operator, its lines in the innermost function.
+
+    No call lies between the user's function and such an operation: its own code has an operator for it.
+    """
     if not around:
         return ()
-    places = _user_function(around[-1], sources)
-    if places is not None:
+    found = _function_of(around[-1], sources)
+    if found is not None:
+        file, name, function = found
         operator = OPERATORS.get(plain(event.name).lower())
-        return tuple(dict.fromkeys(_site(place) for place in places if operator and _is_operator(place.node, operator)))
+        return tuple(f"{file}:{line}:{name}" for line in _lines_with(operator, function)) if operator else ()
     sites = (call.arguments.call_site for call in reversed(around))
     return next(((site,) for site in sites if site is not None and sources.is_user_code(site)), ())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    file: str
-    function: str
-    node: ast.AST
-
-
-def _user_function(call: TraceEvent, sources: Sources) -> list[_Place] | None:
-    """What the user's function contains that this event is a call of; None where it is a call of anything else.
-
-    No call lies between such a function and the operation: its own code has an operator for it.
-    """
+def _function_of(call: TraceEvent, sources: Sources) -> tuple[str, str, ast.AST] | None:
+    """The user's function that a call runs: file, name and definition; None for a call of anything else."""
     frame = FRAME.fullmatch(call.name)
-    if frame is None:
-        return None
-    for file in sources.files:
-        if file.endswith(frame["file"]) or frame["file"].endswith(file):
-            name = _qualified_name(sources, file, int(frame["line"]), frame["function"])
-            tree = sources.tree(file)
-            if tree is not None and name is not None:
-                inside = (placed for placed in placed_nodes(tree) if placed.function == name)
-                return [_Place(file=file, function=name, node=placed.node) for placed in inside]
+    for file in sources.files if frame else ():
+        tree = sources.tree(file)
+        if frame and tree is not None and (file.endswith(frame["file"]) or frame["file"].endswith(file)):
+            name, line = frame["function"], int(frame["line"])
+            definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
+            if definitions:
+                return file, name, definitions[0]
     return None
 
 
-def _qualified_name(sources: Sources, file: str, line: int, function: str) -> str | None:
-    """The function of that name whose definition, decorators included, begins on that line."""
-    tree = sources.tree(file)
-    if function == MODULE or tree is None:
-        return MODULE
-    for placed in placed_nodes(tree):
-        match placed.node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) as node if name == function:
-                if line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]):
-                    return placed.qualified_name(function)
-    return None
+def _begins_at(node: ast.AST, line: int, name: str) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
+        return False
+    return line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-def _is_operator(node: ast.AST, operator: type[ast.operator]) -> bool:
-    return isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, operator)
-
-
-def _site(place: _Place) -> str:
-    assert isinstance(place.node, ast.expr | ast.stmt)
-    return f"{place.file}:{place.node.lineno}:{place.function}"
+def _lines_with(operator: type[ast.operator], function: ast.AST) -> list[int]:
+    """The lines of its own code, not of functions within it, that have the operator, each once."""
+    nodes = [placed.node for placed in placed_nodes(function) if placed.function == MODULE]
+    operations = [node for node in nodes if isinstance(node, ast.BinOp | ast.AugAssign)]
+    return list(dict.fromkeys(node.lineno for node in operations if isinstance(node.op, operator)))

@@ -18,6 +18,9 @@ from efprof.facts.window_peaks import bytes_before
 from efprof.model import NotRecorded, ThinEvidence
 from efprof.units import format_bytes
 
+Owner = tuple[str | None, Category]
+"""The user's line, None where there is none, and what its memory is for."""
+
 SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
 """What grows with the batch."""
 
@@ -140,7 +143,9 @@ def _ways(
     yield from (
         way for way in _checkpointing(run, window, categories, before) if before + peak - way.peak_bytes > least
     )
-    scaling = [block for block, category in enumerate(categories) if category in SCALING and _is_block(window, block)]
+    scaling = [
+        block for block, category in enumerate(categories) if category in SCALING and window.events[block].num_bytes > 0
+    ]
     parts = 2
     while parts <= min(MOST_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
@@ -191,5 +196,14 @@ def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
     return statistics.median(outside) / seen if outside and seen else 1.0
 
 
-def _is_block(window: LiveWindow, index: int) -> bool:
-    return window.events[index].num_bytes > 0
+def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) -> list[tuple[Owner, int]]:
+    """Bytes by owner, most first; `preferred` is a line that owns all that is made beneath it."""
+    sources, window = run.get(Sources), peak.window
+    sizes: Counter[Owner] = Counter()
+    for block in window.alive_after(window.peak_index):
+        event = window.events[block]
+        stack = event.forward_stack if event.is_backward else event.stack
+        lines = [site for site in stack if sources.is_user_code(site)]
+        site = preferred if preferred in lines else lines[-1] if lines else None
+        sizes[site, peak.categories[block]] += event.num_bytes
+    return sizes.most_common()

@@ -1,7 +1,6 @@
 """What an oversized peak shows for itself: what fills it, the ways to lower it, and how we know."""
 
-from efprof.facts.peak_composition import PeakComposition, Way
-from efprof.facts.peak_lines import most_by_line
+from efprof.facts.peak_composition import PeakComposition, Way, most_by_line
 from efprof.facts.run import Run
 from efprof.facts.sources import place_of
 from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, Table

@@ -1,32 +1,39 @@
-"""The calls of backward that keep a graph which was seen to be gone through by nobody, and what keeping it costs."""
+"""The calls of backward that keep a graph which nobody was seen to go through, and how much such a graph holds."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import BackwardCalls
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.backward_calls import BackwardSites
-from efprof.facts.live_memory import LiveMemory
-from efprof.facts.retained_backward_replay import GraphReplay, replay_without_graphs
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded, ThinEvidence
+from efprof.model import Evidence, Narrative, Number, Numbers, ThinEvidence
 
 LEAST_WATCHED = 3
 """Graphs of one line: fewer may be those of an odd first step."""
 MOST_ALIVE = 2
 """Watched graphs that are not gone when the recording ends: the last step's, and one that is just let go. More are held
 by something, which may go through them yet."""
+OF_CREATED = (
+    "create_graph=True gives every gradient a graph, and that graph holds the parameter whose .grad it is: torch warns "
+    "of this cycle, which lasts until .grad is cleared. Where second derivatives are wanted, "
+    "torch.autograd.grad(..., create_graph=True) returns the gradients and leaves .grad alone."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeedlessGraph:
-    """The calls of one line; `replay` is None where no allocations tell what it costs."""
+    """The calls of one line; `peak_bytes` is the most that was allocated at any boundary of a steady step."""
 
     calls: BackwardCalls
-    replay: GraphReplay | None
+    peak_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Of the peak, what a graph holds; 0 where no memory was read."""
+        return self.calls.kept_bytes / self.peak_bytes if self.peak_bytes else 0.0
 
     @property
     def reaches_next_step(self) -> bool:
@@ -59,13 +66,39 @@ class RetainedBackward:
                 f"{place} keeps the graph, of which too few were watched: they are too large, or too few."
             )
         records = [time.record for time in steady]
+        peak_bytes = max((here.allocated_bytes for record in records for here in record.memory), default=0)
         return cls(
             num_calls=sum(one.num_calls for one in sites),
             num_watched=sum(one.num_watched for one in sites),
             needless=tuple(
-                NeedlessGraph(calls=one, replay=_replay(run, one)) for one in keeping if _is_needless(one, records)
+                NeedlessGraph(calls=one, peak_bytes=peak_bytes) for one in keeping if _is_needless(one, records)
             ),
         )
+
+
+def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
+    """What a graph holds, and how we know that nobody needs it."""
+    calls = found.calls
+    paragraphs = (
+        f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
+        f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
+        "seen keep their graph.",
+        "How much a graph holds was measured: the bytes of the tensors saved in it. Where it lives on, the next "
+        "forward pass is made beside it, so the peak falls by about as much, and by less where backward makes it.",
+        "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
+        'error that says "Trying to backward through the graph a second time".',
+        *((OF_CREATED,) if calls.num_created else ()),
+    )
+    return (
+        Numbers(
+            title="What is kept",
+            numbers=(
+                Number(label="held by a graph, the most it can be", value=calls.kept_bytes, unit="bytes"),
+                Number(label="highest memory at the boundaries of the steps", value=found.peak_bytes, unit="bytes"),
+            ),
+        ),
+        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
+    )
 
 
 def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
@@ -82,15 +115,3 @@ def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
 
 def _num_passes(record: StepRecord) -> int:
     return sum(span.stage == "backward" for span in record.spans)
-
-
-def _replay(run: Run, calls: BackwardCalls) -> GraphReplay | None:
-    """Of the window whose peak is highest, where the line's call is the last pass of the window's steps."""
-    last_here = {one.step for one in read_steps(run.rank_folder)[0] if one.backward_site == calls.site}
-    replays: list[GraphReplay] = []
-    with contextlib.suppress(NotRecorded):
-        for live in run.get(LiveMemory).windows:
-            if {stretch.step for stretch in live.stretches} <= last_here:
-                found = replay_without_graphs(live, calls.kept_bytes)
-                replays += [found] if found else []
-    return max(replays, key=lambda one: one.window.peak_bytes, default=None)

@@ -1,4 +1,4 @@
-"""Which lines of the user's code copied tensor values to Python, how often, and how long they took."""
+"""Which lines of the user's code copied tensor values to Python, how often, and how long they took; the evidence."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from efprof.facts.resampling import median_interval
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.facts.step_times import StepTimes
-from efprof.model import SourceLine
+from efprof.model import Narrative, Number, Numbers, SourceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,3 +103,35 @@ class ScalarReadLines:
         ]
         lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
         return cls(lines=tuple(lines), num_steps=len(steady))
+
+
+def read_numbers(line: ReadingLine, share: float) -> Numbers:
+    """How often and how long the line reads."""
+    return Numbers(
+        title=f"Calls: {', '.join(line.calls)}",
+        numbers=(
+            Number(label="reads per step", value=line.median_count, unit="count"),
+            Number(label="time inside them per step", value=line.typical_ms, unit="ms", interval=line.interval_ms),
+            Number(label="share of the median step", value=share * 100, unit="percent"),
+            Number(label="steps that read", value=line.share_of_steps * 100, unit="percent"),
+        ),
+    )
+
+
+def what_reading_means(line: ReadingLine, *, is_gpu: bool) -> Narrative:
+    """What it means, how we know, when it is wrong."""
+    here = (
+        "Each call was timed where Python made it: the time holds the wait for the GPU's queue and the copy."
+        if is_gpu
+        else "Each call was timed where Python made it. On the CPU nothing is queued, so this is only the cost of the "
+        "calls; how long they would wait on a GPU cannot be told from this run."
+    )
+    return Narrative(
+        title="What it means, how we know, when it is wrong",
+        paragraphs=(
+            "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
+            f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",
+            "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
+            "queued meanwhile.",
+        ),
+    )

@@ -1,18 +1,25 @@
 """What a slow-down shows for itself: the step times, the stages early and late, the lines that grew."""
 
-from efprof.facts.slowdown import Slowdown
-from efprof.facts.slowdown_line import SlowdownLines
-from efprof.facts.step_times import StepTimes
-from efprof.model import STAGES, Evidence, Narrative, Series, SeriesLine, Table
+from collections.abc import Iterable
+
+from efprof.facts.line_times import LineTime, LineWindow
+from efprof.facts.slowdown import Part, Slowdown
+from efprof.facts.slowdown_line import SlowdownLine, SlowdownLines
+from efprof.facts.step_times import StepTimes, part_of_steps
+from efprof.model import STAGES, Evidence, Narrative, Table
 from efprof.units import format_ms
 
 
 def slowdown_evidence(times: StepTimes, slowdown: Slowdown, lines: SlowdownLines) -> tuple[Evidence, ...]:
     """All of it, the picture first."""
+    marks = (
+        (float(slowdown.early.last_step), "end of the first third"),
+        (float(slowdown.late.first_step), "start of the last third"),
+    )
     return (
-        _series(times, slowdown),
+        part_of_steps(times, slowdown.stage, [time.of(slowdown.stage) for time in times.steady], marks),
         _stage_table(slowdown),
-        *((_line_table(slowdown, lines),) if lines.line else ()),
+        *((_line_table(slowdown, lines.line),) if lines.line else ()),
         _meaning(slowdown, lines),
     )
 
@@ -31,70 +38,38 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
     return f"{took}, by this line{through}{doubt}."
 
 
-def _series(times: StepTimes, slowdown: Slowdown) -> Series:
-    steps = tuple(float(time.step) for time in times.steady)
-    stage_ms = tuple(time.of(slowdown.stage) for time in times.steady)
-    rest_ms = tuple(time.total_ms - time.of(slowdown.stage) for time in times.steady)
-    return Series(
-        title="Time per step",
-        x_label="step",
-        x_unit="",
-        y_label="time",
-        y_unit="ms",
-        lines=(
-            SeriesLine(label="everything else", x=steps, y=rest_ms),
-            SeriesLine(label=slowdown.stage, x=steps, y=stage_ms, is_highlighted=True),
-        ),
-        is_stacked=True,
-        marks=(
-            (float(slowdown.early.last_step), "end of the first third"),
-            (float(slowdown.late.first_step), "start of the last third"),
-        ),
-    )
-
-
 def _stage_table(slowdown: Slowdown) -> Table:
     early, late = slowdown.early, slowdown.late
-    rows = [
-        (stage, early.stage_ms[stage], late.stage_ms[stage], slowdown.stage_growth_ms(stage))
-        for stage in sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
-    ]
+    stages = sorted(STAGES, key=slowdown.stage_growth_ms, reverse=True)
+    rows = [(stage, early.stage_ms[stage], late.stage_ms[stage]) for stage in stages]
+    rows.append(("whole step", early.typical_ms, late.typical_ms))
+    return _growth_table("Stages, per typical step", "stage", early, late, rows)
+
+
+def _line_table(slowdown: Slowdown, line: SlowdownLine) -> Table:
+    grown = ((line.time, line.early_ms, line.late_ms), *line.others)
+    rows = [(_name_of(time), early_ms, late_ms) for time, early_ms, late_ms in grown]
+    title = f"Lines that grew in the {slowdown.stage} stage, per step under the profiler"
+    return _growth_table(title, "line", line.early, line.late, rows)
+
+
+def _name_of(time: LineTime) -> str:
+    return f"{time.blame.function}, outside of its calls" if time.is_function else f"{time.blame}  {time.blame.text}"
+
+
+def _growth_table(
+    title: str, what: str, early: Part | LineWindow, late: Part | LineWindow, rows: Iterable[tuple[str, float, float]]
+) -> Table:
     return Table(
-        title="Stages, per typical step",
+        title=title,
         columns=(
-            "stage",
+            what,
             f"steps {early.first_step} to {early.last_step}",
             f"steps {late.first_step} to {late.last_step}",
             "growth",
         ),
         units=("", "ms", "ms", "ms"),
-        rows=(*rows, ("whole step", early.typical_ms, late.typical_ms, slowdown.growth_ms)),
-    )
-
-
-def _line_table(slowdown: Slowdown, lines: SlowdownLines) -> Table:
-    line = lines.line
-    assert line is not None
-    grown = ((line.time, line.early_ms, line.late_ms), *line.others)
-    rows = tuple(
-        (
-            f"{time.blame.function}, outside of its calls" if time.is_function else f"{time.blame}  {time.blame.text}",
-            early_ms,
-            late_ms,
-            late_ms - early_ms,
-        )
-        for time, early_ms, late_ms in grown
-    )
-    return Table(
-        title=f"Lines that grew in the {slowdown.stage} stage, per step under the profiler",
-        columns=(
-            "line",
-            f"steps {line.early.first_step} to {line.early.last_step}",
-            f"steps {line.late.first_step} to {line.late.last_step}",
-            "growth",
-        ),
-        units=("", "ms", "ms", "ms"),
-        rows=rows,
+        rows=tuple((name, early_ms, late_ms, late_ms - early_ms) for name, early_ms, late_ms in rows),
     )
 
 
@@ -113,8 +88,8 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
             f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
             f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
             "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-            "micro-batches, allocation windows and the inputs of operators in profiler windows tell of that as far as "
-            "they were recorded, and of nothing that came after the last window. It is wrong too where the machine "
-            "became busier for one kind of work only.",
+            "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+            "that came after the last window. It is wrong too where the machine became busier for one kind of work "
+            "only.",
         ),
     )

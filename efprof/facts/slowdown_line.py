@@ -2,7 +2,7 @@
 
 import ast
 from dataclasses import dataclass
-from typing import Self, TypeGuard
+from typing import Self
 
 from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import lengthened
@@ -10,7 +10,7 @@ from efprof.facts.line_times import LineTime, LineTimes, LineWindow
 from efprof.facts.run import Run
 from efprof.facts.slowdown import Slowdown
 from efprof.facts.sources import Sources
-from efprof.facts.syntax import PlacedNode, name_of, placed_nodes, site_of
+from efprof.facts.syntax import name_of, placed_nodes
 from efprof.model import NotRecorded, SourceLine
 
 LEAST_SHARE = 0.3
@@ -25,17 +25,15 @@ LEAST_LINE_SHARE = 0.02
 """Of the window: a shorter line's time says nothing about the machine."""
 LEAST_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
-LENGTHENING = frozenset({"append", "appendleft", "extend", "extendleft", "insert"})
-"""Methods that only containers have and that never replace what they hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowingContainer:
-    """A container that a line goes through, where it gets longer, and its length in the earliest window if counted."""
+    """A container that a line goes through, where it was seen to get longer, and its length in the earliest window."""
 
     name: str
     grown_at: SourceLine | None
-    early_length: int | None
+    early_length: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,63 +156,15 @@ def _with_container(time: LineTime, early: LineWindow, run: Run) -> tuple[Source
 
 
 def _container(blame: SourceLine, early: LineWindow, run: Run) -> GrowingContainer | None:
-    """A growing container that the line names: one that was counted to grow, else one appended to in the same file."""
+    """A container that the line names and that was counted to grow."""
     sources = run.get(Sources)
     tree = sources.tree(blame.file)
-    if tree is None:
-        return None
-    appended = []
-    for name in _names_on(tree, blame.line):
+    for name in _names_on(tree, blame.line) if tree else ():
         kept = lengthened(run, name)
         if kept is not None:
             grown_at = sources.line(kept.site) if kept.site else None
             return GrowingContainer(name=name, grown_at=grown_at, early_length=_early_length(kept, early))
-        appended += [
-            GrowingContainer(name=name, grown_at=sources.line(site_of(blame.file, placed)), early_length=None)
-            for placed in placed_nodes(tree)
-            if _appends_to(placed.node, name, blame.line) and not _is_renewed(tree, name, placed, blame)
-        ]
-    return appended[0] if appended else None
-
-
-def _appends_to(node: ast.AST, name: str, but: int) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(value=receiver, attr=method), lineno=line):
-            return method in LENGTHENING and name_of(receiver) == name and line != but
-    return False
-
-
-def _is_renewed(tree: ast.Module, name: str, grown: PlacedNode, blame: SourceLine) -> bool:
-    """Whether a variable begins anew before the line that goes through it is reached again.
-
-    That is where the function that makes it also makes it grow, and no loop below its making holds both that and the
-    line: `new = []`, a loop that fills it, and one that goes through it.
-    """
-    assert isinstance(grown.node, ast.Call)
-    assert isinstance(grown.node.func, ast.Attribute)
-    if isinstance(grown.node.func.value, ast.Attribute) or grown.function != blame.function:
-        return False
-    line = grown.node.lineno
-    inside = [placed for placed in placed_nodes(tree) if placed.function == grown.function]
-    made = [placed.node for placed in inside if _makes(placed.node, name)]
-    loops = [placed.node for placed in inside if isinstance(placed.node, ast.For | ast.While)]
-    lasting = [
-        loop
-        for loop in loops
-        if _is_on(loop, line) and _is_on(loop, blame.line) and not any(_is_on(loop, node.lineno) for node in made)
-    ]
-    return bool(made) and not lasting
-
-
-def _makes(node: ast.AST, name: str) -> TypeGuard[ast.Assign | ast.AnnAssign]:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)):
-            return target == name
-    return False
-
-
-def _is_on(loop: ast.For | ast.While, line: int) -> bool:
-    return loop.lineno <= line <= (loop.end_lineno or loop.lineno)
+    return None
 
 
 def _names_on(tree: ast.Module, line: int) -> list[str]:

@@ -54,11 +54,6 @@ class Shortage:
         kept = self.kept_bytes or 0
         return kept + round((1 - MARGIN) * (self.capacity_bytes - kept))
 
-    @property
-    def is_kept_too_large(self) -> bool:
-        """Whether what is there whatever the batch leaves nothing for one."""
-        return self.kept_bytes is not None and self.capacity_bytes <= self.kept_bytes <= self.in_use_bytes
-
     def peak_in(self, num_parts: int) -> int | None:
         """What would be in use at most with micro-batches of one part in `num_parts`."""
         scaling = self.scaling_bytes

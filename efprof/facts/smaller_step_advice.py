@@ -25,13 +25,13 @@ NO_TENSOR: Final = (
 
 
 def fit_step(run: Run, shortage: Shortage) -> Fix:
-    """The changes of the batch, else of checkpointing and precision; none where a smaller batch would not help."""
+    """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
     cause = _no_matter_of_batch(run, shortage)
     if cause is not None:
         return Fix(summary=cause, applicability="manual")
     settings = run.get(UserSettings)
     parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
-    instead = _keep_less_per_sample(run, settings)
+    instead = () if settings.checkpointing is None else (settings.checkpointing,)
     if parts is None:
         known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
         summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
@@ -85,11 +85,6 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
             "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
             "which takes about the size of the parameters less at its peak, or take one with less state."
         )
-    if shortage.is_kept_too_large and shortage.kept_bytes is not None:
-        return (
-            f"{format_bytes(shortage.kept_bytes)} are in use whatever the batch, which leaves no room for one: take a "
-            "smaller model, an optimizer with less state, or share them among devices."
-        )
     return None
 
 
@@ -113,28 +108,21 @@ def _what_to_mend(run: Run) -> str:
 
 
 def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:
-    """Empty where the user's key is not known, or one of two that must change together."""
-    accumulation = settings.accumulation
-    more = () if accumulation is None else (accumulation.becomes(settings.micro_batches * parts),)
-    if settings.micro_batch is not None:
-        return settings.micro_batch.becomes(settings.samples_per_micro_batch // parts), *more
-    return more if settings.step_batch is not None else ()
+    """Empty where the user's key for the micro-batch is not known."""
+    if settings.micro_batch is None:
+        return ()
+    micro_batch = settings.micro_batch.becomes(settings.samples_per_micro_batch // parts)
+    if settings.accumulation is None:
+        return (micro_batch,)
+    return micro_batch, settings.accumulation.becomes(settings.micro_batches * parts)
 
 
 def _batch_words(settings: UserSettings, parts: int, changes: tuple[ConfigurationValue, ...]) -> str:
-    old = settings.samples_per_micro_batch
-    count = settings.micro_batches * parts
+    old, count = settings.samples_per_micro_batch, settings.micro_batches * parts
     if not changes:
         return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
-    set_them = f"{_capital(_in_words(changes))}:"
-    if settings.micro_batch is None:
-        return f"{set_them} the {settings.samples:,} samples of a step then come in micro-batches of {old // parts:,}."
-    if settings.accumulation is None and settings.step_batch is None:
-        return (
-            f"{set_them[:-1]}, and call the optimizer after every {count:,} such batches, so that a step keeps its "
-            f"{settings.samples:,} samples."
-        )
-    return f"{set_them} a step keeps its {settings.samples:,} samples."
+    each = f", and let {count:,} such batches make a step" if settings.accumulation is None else ""
+    return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
 
 
 def _what_is_left(shortage: Shortage, parts: int) -> str:
@@ -154,13 +142,6 @@ def _not_even_one(shortage: Shortage, settings: UserSettings) -> str:
         f"Even single samples would take about {format_bytes(peak)}, more than the "
         f"{format_bytes(max(0, shortage.budget_bytes))} there is for them. "
     )
-
-
-def _keep_less_per_sample(run: Run, settings: UserSettings) -> tuple[ConfigurationValue, ...]:
-    """Checkpointing, and on a GPU bfloat16, as far as the configuration has a key for them that is off."""
-    is_gpu = "CUDA" in run.run_file.memory_source
-    changes = (settings.checkpointing, settings.precision if is_gpu else None)
-    return tuple(change for change in changes if change is not None)
 
 
 def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:

@@ -2,12 +2,13 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
-from efprof.model import STAGES, NotRecorded, ThinEvidence
+from efprof.model import STAGES, NotRecorded, Series, SeriesLine, ThinEvidence
 
 WARM_UP_STEPS = 3
 """The first steps build optimizer state, pick kernels and fill caches: in PyTorch's own benchmarks three suffice."""
@@ -91,6 +92,27 @@ class StepTimes:
     def median_cpu_ms(self) -> float:
         """The median CPU time that this process used per steady step, all its threads together."""
         return statistics.median(time.cpu_ms for time in self.at_least(1))
+
+
+def part_of_steps(
+    times: StepTimes, label: str, part_ms: Sequence[float], marks: tuple[tuple[float, str], ...] = ()
+) -> Series:
+    """The picture of one part of each steady step, and the rest of the step stacked on it."""
+    steps = tuple(float(time.step) for time in times.steady)
+    rest_ms = tuple(max(0.0, time.total_ms - part) for time, part in zip(times.steady, part_ms, strict=True))
+    return Series(
+        title="Time per step",
+        x_label="step",
+        x_unit="",
+        y_label="time",
+        y_unit="ms",
+        lines=(
+            SeriesLine(label=label, x=steps, y=tuple(part_ms), is_highlighted=True),
+            SeriesLine(label="everything else", x=steps, y=rest_ms),
+        ),
+        is_stacked=True,
+        marks=marks,
+    )
 
 
 def num_warm_up_steps(num_steps: int) -> int:

@@ -53,12 +53,6 @@ def called_name(node: ast.AST) -> str:
     return ""
 
 
-def site_of(file: str, placed: PlacedNode) -> str:
-    """`file:line:function` of an expression or statement."""
-    assert isinstance(placed.node, ast.expr | ast.stmt)
-    return f"{file}:{placed.node.lineno}:{placed.function}"
-
-
 def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
     inside = (*ancestors, node)
     for child in ast.iter_child_nodes(node):

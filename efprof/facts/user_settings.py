@@ -2,35 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
 from efprof.model import ConfigurationValue, NotRecorded
 
-OTHER_LOOPS: Final = frozenset(
-    {
-        "eval",
-        "evaluate",
-        "evaluation",
-        "val",
-        "valid",
-        "validate",
-        "validation",
-        "test",
-        "testing",
-        "infer",
-        "inference",
-        "predict",
-        "prediction",
-        "generate",
-        "generation",
-        "serve",
-        "serving",
-    }
+T = TypeVar("T")
+OTHER_LOOPS: Final = re.compile(
+    r"eval(uat\w+)?|val(id\w*)?|test(ing)?|infer(ence)?|predict(ion)?|generat(e|ion)|serv(e|ing)"
 )
 """Words of keys that belong to loops which do not train."""
 BATCHES: Final = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
@@ -44,14 +27,10 @@ BATCH_WORDS: Final = BATCHES | {
     "micro",
     "mini",
     "local",
-    "global",
-    "total",
-    "effective",
     "samples",
 }
-"""A key of these words alone, one of `BATCHES` among them, is a batch size; `num_batches` or `batch_norm` is none."""
-WHOLE: Final = frozenset({"global", "total", "effective"})
-"""Of a batch size that the trainer itself divides into micro-batches."""
+"""A key of these words alone, one of `BATCHES` among them, is the size of a micro-batch; `num_batches` or `batch_norm`
+is none, nor is `global_batch_size`, which the trainer itself divides."""
 ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
     "acc",
@@ -70,29 +49,6 @@ CHECKPOINTING: Final = re.compile(r"(gradient|grad|activation|activations|act) (
 """As the words of a key; `checkpoint` alone most often names a file."""
 SWITCH_WORDS: Final = frozenset({"enable", "enabled", "use", "on"})
 OFF: Final = frozenset({"false", "no", "off"})
-BFLOAT16_FOR: Final[Mapping[str, str]] = {
-    "float32": "bfloat16",
-    "torch.float32": "torch.bfloat16",
-    "fp32": "bf16",
-    "32": "bf16-mixed",
-    "32-true": "bf16-mixed",
-    "no": "bf16",
-}
-"""Values of a precision as the common trainers spell them, and the same trainers' word for bfloat16."""
-PRECISIONS: Final = frozenset({"precision", "mixed precision", "autocast dtype"})
-SWITCHES: Final = frozenset({"amp", "bf16", "autocast", "mixed precision"})
-"""Keys that turn it on by true."""
-LOWERING: Final = SWITCHES | {"fp16", "float16", "bfloat16", "half", "half precision"}
-"""Where one of these is on, trainers refuse a second one, or the precision is low already."""
-TELLING: Final = frozenset({"precision", "dtype", "autocast", "amp"})
-"""Words of keys whose value may name a precision."""
-ON: Final = frozenset({"true", "yes", "on", "1"})
-LOW: Final = re.compile(r"^16\b|(b?fp?|float)16|half|(fp|float)8", re.IGNORECASE)
-"""Not `int16` nor `1e-16`: what is no floating type of 16 bits lowers no precision."""
-OF_DATA: Final = frozenset({"data", "dataset", "datasets"})
-"""Tables of a configuration whose types are those of files, not of the training."""
-OF_TEXT: Final = frozenset({"log", "logging", "print", "display"})
-"""Words of keys whose precision is a number of digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,42 +68,32 @@ class UserSetting:
 class UserSettings:
     """Each is None where no key fits, or more than one does.
 
-    `micro_batch` holds the samples of a micro-batch; `step_batch` those of a whole step, where that is several
-    micro-batches; `checkpointing` and `precision` are changes that were not made: both are off, by every key there is.
+    `micro_batch` holds the samples of a micro-batch; `checkpointing` is a change that was not made: it is off.
     `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
     """
 
     samples: int
     micro_batches: int
     micro_batch: UserSetting | None
-    step_batch: UserSetting | None
     accumulation: UserSetting | None
     checkpointing: ConfigurationValue | None
-    precision: ConfigurationValue | None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Read what run.json keeps; without a finished step the loader tells how many samples a micro-batch has."""
         samples, parts = _usual_step(run)
-        num_ranks = max(1, len(run.rank_folders))
-        settings = [one for one in _settings(run.run_file.configuration) if not OTHER_LOOPS & set(_words(one.name))]
-        batches = [one for one in settings if samples and _is_batch_size(one.name)]
-        whole = [one for one in batches if WHOLE & set(_own_words(one.name))]
-        others = [one for one in batches if one not in whole]
-        micro = _only(one for one in others if one.value == str(samples // parts))
-        named = _only(one for one in whole if one.value in {str(samples), str(samples * num_ranks)})
-        step = named or _only(one for one in others if parts > 1 and one.value == str(samples))
-        accumulation = _only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts))
-        if micro is not None and step is not None and named is None and accumulation is None:
-            micro = step = None  # only with all three it is sure which is which
+        settings = [
+            one
+            for one in _settings(run.run_file.configuration)
+            if not any(map(OTHER_LOOPS.fullmatch, _words(one.name)))
+        ]
+        batches = [one for one in settings if samples and _is_micro_batch_size(one.name)]
         return cls(
             samples=samples,
             micro_batches=parts,
-            micro_batch=micro,
-            step_batch=step,
-            accumulation=accumulation,
-            checkpointing=_only_change(_checkpointing(one) for one in settings),
-            precision=None if any(map(_is_low, settings)) else _only_change(_precision(one) for one in settings),
+            micro_batch=_only(one for one in batches if one.value == str(samples // parts)),
+            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts)),
+            checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
         )
 
     @property
@@ -188,7 +134,7 @@ def _own_words(name: str) -> list[str]:
     return _words(name.rpartition(".")[2])
 
 
-def _is_batch_size(name: str) -> bool:
+def _is_micro_batch_size(name: str) -> bool:
     words = set(_own_words(name))
     return words <= BATCH_WORDS and bool(words & BATCHES)
 
@@ -202,29 +148,12 @@ def _switched(name: str) -> str:
     """What a key turns on, in words: `gradient checkpointing` for `model.gradient_checkpointing.enabled`."""
     parent, _, last = name.rpartition(".")
     words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
-    return re.sub(r"(fp|bf|float) (?=\d)", r"\1", " ".join(word for word in words if word not in SWITCH_WORDS))
+    return " ".join(word for word in words if word not in SWITCH_WORDS)
 
 
 def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
     is_off = setting.value.lower() in OFF
     return setting.becomes(_on(setting.value)) if is_off and CHECKPOINTING.fullmatch(_switched(setting.name)) else None
-
-
-def _is_low(setting: UserSetting) -> bool:
-    """Whether this key already sets a precision of 16 bits or fewer."""
-    words = set(_words(setting.name))
-    if OF_TEXT & words or OF_DATA & set(setting.name.split(".")[:-1]):
-        return False
-    is_on = setting.value.lower() in ON and _switched(setting.name) in LOWERING
-    return is_on or bool(TELLING & words and LOW.search(setting.value))
-
-
-def _precision(setting: UserSetting) -> ConfigurationValue | None:
-    named = _switched(setting.name)
-    if named in PRECISIONS and setting.value in BFLOAT16_FOR:
-        return setting.becomes(BFLOAT16_FOR[setting.value])
-    is_off = setting.value.lower() in OFF
-    return setting.becomes(_on(setting.value)) if is_off and named in SWITCHES else None
 
 
 def _on(off: str) -> str:
@@ -233,11 +162,6 @@ def _on(off: str) -> str:
     return opposite.capitalize() if off[0].isupper() else opposite
 
 
-def _only(found: Iterator[UserSetting]) -> UserSetting | None:
-    settings = list(found)
-    return settings[0] if len(settings) == 1 else None
-
-
-def _only_change(found: Iterator[ConfigurationValue | None]) -> ConfigurationValue | None:
-    changes = [change for change in found if change is not None]
-    return changes[0] if len(changes) == 1 else None
+def _only(found: Iterable[T]) -> T | None:
+    each = list(found)
+    return each[0] if len(each) == 1 else None

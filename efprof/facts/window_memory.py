@@ -1,8 +1,7 @@
 """Memory through the steps of the fullest allocation window: by what it is for, and whose line made most of that."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Self
 
@@ -26,9 +25,8 @@ STAGE_OF: Final[dict[Category, str]] = {
     "inputs": "data",
 }
 """The stage that makes it; work space is made in all of them."""
-LEAST_SEEN: Final = 1 / 500
-"""Of the most that is alive: half a pixel of the picture. Most instants of a small model change
-no more, each of them with a note for every curve (measured: half of the JSON form of a run of 200 steps)."""
+MOST_DRAWN: Final = 300
+"""Instants: each has a note for every curve, and a picture so wide still loses little."""
 
 Owner = tuple[Category, str | None]
 """What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
@@ -49,43 +47,21 @@ class WindowMemory:
         return cls(series=_series(window, before, run.get(Sources), records))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Instants:
-    """What is drawn: the memory after these events of the window, at these times since its first step began."""
-
-    places: NDArray[np.int64]
-    times_ms: tuple[float, ...]
-    running: tuple[str, ...]
-    """Which stage ran at each, in words; empty for none."""
-
-    def only(self, chosen: Sequence[int]) -> Self:
-        """Some of them, in order."""
-        return replace(
-            self,
-            places=self.places[list(chosen)],
-            times_ms=tuple(self.times_ms[index] for index in chosen),
-            running=tuple(self.running[index] for index in chosen),
-        )
-
-
 def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:
     steps = sorted({stretch.step for stretch in window.stretches})
     inside = [record for record in records if record.step in steps]
     start_ns = inside[0].started_ns if inside else window.events[0].time_ns
     bands = tuple(_bands(inside, start_ns))
-    instants = _instants(window, bands, start_ns)
-    owners, alive = _alive_by_owner(window, instants.places, sources)
-    seen = _seen(owners, alive, instants.running)
-    instants = instants.only(seen)
-    held = [] if before is None else [_held_before(before, instants)]
-    lines = [*held, *_category_lines(owners, alive[:, seen], instants)]
+    places, times_ms = _instants(window, bands, start_ns)
+    owners, alive = _alive_by_owner(window, places, sources)
+    held = [] if before is None else [_held_before(before, times_ms)]
     return Series(
         title=f"Memory by what it is for, in {_when(window, steps)}",
         x_label="time in the step" if len(steps) == 1 else "time in the steps" if steps else "time in the window",
         x_unit="ms",
         y_label="alive",
         y_unit="bytes",
-        lines=(_with_stages(lines[0], instants), *lines[1:]) if lines else (),
+        lines=(*held, *_category_lines(owners, alive, times_ms)),
         is_stacked=True,
         is_stepped=True,
         bands=bands,
@@ -113,44 +89,21 @@ def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
             )
 
 
-def _instants(window: LiveWindow, bands: Sequence[StageBand], start_ns: int) -> _Instants:
-    """From the beginning of the first stage to the end of the last, whether or not memory changed there."""
+def _instants(
+    window: LiveWindow, bands: Sequence[StageBand], start_ns: int
+) -> tuple[NDArray[np.int64], tuple[float, ...]]:
+    """The events after which memory is drawn, and when: from the begin of the first stage to the end of the last."""
     first = min((stretch.first for stretch in window.stretches), default=0)
     end = max((stretch.end for stretch in window.stretches), default=len(window.events))
-    drawn = drawn_instants(window.live_bytes, first, end)
+    drawn = drawn_instants(window.live_bytes, first, end, MOST_DRAWN)
     times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
     starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
-    times = [min(starts), *times, max(ends)]
-    return _Instants(
-        places=np.array([first - 1, *drawn, end - 1]),
-        times_ms=tuple(times),
-        running=tuple(_running_at(bands, time) for time in times),
-    )
+    return np.array([first - 1, *drawn, end - 1]), (min(starts), *times, max(ends))
 
 
-def _running_at(bands: Sequence[StageBand], time_ms: float) -> str:
-    place = bisect_right(bands, time_ms, key=lambda band: band.start) - 1
-    if place < 0 or time_ms > bands[place].end:
-        return ""
-    band, is_one_step = bands[place], bands[0].step == bands[-1].step
-    return f"{band.stage} runs" if is_one_step else f"{band.stage} of step {band.step:,} runs"
-
-
-def _seen(owners: Sequence[Owner], alive: NDArray[np.float64], running: Sequence[str]) -> list[int]:
-    """The instants at which the picture changes: another stage, or a category by so much; both ends, and the peak."""
-    is_of = np.array([[owner[0] == category for owner in owners] for category in CATEGORIES], dtype=np.float64)
-    sizes = (is_of @ alive).T if owners else np.zeros((len(running), len(CATEGORIES)))
-    totals = sizes.sum(axis=1)
-    peak, least = int(np.argmax(totals)), LEAST_SEEN * totals.max()
-    chosen = [0]
-    for index in range(1, len(running)):
-        is_other_stage = running[index] != running[chosen[-1]]
-        if is_other_stage or index == peak or np.abs(sizes[index] - sizes[chosen[-1]]).max() > least:
-            chosen.append(index)
-    return chosen if chosen[-1] == len(running) - 1 else [*chosen, len(running) - 1]
-
-
-def _category_lines(owners: Sequence[Owner], alive: NDArray[np.float64], instants: _Instants) -> Iterator[SeriesLine]:
+def _category_lines(
+    owners: Sequence[Owner], alive: NDArray[np.float64], times_ms: tuple[float, ...]
+) -> Iterator[SeriesLine]:
     """Bytes alive of each category, as far as there are any."""
     for category in CATEGORIES:
         rows = [row for row, owner in enumerate(owners) if owner[0] == category]
@@ -161,7 +114,7 @@ def _category_lines(owners: Sequence[Owner], alive: NDArray[np.float64], instant
         tops = _tops([str(owners[row][1]) for row in named], alive[named])
         yield SeriesLine(
             label=category,
-            x=instants.times_ms,
+            x=times_ms,
             y=tuple(map(float, sizes)),
             notes=tuple(_note(*top) if size else "" for size, top in zip(sizes, tops, strict=True)),
             stage=STAGE_OF.get(category),
@@ -205,12 +158,6 @@ def _note(line: str, num_bytes: int) -> str:
     return f"{line} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
 
 
-def _held_before(before: int, instants: _Instants) -> SeriesLine:
-    y = tuple(float(before) for _ in instants.times_ms)
-    return SeriesLine(label="held before", x=instants.times_ms, y=y, notes=tuple("" for _ in y), stage="other")
-
-
-def _with_stages(lowest: SeriesLine, instants: _Instants) -> SeriesLine:
-    """Of the lowest line the notes tell which stage ran too: the bands may be too narrow for its name."""
-    told = zip(lowest.notes, instants.running, strict=True)
-    return replace(lowest, notes=tuple("; ".join(filter(None, notes)) for notes in told))
+def _held_before(before: int, times_ms: tuple[float, ...]) -> SeriesLine:
+    y = tuple(float(before) for _ in times_ms)
+    return SeriesLine(label="held before", x=times_ms, y=y, notes=tuple("" for _ in y), stage="other")

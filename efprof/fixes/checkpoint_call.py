@@ -30,7 +30,7 @@ def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and node.lineno == line and _is_of_the_user(node.func, torch_names)
     ]
-    if len(calls) != 1 or not _imports_torch(tree):
+    if len(calls) != 1 or "torch" not in torch_names:
         return None
     (call,) = calls
     is_simple = not any(isinstance(argument, ast.Starred) for argument in call.args)
@@ -64,12 +64,3 @@ def _imported_from_torch(tree: ast.Module) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             names |= {alias.asname or alias.name for alias in node.names}
     return frozenset(names)
-
-
-def _imports_torch(tree: ast.Module) -> bool:
-    return any(
-        alias.name.partition(".")[0] == "torch" and alias.asname is None
-        for node in tree.body
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    )

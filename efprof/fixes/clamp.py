@@ -70,24 +70,34 @@ def keep_data_finite(step: int) -> Fix:
 
 def find_remedy(operation: str, dtype: str) -> Remedy | None:
     """The remedy for an autograd node's operation (`log`, `div`, `exp`), its values set by dtype."""
-    least = f"{SMALLEST.get(dtype, SMALLEST['float32']):g}"
-    if operation in ("log", "log2", "log10", "sqrt", "rsqrt"):
-        rule = f"keep what {operation} is given above {least}"
-        return Remedy(clamp=f".clamp_min({least})", rule=rule, names=frozenset({operation, operation + "_"}))
-    if operation in ("div", "reciprocal"):
-        return Remedy(
-            clamp=f".clamp_min({least})",
-            rule=f"keep the denominator above {least}",
-            names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
-            operator=ast.Div,
-            is_second=operation == "div",
-            caution="; where it may be negative, bound its absolute value instead",
-        )
-    if operation == "pow":
-        names = {"pow", "pow_", "float_power"}
-        rule = f"keep the base above {least}"
-        return Remedy(clamp=f".clamp_min({least})", rule=rule, names=frozenset(names), operator=ast.Pow)
-    return _bounded_above(operation, dtype)
+    limits = (SMALLEST, LARGEST_EXPONENT, LARGEST_COSINE)
+    least, largest, cosine = (f"{limit.get(dtype, limit['float32']):g}" for limit in limits)
+    names = frozenset({operation, f"{operation}_"})
+    match operation:
+        case "log" | "log2" | "log10" | "sqrt" | "rsqrt":
+            rule = f"keep what {operation} is given above {least}"
+            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names)
+        case "exp" | "expm1" | "exp2" | "sinh" | "cosh":
+            rule = f"keep what {operation} is given below {largest}"
+            return Remedy(clamp=f".clamp_max({largest})", rule=rule, names=names)
+        case "acos" | "asin" | "atanh":
+            rule = f"keep what {operation} is given within {cosine} of zero"
+            names = frozenset({operation, f"arc{operation[1:]}"})
+            return Remedy(clamp=f".clamp(-{cosine}, {cosine})", rule=rule, names=names)
+        case "pow":
+            names = frozenset({"pow", "pow_", "float_power"})
+            rule = f"keep the base above {least}"
+            return Remedy(clamp=f".clamp_min({least})", rule=rule, names=names, operator=ast.Pow)
+        case "div" | "reciprocal":
+            return Remedy(
+                clamp=f".clamp_min({least})",
+                rule=f"keep the denominator above {least}",
+                names=frozenset({"div", "div_", "divide", "true_divide", "reciprocal"}),
+                operator=ast.Div,
+                is_second=operation == "div",
+                caution="; where it may be negative, bound its absolute value instead",
+            )
+    return None
 
 
 def clamp_operand(file: str, lines: Sequence[str], tree: ast.Module, line: int, remedy: Remedy) -> CodeEdit | None:
@@ -106,19 +116,6 @@ def clamp_operand(file: str, lines: Sequence[str], tree: ast.Module, line: int, 
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.value is operand:
         return insert_before_attribute(file, lines, node.func, remedy.clamp)
     return replace_expression(file, lines, operand, as_receiver(lines, operand) + remedy.clamp)
-
-
-def _bounded_above(operation: str, dtype: str) -> Remedy | None:
-    if operation in ("exp", "expm1", "exp2", "sinh", "cosh"):
-        most = f"{LARGEST_EXPONENT.get(dtype, LARGEST_EXPONENT['float32']):g}"
-        rule = f"keep what {operation} is given below {most}"
-        return Remedy(clamp=f".clamp_max({most})", rule=rule, names=frozenset({operation, operation + "_"}))
-    if operation in ("acos", "asin", "atanh"):
-        most = f"{LARGEST_COSINE.get(dtype, LARGEST_COSINE['float32']):g}"
-        names = {"acos": {"acos", "arccos"}, "asin": {"asin", "arcsin"}, "atanh": {"atanh", "arctanh"}}[operation]
-        rule = f"keep what {operation} is given within {most} of zero"
-        return Remedy(clamp=f".clamp(-{most}, {most})", rule=rule, names=frozenset(names))
-    return None
 
 
 def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:

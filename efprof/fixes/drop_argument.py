@@ -1,83 +1,52 @@
-"""Takes named arguments out of a call: `loss.backward(retain_graph=True)` becomes `loss.backward()`."""
+"""Lets backward release its graph: `loss.backward(retain_graph=True)` becomes `loss.backward()`."""
 
 import ast
-import io
-import tokenize
 from collections.abc import Sequence
+from typing import TypeGuard
 
-from efprof.model import CodeEdit
+from efprof.fixes.source_edit import replace_expression, text_of
+from efprof.model import CodeEdit, Fix, SourceLine
 
-LAYOUT = frozenset({tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
-Position = tuple[int, int]
-"""Line, from 1, and column in characters."""
+BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
+"""`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
+KEEPING = frozenset({"retain_graph", "create_graph"})
 
 
-def drop_arguments(file: str, lines: Sequence[str], call: ast.Call, names: Sequence[str]) -> CodeEdit | None:
-    """The edit of the whole call without these keywords; `lines` is the whole file.
+def drop_graph(
+    blame: SourceLine, lines: Sequence[str], tree: ast.Module | None, *, told: str, is_graph_of_gradients: bool
+) -> Fix:
+    """Take out the arguments by which the call on the blamed line was `told` to keep its graph.
 
-    None where a comment stands beside one, which may be about it or about its neighbour, or what is left is no Python.
+    `lines` and `tree` are the whole file's. An edit where the line has one call of backward, which is given all such
+    arguments as a plain `True`.
     """
-    edited: list[str] | None = list(lines)
-    for name in names:
-        edited = _without(edited, call, name) if edited is not None else None
-    if edited is None:
+    calls = [node for node in (ast.walk(tree) if tree else ()) if _is_backward(node, blame.line)]
+    given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
+    is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
+    edit = _without(blame.file, lines, calls[0], given) if is_plain else None
+    dropped = " and ".join(f"`{one.arg}=True`" for one in given) if is_plain else f"`{told}=True`"
+    return Fix(
+        summary=f"Drop {dropped}: backward then releases the graph as it goes.",
+        applicability="manual" if edit is None else "review" if is_graph_of_gradients else "safe",
+        changes=(edit,) if edit else (),
+    )
+
+
+def _is_backward(node: ast.AST, line: int) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in BACKWARD_NAMES and node.lineno <= line <= (node.end_lineno or node.lineno)
+    return False
+
+
+def _without(file: str, lines: Sequence[str], call: ast.Call, dropped: Sequence[ast.keyword]) -> CodeEdit | None:
+    """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
+    if "#" in text_of(lines, call):
         return None
-    first, last = call.lineno, call.end_lineno or call.lineno
-    num_lines = last - first + 1 + len(edited) - len(lines)
-    new = edited[first - 1 : first - 1 + num_lines]
-    return CodeEdit(file=file, line=first, old="\n".join(lines[first - 1 : last]), new="\n".join(new))
-
-
-def _without(lines: Sequence[str], call: ast.Call, name: str) -> list[str] | None:
-    """The lines less one argument of the call that begins where `call` does."""
-    keyword = next((one for one in _keywords_at(lines, call) if one.arg == name), None)
-    if keyword is None:
-        return None
-    found = _stretch_of(lines, keyword)
-    if found is None:
-        return None
-    (first, start), (last, end) = found
-    joined = lines[first - 1][:start] + lines[last - 1][end:]
-    edited = [*lines[: first - 1], joined, *lines[last:]]
-    return edited if _parsed(edited) is not None else None
-
-
-def _keywords_at(lines: Sequence[str], call: ast.Call) -> list[ast.keyword]:
-    """The arguments of the outermost call that begins there: what is dropped from its end does not move its start."""
-    tree = _parsed(lines)
-    calls = [
-        node
-        for node in (ast.walk(tree) if tree else ())
-        if isinstance(node, ast.Call)
-        if (node.lineno, node.col_offset) == (call.lineno, call.col_offset)
-        if ast.unparse(node.func) == ast.unparse(call.func)
+    given = [text_of(lines, argument) for argument in call.args]
+    given += [
+        f"{one.arg}={text_of(lines, one.value)}" if one.arg else f"**{text_of(lines, one.value)}"
+        for one in call.keywords
+        if one not in dropped
     ]
-    return calls[0].keywords if calls else []
-
-
-def _stretch_of(lines: Sequence[str], keyword: ast.keyword) -> tuple[Position, Position] | None:
-    """From where to where to cut: the argument and the comma before it, or, where it is the first, the one behind."""
-    start = _position(lines, keyword.lineno, keyword.col_offset)
-    end = _position(lines, keyword.end_lineno or keyword.lineno, keyword.end_col_offset or 0)
-    content = io.StringIO("\n".join(lines) + "\n")
-    tokens = [token for token in tokenize.generate_tokens(content.readline) if token.type not in LAYOUT]
-    before = [token for token in tokens if token.end <= start][-1]
-    after = [token for token in tokens if token.start >= end]
-    after = after[: 2 if after[0].string == "," else 1]
-    if any(token.type == tokenize.COMMENT for token in (before, *after)):
-        return None
-    if before.string == ",":
-        return before.start, end
-    return before.end, after[1].start if after[0].string == "," else after[0].start
-
-
-def _position(lines: Sequence[str], line: int, offset: int) -> Position:
-    """Syntax trees count bytes of UTF-8, tokens characters."""
-    return line, len(lines[line - 1].encode()[:offset].decode())
-
-
-def _parsed(lines: Sequence[str]) -> ast.Module | None:
-    try:
-        return ast.parse("\n".join(lines))
-    except SyntaxError:
-        return None
+    return replace_expression(file, lines, call, f"{text_of(lines, call.func)}({', '.join(given)})")

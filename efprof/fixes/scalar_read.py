@@ -12,6 +12,11 @@ LOGGING_FUNCTIONS = frozenset({"print", "log", "debug", "info", "warning", "add_
 MANY_READS = 2
 """From two reads per step on, the line is in an inner loop, whose counter does not count steps."""
 
+NEEDED_AT_ONCE = (
+    "Where the program goes on with the number at once, such a read cannot wait: have one read serve several such "
+    "calls, or compute the number on the CPU."
+)
+
 LEAST_APART = 2
 """A read in every step is what is to end."""
 
@@ -81,8 +86,10 @@ def _advice(calls: Sequence[str], reads_per_step: float) -> str:
     if "nonzero" in calls:
         return "Multiply by the mask instead of selecting by its indices: the shape then needs no reading."
     if reads_per_step >= MANY_READS:
-        return f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
-    return "Keep the value on the device (`.detach()`), and read it one step late or only now and then."
+        instead = f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
+    else:
+        instead = "Keep the value on the device (`.detach()`), and read it one step late or only now and then."
+    return f"{instead} {NEEDED_AT_ONCE}"
 
 
 def _read_in(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:

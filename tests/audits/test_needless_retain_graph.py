@@ -5,30 +5,50 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.steps import StageSpan
+from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.steps import StageSpan, StepRecord
 from efprof.audits.needless_retain_graph import needless_retain_graph
 from efprof.facts.run import Run
-from efprof.model import CodeEdit, Narrative, NotRecorded, Numbers, ThinEvidence
+from efprof.model import CodeEdit, Narrative, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import GPU, make_steps, write_run
-from tests.facts.retained_backward_runs import (
-    BACKWARD,
-    BLOCK,
-    CALL,
-    NUM_STEPS,
-    TRAIN,
-    Window,
-    calls,
-    kept_into_next_step,
-    released_at_its_end,
-    run_of,
-)
+from tests.builders import START_NS, make_steps, write_run
 
+CALL = "loss.backward(retain_graph=True)"
+TRAIN = f"""\
+def train(model, optimizer):
+    for batch in loader:
+        output = model(batch)
+        loss = output.mean()
+        optimizer.zero_grad()
+        {CALL}
+        optimizer.step()
+"""
 CREATE = TRAIN.replace("retain_graph=True", "create_graph=True")
+BACKWARD = "train.py:6:train"
+NUM_STEPS = 40
+KEPT = 30 * MIB
+
+
+def calls(**fields: Any) -> BackwardCalls:
+    """All of them keep a graph, and none is run again."""
+    defaults: dict[str, Any] = {
+        "at_ns": START_NS, "step": NUM_STEPS, "site": BACKWARD, "num_calls": NUM_STEPS, "num_retained": NUM_STEPS,
+        "num_watched": 20, "last_watched_step": 19, "num_released": 20, "num_released_later": 19, "kept_bytes": KEPT,
+    }  # fmt: skip
+    return BackwardCalls(**(defaults | fields))
+
+
+def run_of(
+    folder: Path, *events: BackwardCalls, text: str = TRAIN, steps: list[StepRecord] | None = None, peak: int = 80 * MIB
+) -> Run:
+    """The run in which these calls were seen."""
+    if steps is None:
+        steps = make_steps(NUM_STEPS, backward_site=BACKWARD, allocated_bytes=[peak // 2, peak, peak])
+    return write_run(folder, steps=steps, sources={"train.py": text}, events=events)
 
 
 def needless(folder: Path, text: str = TRAIN, **seen: Any) -> Run:
-    return run_of(folder, calls(**seen), text=text, allocations=kept_into_next_step())
+    return run_of(folder, calls(**seen), text=text)
 
 
 def test_blames_the_call_that_keeps_the_graph_and_drops_its_argument(tmp_path: Path) -> None:
@@ -40,20 +60,19 @@ def test_blames_the_call_that_keeps_the_graph_and_drops_its_argument(tmp_path: P
     )
 
 
-def test_predicts_by_replay_what_the_peak_falls_by(tmp_path: Path) -> None:
+def test_predicts_what_a_graph_was_measured_to_hold(tmp_path: Path) -> None:
     (finding,) = needless_retain_graph(needless(tmp_path)).findings
-    # As it ran: two graphs of 30 MiB and two outputs of 10, when the second output is made. Without: one graph less
-    # there, and at least one gradient more than what has gone by then, in backward.
-    assert finding.gain.basis == "replay"
-    assert finding.gain.peak_bytes == pytest.approx((80 - 50) * MIB, rel=1e-6)
-    assert "keep 30.0 MiB into the next step's forward pass" in finding.message
+    assert finding.gain.basis == "measured bound"
+    assert (finding.gain.peak_bytes, finding.gain.peak_bytes_interval) == (KEPT, (0, KEPT))
+    assert "keep 30.0 MiB" in finding.message
+    assert "into the next step's forward pass" in finding.message
     assert finding.severity == "medium"
 
 
-def test_what_a_function_lets_go_of_at_its_end_does_not_reach_the_next_step(tmp_path: Path) -> None:
-    run = run_of(tmp_path, calls(num_released_later=0), allocations=released_at_its_end())
-    (finding,) = needless_retain_graph(run).findings
-    assert "keep 30.0 MiB past its end" in finding.message
+def test_of_what_a_function_lets_go_of_at_its_end_no_gain_is_claimed(tmp_path: Path) -> None:
+    (finding,) = needless_retain_graph(needless(tmp_path, num_released_later=0)).findings
+    assert "past its end" in finding.message
+    assert (finding.gain.peak_bytes, finding.severity) == (None, "low")
 
 
 def test_a_call_over_several_lines_is_found(tmp_path: Path) -> None:
@@ -91,16 +110,11 @@ def test_a_rare_step_with_one_more_backward_may_need_it(tmp_path: Path) -> None:
 
 
 def test_a_small_graph_is_not_worth_a_finding(tmp_path: Path) -> None:
-    small = run_of(tmp_path / "a", calls(kept_bytes=MIB // 10), allocations=kept_into_next_step(MIB // 40))
-    without_window = run_of(tmp_path / "b", calls(kept_bytes=MIB // 10))
-    assert needless_retain_graph(small).findings == needless_retain_graph(without_window).findings == ()
+    assert needless_retain_graph(needless(tmp_path, kept_bytes=MIB // 10)).findings == ()
 
 
 def test_a_graph_beside_much_larger_memory_is_not_worth_a_finding(tmp_path: Path) -> None:
-    window = Window()
-    window.allocate(5, 0.5, 400, 2000 * MIB)
-    run = run_of(tmp_path, calls(), allocations=[*window.allocations, *kept_into_next_step()])
-    assert needless_retain_graph(run).findings == ()
+    assert needless_retain_graph(run_of(tmp_path, calls(), peak=2000 * MIB)).findings == ()
 
 
 def test_gradients_that_hold_a_graph_for_nothing_are_found(tmp_path: Path) -> None:
@@ -114,15 +128,6 @@ def test_gradients_that_hold_a_graph_for_nothing_are_found(tmp_path: Path) -> No
 def test_each_line_that_keeps_a_graph_for_nothing_is_told(tmp_path: Path) -> None:
     run = run_of(tmp_path, calls(), calls(site="train.py:4:train"), calls(site="train.py:5:train", num_run_again=9))
     assert [str(finding.blame) for finding in needless_retain_graph(run).findings] == ["train.py:6", "train.py:4"]
-
-
-def test_without_allocations_it_claims_no_gain_and_gives_a_bound(tmp_path: Path) -> None:
-    run = run_of(tmp_path, calls(), devices=[GPU], memory_source="CUDA caching allocator")
-    (finding,) = needless_retain_graph(run).findings
-    assert finding.gain.peak_bytes is None
-    assert finding.severity == "low"
-    numbers = next(part for part in finding.evidence if isinstance(part, Numbers)).numbers
-    assert [(number.label, number.value) for number in numbers] == [("held by a graph, the most it can be", 3 * BLOCK)]
 
 
 def test_a_run_from_before_calls_were_watched_names_what_is_missing(tmp_path: Path) -> None:

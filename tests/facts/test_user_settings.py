@@ -70,25 +70,13 @@ def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_p
     assert found.micro_batch is not None
 
 
-def test_a_batch_that_the_trainer_divides_is_that_of_the_step(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, {"batch_size": "16", "accumulation": "4"}, micro_batches=4)
-    assert found.micro_batch is None
-    assert found.step_batch is not None
-
-
-def test_micro_batch_and_step_are_told_apart_by_the_accumulation_between_them(tmp_path: Path) -> None:
-    both = {"train_batch_size": "16", "micro_batch_size": "4"}
-    assert settings_of(tmp_path / "without", both, micro_batches=4).micro_batch is None
-    found = settings_of(tmp_path / "with", both | {"gradient_accumulation_steps": "4"}, micro_batches=4)
+def test_a_batch_that_the_trainer_divides_is_no_micro_batch(tmp_path: Path) -> None:
+    assert (
+        settings_of(tmp_path / "whole", {"batch_size": "16", "accumulation": "4"}, micro_batches=4).micro_batch is None
+    )
+    found = settings_of(tmp_path / "both", {"global_batch_size": "16", "micro_batch_size": "16"})
     assert found.micro_batch is not None
     assert found.micro_batch.name == "micro_batch_size"
-
-
-def test_a_global_batch_is_the_steps_by_its_name(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, {"global_batch_size": "16", "micro_batch_size": "16"})
-    assert found.micro_batch is not None
-    assert found.step_batch is not None
-    assert (found.micro_batch.name, found.step_batch.name) == ("micro_batch_size", "global_batch_size")
 
 
 def test_before_the_first_step_the_loaders_size_tells_the_key(tmp_path: Path) -> None:
@@ -118,73 +106,8 @@ def test_checkpointing_that_is_on_and_files_of_weights_are_left_alone(tmp_path: 
     assert settings_of(tmp_path, {key: value}).checkpointing is None
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "new"),
-    [
-        ("amp", "false", "true"),
-        ("use_amp", "False", "True"),
-        ("bf16", "false", "true"),
-        ("mixed_precision", "no", "bf16"),
-        ("trainer.precision", "32-true", "bf16-mixed"),
-        ("device.precision", "float32", "bfloat16"),
-    ],
-)
-def test_a_precision_of_32_bits_becomes_bfloat16_in_the_trainers_word(
-    tmp_path: Path, key: str, value: str, new: str
-) -> None:
-    assert settings_of(tmp_path, {key: value}).precision == ConfigurationValue(name=key, old=value, new=new)
-
-
-@pytest.mark.parametrize(
-    "configuration",
-    [
-        {"fp16": "true", "bf16": "false"},
-        {"fp16.enabled": "True", "bf16.enabled": "False"},
-        {"precision": "bf16", "amp": "false"},
-        {"dtype": "float16", "bf16": "false"},
-        {"autocast_dtype": "bfloat16", "autocast": "false"},
-        {"amp": "true", "mixed_precision": "no"},
-        {"use_half": "yes", "amp": "no"},
-        {"mixed_precision": "fp8", "bf16": "false"},
-        {"trainer.precision": "16", "bf16": "false"},
-        {"trainer.precision": "16-mixed", "bf16": "false"},
-        {"model.dtype": "torch.bfloat16", "amp": "false"},
-    ],
-)
-def test_where_another_key_lowers_the_precision_none_is_changed(tmp_path: Path, configuration: dict[str, str]) -> None:
-    assert settings_of(tmp_path, configuration).precision is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("data.image_dtype", "uint16"),
-        ("data.dtype", "float16"),
-        ("token_dtype", "int16"),
-        ("log_precision", "16"),
-        ("optim.precision", "1.6e-16"),
-    ],
-)
-def test_a_type_of_files_and_a_number_of_digits_hinder_no_change(tmp_path: Path, key: str, value: str) -> None:
-    found = settings_of(tmp_path, {key: value, "bf16": "false"}).precision
-    assert found is not None
-    assert found.name == "bf16"
-
-
-@pytest.mark.parametrize("other", ["fp16", "eval.fp16", "fp32_logits"])
-def test_a_key_that_lowers_nothing_while_training_hinders_no_change(tmp_path: Path, other: str) -> None:
-    value = "false" if other == "fp16" else "true"
-    found = settings_of(tmp_path, {other: value, "bf16": "false"}).precision
-    assert found is not None
-    assert found.name == "bf16"
-
-
 def test_what_belongs_to_loops_that_do_not_train_is_never_offered(tmp_path: Path) -> None:
-    others = {"eval.activation_checkpointing": "false", "test.grad_accum": "4", "validation.amp": "false"}
+    others = {"eval.activation_checkpointing": "false", "test.grad_accum": "4"}
     found = settings_of(tmp_path, {"batch_size": "4", **others}, micro_batches=4)
     assert found.micro_batch is not None
-    assert (found.checkpointing, found.accumulation, found.precision) == (None, None, None)
-
-
-def test_a_precision_that_is_low_already_is_left_alone(tmp_path: Path) -> None:
-    assert settings_of(tmp_path, {"precision": "bfloat16"}).precision is None
+    assert (found.checkpointing, found.accumulation) == (None, None)

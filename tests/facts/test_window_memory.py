@@ -7,9 +7,8 @@ import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.drawn_instants import MOST_INSTANTS
 from efprof.facts.run import Run, open_run
-from efprof.facts.window_memory import WindowMemory
+from efprof.facts.window_memory import MOST_DRAWN, WindowMemory
 from efprof.model import NotRecorded, Series, SeriesLine
 from efprof.units import MIB
 from tests.builders import make_step, write_run
@@ -90,7 +89,7 @@ def test_says_where_no_line_of_the_user_made_it(tmp_path: Path) -> None:
     assert note_at(activations, 3) == "none of your lines made it"
 
 
-def test_the_stages_are_bands_and_the_lowest_layer_tells_which_one_runs(tmp_path: Path) -> None:
+def test_the_stages_are_bands(tmp_path: Path) -> None:
     series = picture_of(run_of(tmp_path, stacked_blocks()))
     assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
         ("data", 0.0, 1.0, STEP),
@@ -98,8 +97,6 @@ def test_the_stages_are_bands_and_the_lowest_layer_tells_which_one_runs(tmp_path
         ("backward", 5.0, 13.0, STEP),
         ("optimizer", 13.0, 15.0, STEP),
     ]
-    assert note_at(line_of(series, "held before"), 3) == "forward runs"
-    assert note_at(line_of(series, "held before"), 7) == "backward runs"
 
 
 def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path: Path) -> None:
@@ -109,7 +106,6 @@ def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path:
     assert series.title.endswith("in steps 5 to 6")
     assert {band.step for band in series.bands} == {STEP, STEP + 1}
     assert series.lines[0].x[-1] == 1015.0
-    assert note_at(line_of(series, "held before"), 1007) == "backward of step 6 runs"
 
 
 def test_of_several_windows_the_fullest_is_shown(tmp_path: Path) -> None:
@@ -130,7 +126,7 @@ def test_what_was_there_before_is_left_out_where_it_is_not_known(tmp_path: Path)
     steps = [make_step(STEP, allocated_bytes=[])]
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[stacked_blocks().events]))
     assert [line.label for line in series.lines] == ["activations", "work space"]
-    assert note_at(line_of(series, "activations"), 3) == "model.py:10 has 40.0 MiB of it; forward runs"
+    assert note_at(line_of(series, "activations"), 3) == "model.py:10 has 40.0 MiB of it"
 
 
 def test_events_of_no_recorded_step_are_shown_without_stages(tmp_path: Path) -> None:
@@ -146,24 +142,9 @@ def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) ->
         recording.free(2, recording.make(2, 700 if number == 2345 else 1, CALL, WIDE))
     series = picture_of(run_of(tmp_path, recording))
     work = line_of(series, "work space")
-    assert len(work.x) <= MOST_INSTANTS
+    assert len(work.x) <= MOST_DRAWN
     assert max(work.y) == 700 * MIB
     assert note_at(work, work.x[work.y.index(700.0 * MIB)]) == "model.py:10 has 700 MiB of it"
-
-
-def test_what_no_eye_can_see_change_is_drawn_once(tmp_path: Path) -> None:
-    recording = Recording()
-    recording.make(2, 900, CALL, WIDE)
-    for at_ms in range(20, 40):
-        recording.free(at_ms / 10, recording.make(at_ms / 10, 1, CALL, WIDE))
-    recording.free(4, recording.make(4, 1, CALL, WIDE))
-    recording.make(4.5, 2, CALL, WIDE)
-    recording.make(4.6, 1, CALL, WIDE)
-    series = picture_of(run_of(tmp_path, recording))
-    (line,) = [one for one in series.lines if one.label != "held before"]
-    assert {0.0, 900.0 * MIB, 903.0 * MIB} <= set(line.y)
-    assert max(line.y) == 903 * MIB
-    assert len(line.x) < 10
 
 
 def test_a_run_without_a_window_has_no_such_picture(tmp_path: Path) -> None:
