@@ -31,7 +31,6 @@ from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of, height_of
 from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section, table_view
-from efprof.report.printed import svg_of
 from efprof.report.ranking import rank_findings
 from efprof.report.run_pictures import make_run_pictures
 from efprof.units import format_share
@@ -159,7 +158,6 @@ def _environment() -> jinja2.Environment:
         "sentence": wording.sentence,
         "side": comparison_words.side_phrase,
         "figure": _figure_json,
-        "static": _static_picture,
         "notes": _notes_json,
         "map_fill": _map_fill,
         "height": height_of,
@@ -217,11 +215,6 @@ def _escaped(text: str, characters: Iterable[str]) -> str:
     for character in characters:
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _static_picture(chart: Chart | TrackChart) -> str:
-    """The printed form as a data URI: an image cannot run scripts, nor can its ids meet those of the page."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg_of(chart)).decode()
 
 
 def _plotly_if(is_needed: bool) -> str:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 
 import pytest
 
@@ -11,7 +10,6 @@ from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine
 from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
-from efprof.report.printed import svg_of
 from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps, step_title
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
@@ -191,12 +189,6 @@ def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
     assert label_text(HOSTILE).startswith("&lt;script&gt;alert(")
 
 
-def test_printed_pictures_repeat_to_the_byte_and_stand_hostile_labels() -> None:
-    line = SeriesLine(label="_$x^{", x=(0.0, 1.0), y=(1.0, math.inf))
-    series = Series(title="$", x_label="$y_", x_unit="", y_label=HOSTILE, y_unit="bytes", lines=(line, line))
-    assert svg_of(series_chart(series)) == svg_of(series_chart(series))
-
-
 def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     steps = make_steps(1000)
     shown = shown_steps(steps)
@@ -359,10 +351,3 @@ def test_a_line_over_the_stack_is_no_part_of_it() -> None:
     assert [layer.kind for layer in chart.layers] == ["stack", "stack", "stack", "line"]
     assert "stackgroup" not in figure_of(chart)["data"][-1]
     assert chart.layers[-1].colour == "text"
-
-
-def test_a_printed_stack_with_stages_repeats_to_the_byte_and_its_paths_are_short() -> None:
-    svg = svg_of(series_chart(make_window_memory()))
-    assert svg == svg_of(series_chart(make_window_memory()))
-    assert re.search(rb' d="[^"]*\.\d{3}', svg) is None
-    assert re.search(rb' d="[^"]*\.\d\d', svg) is not None

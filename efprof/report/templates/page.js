@@ -83,9 +83,7 @@
       var settings = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] };
       holder.dataset.drawn = "yes";
       return library.react(holder, shown.data, shown.layout, settings);
-    }).then(function () {
-      holder.parentElement.classList.add("drawn");
-    }).catch(function () { /* an old browser: the printed picture stays */ });
+    }).catch(function () { holder.textContent = "This browser is too old to draw the picture."; });
   }
   // Whoever scrolls fast finds the others drawn too: one whenever the browser has nothing else to do.
   function drawWhenIdle(rest) {
@@ -98,11 +96,13 @@
       entries.forEach(function (entry) {
         if (!entry.isIntersecting) return;
         observer.unobserve(entry.target);
-        draw(entry.target.querySelector(".interactive"));
+        draw(entry.target);
       });
     }, { rootMargin: "100%" });
-    holders.forEach(function (holder) { observer.observe(holder.parentElement); });
+    holders.forEach(function (holder) { observer.observe(holder); });
     addEventListener("load", function () { drawWhenIdle(holders); });
+    // On paper colours are those of the light theme, and what is collapsed is shown.
+    matchMedia("print").addEventListener("change", function () { holders.forEach(draw); });
   }
 
   // ---- printing shows what is collapsed; a link to something collapsed opens it ----
