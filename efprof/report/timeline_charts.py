@@ -20,7 +20,7 @@ from efprof.report.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.step_table import recorder_ms
+from efprof.report.tables import recorder_ms
 from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))

@@ -10,7 +10,7 @@ from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine
 from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
 from efprof.report.interactive import figure_of, label_text
-from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps, step_title
+from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
 from efprof.units import MIB
@@ -191,14 +191,14 @@ def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
 
 def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     steps = make_steps(1000)
-    shown = shown_steps(steps)
-    assert len(shown) <= MAX_STEPS
-    assert shown[0].step == 0
-    assert shown[-1].step == 999
-    assert "left out" in left_out_sentence(steps)
-    assert left_out_sentence(make_steps(300)) == ""
-    assert step_title(make_steps(300)) == "Every step: 300 rows"
-    assert step_title(steps) == f"Single steps: {len(shown)} of 1,000"
+    shown = step_table(steps)
+    assert len(shown.rows) == MAX_STEPS
+    assert (shown.rows[0][0], shown.rows[-1][0]) == (0, 999)
+    assert {step.step for step in steps if is_broken(step)} <= {row[0] for row in shown.rows}
+    assert "left out" in left_out_sentence(1000)
+    assert left_out_sentence(300) == ""
+    assert step_table(make_steps(300)).title == "Every step: 300 rows"
+    assert shown.title == f"Single steps: {MAX_STEPS} of 1,000"
 
 
 def banded(*starts: float) -> Chart:
