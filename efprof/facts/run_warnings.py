@@ -133,7 +133,7 @@ def _about_unequal_steps(times: StepTimes) -> list[str]:
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
         return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
-    num_torn = _read_steps(run.rank_folder)[1]
+    num_torn = _read_steps(run.rank_folder)[1] if run.rank_folders else 0
     if num_torn:
         return tuple(_about_torn_lines("steps.jsonl", num_torn))
     return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
