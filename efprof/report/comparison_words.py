@@ -1,7 +1,7 @@
 """What a comparison says, in the words that every rendering of it shares."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -42,10 +42,8 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
         word = "better"
     elif metrics and len(by_word["same"]) == len(metrics):
         word = "same"
-    largest = _largest_certain(comparison.metrics)
-    return ComparisonVerdict(
-        word=word, headline=_headline(word, by_word, largest), details=_details(comparison, by_word, largest)
-    )
+    headline = f"{_sentence(word, _named(by_word[word]))}."
+    return ComparisonVerdict(word=word, headline=headline, details=tuple(_details(comparison, by_word)))
 
 
 def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
@@ -88,18 +86,6 @@ def side_phrase(run: RunIdentity) -> str:
 _WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
-def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None) -> str:
-    """What decides, and the largest change that is certain, whether or not it gates."""
-    decides = [metric for metric in by_word[word] if metric is not largest]
-    if largest is None:
-        return f"{_sentence(word, _named(decides))}."
-    ungated = "" if largest in by_word[largest.verdict] else " without a gate"
-    if largest.verdict == word:
-        named = [_named([largest]) + ungated, *(_named([metric]) for metric in decides)]
-        return f"{_sentence(word, ', '.join(named))}."
-    return f"{_sentence(word, _named(decides))}; but {largest.verdict}{ungated}: {_named([largest])}."
-
-
 def _sentence(word: Verdict, named: str) -> str:
     match word:
         case "worse" | "better" if named:
@@ -112,48 +98,26 @@ def _sentence(word: Verdict, named: str) -> str:
             return "These runs cannot tell whether head differs from base"
 
 
-def _largest_certain(metrics: Sequence[MetricChange]) -> MetricChange | None:
-    """By the ratio of the sides; what was nothing or became nothing changed most. The first of several."""
-    gated = [metric.name for metric in metrics if metric.budget is not None]
-    certain = [
-        metric
-        for metric in metrics
-        if metric.verdict in ("better", "worse")
-        and (metric.budget is not None or not any(metric.name.startswith(f"{name}_") for name in gated))
-    ]
-    return max(certain, key=_size, default=None)
-
-
-def _size(metric: MetricChange) -> float:
-    return abs(math.log1p(metric.effect)) if metric.effect is not None and metric.effect > -1 else math.inf
-
-
-def _details(
-    comparison: Comparison, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None
-) -> tuple[str, ...]:
-    """What the headline leaves out; it names `largest`, and every metric that decides."""
-    sentences = []
-    over = [metric.label for metric in comparison.metrics if metric.is_over_budget]
-    if over:
-        sentences.append(f"Over budget: {', '.join(over)}.")
-    better = [metric for metric in by_word["better"] if metric is not largest]
-    if by_word["worse"] and better:
-        sentences.append(f"Better all the same: {_named(better)}.")
+def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:
+    """What the headline leaves out."""
+    gated = [metric.name for metric in comparison.metrics if metric.budget is not None]
     ungated = [
         metric
         for metric in comparison.metrics
-        if metric.verdict == "worse" and metric not in by_word["worse"] and metric is not largest
+        if gated and metric.budget is None and not any(metric.name.startswith(f"{name}_") for name in gated)
     ]
-    if ungated:
-        sentences.append(f"Worse without a gate: {_named(ungated)}.")
-    if by_word["unclear"]:
-        sentences.append(f"Unclear: {', '.join(metric.label for metric in by_word['unclear'])}.")
-    counts = [f"{len(found)} {change}" for change, found in findings_by_change(comparison)]
-    sentences.append(f"Findings: {', '.join(counts)}.")
-    return tuple(sentences)
+    parts = (
+        ("Over budget", ", ".join(metric.label for metric in comparison.metrics if metric.is_over_budget)),
+        ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
+        ("Worse without a gate", _named(metric for metric in ungated if metric.verdict == "worse")),
+        ("Better without a gate", _named(metric for metric in ungated if metric.verdict == "better")),
+        ("Unclear", ", ".join(metric.label for metric in by_word["unclear"])),
+        ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
+    )
+    return (f"{what}: {named}." for what, named in parts if named)
 
 
-def _named(metrics: list[MetricChange]) -> str:
+def _named(metrics: Iterable[MetricChange]) -> str:
     return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
 
 
