@@ -81,28 +81,6 @@ class Chart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A stretch of time on a track."""
-
-    track: str
-    label: str
-    start: float
-    end: float
-    is_strong: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrackChart:
-    """What ran when, one row per track, from the top."""
-
-    title: str
-    caption: str
-    x_label: str
-    tracks: tuple[str, ...]
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AxisScale:
     """What to divide the numbers of an axis by, and the unit they then have."""
 

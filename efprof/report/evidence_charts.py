@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from efprof.model import STAGES, Intervals, Metric, Series, SeriesLine
+from efprof.model import STAGES, Metric, Series, SeriesLine
 from efprof.report.chart import (
     AxisScale,
     Band,
-    Block,
     Chart,
     Layer,
-    TrackChart,
     axis_label,
     scale_for,
     scaled,
@@ -20,9 +18,6 @@ from efprof.report.chart import (
 )
 from efprof.report.palette import SERIES
 from efprof.report.wording import shorten_path, show
-
-MAX_BLOCKS: Final = 600
-"""Blocks of a track picture: the longest ones; the others would be thinner than a pixel."""
 
 NO_STAGE: Final = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""
@@ -68,30 +63,6 @@ def series_chart(series: Series) -> Chart:
         y_bottom=None if y_bottom is None else y_bottom / y_scale.factor,
         y_top=None if y_top is None else y_top / y_scale.factor,
         has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
-    )
-
-
-def tracks_chart(intervals: Intervals) -> TrackChart:
-    """What ran when; the tracks in the order in which they first come."""
-    longest = sorted(intervals.intervals, key=lambda one: (not one.is_highlighted, one.start_ms - one.end_ms))
-    drawn = sorted(longest[:MAX_BLOCKS], key=lambda one: (one.start_ms, one.track))
-    scale = scale_for([one.end_ms for one in drawn], "ms")
-    left_out = len(intervals.intervals) - len(drawn)
-    return TrackChart(
-        title=intervals.title,
-        caption=f"The {len(drawn):,} longest; {left_out:,} shorter ones are left out." if left_out else "",
-        x_label=axis_label("time", scale.unit),
-        tracks=tuple(dict.fromkeys(one.track for one in intervals.intervals)),
-        blocks=tuple(
-            Block(
-                track=one.track,
-                label=one.label,
-                start=one.start_ms / scale.factor,
-                end=one.end_ms / scale.factor,
-                is_strong=one.is_highlighted,
-            )
-            for one in drawn
-        ),
     )
 
 

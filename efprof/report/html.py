@@ -16,10 +16,10 @@ from markupsafe import Markup
 from efprof.model import Comparison, Metric, Report
 from efprof.report import comparison_words, page, palette, segment_picture, tables, timeline_charts, verdict, wording
 from efprof.report.alternative_bars import alternative_bars
-from efprof.report.chart import Chart, TrackChart
+from efprof.report.chart import Chart
 from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
-from efprof.report.interactive import figure_of, height_of
+from efprof.report.interactive import figure_of
 from efprof.report.ranking import median_step_ms, rank_findings
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -135,7 +135,6 @@ def _environment() -> jinja2.Environment:
         "figure": _figure_json,
         "script_json": _script_json,
         "map_fill": _map_fill,
-        "height": height_of,
     }
     environment.globals |= {
         "palettes": (palette.LIGHT, palette.DARK),
@@ -165,7 +164,7 @@ def _template_text(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _figure_json(chart: Chart | TrackChart) -> Markup:
+def _figure_json(chart: Chart) -> Markup:
     return _script_json(figure_of(chart))
 
 

@@ -11,7 +11,6 @@ from efprof.model import (
     Evidence,
     Finding,
     Gain,
-    Intervals,
     Report,
     SegmentMap,
     Series,
@@ -19,8 +18,8 @@ from efprof.model import (
     Snippet,
     SourceLine,
 )
-from efprof.report.chart import Chart, TrackChart, has_curve
-from efprof.report.evidence_charts import series_chart, tracks_chart
+from efprof.report.chart import Chart, has_curve
+from efprof.report.evidence_charts import series_chart
 from efprof.report.ranking import last_read_step, median_step_ms, peak_bytes, share_of
 from efprof.report.wording import change_sides, gain_verb, is_lower_bound, peak_saved, show, show_interval, until_phrase
 from efprof.units import format_share, in_brackets
@@ -38,14 +37,10 @@ class CodeLine:
     is_blamed: bool
 
 
-def charts_of(evidence: Sequence[Evidence]) -> list[Chart | TrackChart]:
-    """The curves and tracks among the evidence, as far as there is anything to see."""
-    charts = [
-        series_chart(one) if isinstance(one, Series) else tracks_chart(one)
-        for one in evidence
-        if isinstance(one, Series | Intervals)
-    ]
-    return [chart for chart in charts if isinstance(chart, TrackChart) or has_curve(chart)]
+def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
+    """The curves among the evidence, as far as there is anything to see."""
+    charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
+    return [chart for chart in charts if has_curve(chart)]
 
 
 def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, StageBand, Timeline
+from efprof.model import BOUNDARIES, MemorySample, Series, SeriesLine, StageBand, Timeline
 from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
-from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
+from efprof.report.evidence_charts import series_chart
 from efprof.report.interactive import figure_of, label_text
 from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
@@ -171,14 +171,6 @@ def test_axes_take_the_largest_fitting_unit() -> None:
     assert scale_for([3 * 1024**3, math.nan], "bytes").unit == "GiB"
     assert scale_for([0.2], "ms").unit == "us"
     assert scale_for([], "bytes_per_step").unit == "B/step"
-
-
-def test_blocks_beyond_the_limit_are_counted() -> None:
-    evidence = next(one for one in time_finding().evidence if isinstance(one, Intervals))
-    many = Intervals(title="many", intervals=evidence.intervals * 300)
-    chart = tracks_chart(many)
-    assert len(chart.blocks) == MAX_BLOCKS
-    assert f"{1500 - MAX_BLOCKS:,} shorter ones are left out" in chart.caption
 
 
 def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
