@@ -15,9 +15,7 @@ from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
 from efprof.report import comparison_words, page, palette, segment_picture, tables, timeline_charts, verdict, wording
-from efprof.report.alternative_bars import alternative_bars
 from efprof.report.chart import Chart
-from efprof.report.ending import FOREIGN
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of
 from efprof.report.ranking import median_step_ms, rank_findings
@@ -34,7 +32,7 @@ def render_html(report: Report) -> str:
         title=f"efprof {report.run.name} {report.run.run_id}",
         header=verdict.header_items(report.run),
         report=report,
-        is_foreign=report.run.ended == FOREIGN,
+        is_foreign=report.run.ended == verdict.FOREIGN,
         lines=verdict.describe_verdict(report),
         counts=verdict.count_audits(report),
         looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],
@@ -123,7 +121,7 @@ def _environment() -> jinja2.Environment:
         page.blamed_code,
         page.other_snippets,
         page.gain_lines,
-        alternative_bars,
+        page.in_order,
         segment_picture.segment_picture,
     )
     environment.filters |= {each.__name__: each for each in (*wordings, *parts)}

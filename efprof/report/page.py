@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from efprof.model import (
+    Alternative,
+    Alternatives,
     Change,
     Evaluation,
     Evidence,
@@ -46,6 +48,14 @@ def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
 def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
     """The evidence whose class has that name."""
     return [one for one in evidence if type(one).__name__ == kind]
+
+
+def in_order(evidence: Alternatives) -> list[Alternative]:
+    """The recorded one first, the others by what they need, those that fail last."""
+    return sorted(
+        evidence.alternatives,
+        key=lambda one: (one.role != "recorded", one.is_out_of_memory, one.value, one.role != "best"),
+    )
 
 
 def device_evidence(report: Report) -> tuple[Evidence, ...]:

@@ -101,16 +101,6 @@ def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_ot
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
     assert chart is not None
     assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
-    assert ("something else ran between steps" in chart.caption) != is_coloured
-
-
-@pytest.mark.parametrize(("next_step", "told"), [(1, "at every stage boundary."), (7, "without a colour where")])
-def test_the_caption_says_whether_every_boundary_was_read(next_step: int, told: str) -> None:
-    full = make_measurements()
-    timeline = dataclasses.replace(full.timeline, memory=(*whole_step(0), *whole_step(next_step)))
-    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
-    assert told in chart.caption
 
 
 def test_the_recorder_s_own_time_is_drawn_on_top_of_the_stages() -> None:
