@@ -157,8 +157,8 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
         for result in results:
             click.echo(f"{result.file}:")
             _print(result, render, is_json=False)
-    for error in errors:
-        click.echo(f"efprof: {error}", err=True)
+    for unread in errors:
+        click.echo(f"efprof: {unread}", err=True)
     if errors:
         raise click.exceptions.Exit(errors[0].exit_code)
 

@@ -81,15 +81,15 @@ def compare(
 
 def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
     """The comparison in one of the four forms; the page also shows the samples of both reports."""
-    from efprof.report import comparison_text, html, json_form
+    from efprof.report import comparison_form, html, json_form
 
     match form:
         case "text":
-            return comparison_text.render_comparison_text(comparison)
+            return comparison_form.render_comparison_text(comparison)
         case "json":
             return json_form.render_comparison_json(comparison)
         case "markdown":
-            return comparison_text.render_comparison_markdown(comparison)
+            return comparison_form.render_comparison_markdown(comparison)
         case "html":
             return html.render_comparison_html(comparison, *reports)
 

@@ -68,29 +68,19 @@ def series_chart(series: Series) -> Chart:
 
 def metric_chart(base: Metric, head: Metric) -> Chart:
     """The samples of one metric on both sides of a comparison, by their place in the run."""
-    scale = scale_for([*base.samples, *head.samples], base.unit)
-    sides = (("base", base, "other"), ("head", head, "forward"))
-    layers = []
-    for label, metric, colour in sides:
-        kept = thin(metric.samples)
-        layers.append(
-            Layer(
-                kind="line",
-                label=label,
-                colour=colour,
-                x=tuple(float(index) for index in kept),
-                y=scaled([metric.samples[index] for index in kept], scale),
-                is_strong=label == "head",
-            )
+    sides = (("base", base, NO_STAGE), ("head", head, "forward"))
+    return series_chart(
+        Series(
+            title=base.label,
+            x_label="sample",
+            x_unit="",
+            y_label=base.label,
+            y_unit=base.unit,
+            lines=tuple(
+                SeriesLine(label=label, x=tuple(map(float, range(len(side.samples)))), y=side.samples, stage=colour)
+                for label, side, colour in sides
+            ),
         )
-    return Chart(
-        title=base.label,
-        caption="",
-        x_label="sample",
-        y_label=axis_label(base.label, scale.unit),
-        y_unit=scale.unit,
-        layers=tuple(layers),
-        has_zero=not _is_flat([*base.samples, *head.samples]),
     )
 
 

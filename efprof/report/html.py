@@ -14,7 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
-from efprof.report import comparison_words, page, palette, segment_picture, tables, timeline_charts, verdict, wording
+from efprof.report import comparison_form, page, palette, segment_picture, tables, timeline_charts, verdict, wording
 from efprof.report.chart import Chart
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of
@@ -67,12 +67,12 @@ def render_comparison_html(
         header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
         comparison=comparison,
         head_report=head_report,
-        verdict=comparison_words.comparison_verdict(comparison),
-        columns=comparison_words.COLUMNS,
-        caption=comparison_words.TABLE_CAPTION,
-        metrics=[(metric, comparison_words.metric_cells(metric)) for metric in comparison.metrics],
+        verdict=comparison_form.comparison_verdict(comparison),
+        columns=comparison_form.COLUMNS,
+        caption=comparison_form.TABLE_CAPTION,
+        metrics=[(metric, comparison_form.metric_cells(metric)) for metric in comparison.metrics],
         sides=(("base", comparison.base), ("head", comparison.head)),
-        findings=comparison_words.findings_by_change(comparison),
+        findings=comparison_form.findings_by_change(comparison),
         cards=cards,
         anchors={card.key: card.anchor for card in cards},
         pictures=_metric_pictures(base_report, head_report) if base_report and head_report else [],
@@ -128,7 +128,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "shell": shlex.join,
         "prose": _prose,
-        "side": comparison_words.side_phrase,
+        "side": comparison_form.side_phrase,
         "diff": page.diff_of,
         "figure": _figure_json,
         "script_json": _script_json,

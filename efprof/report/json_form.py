@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from efprof.model import Change, Comparison, Evidence, Metric, Report
-from efprof.report.comparison_words import comparison_verdict
+from efprof.report.comparison_form import comparison_verdict
 from efprof.report.ranking import rank_findings
 from efprof.report.verdict import describe_verdict
 

@@ -4,8 +4,13 @@ import dataclasses
 import math
 
 from efprof.model import Comparison, MetricChange
-from efprof.report.comparison_text import render_comparison_markdown, render_comparison_text
-from efprof.report.comparison_words import COLUMNS, comparison_verdict, metric_cells
+from efprof.report.comparison_form import (
+    COLUMNS,
+    comparison_verdict,
+    metric_cells,
+    render_comparison_markdown,
+    render_comparison_text,
+)
 from efprof.report.html import render_comparison_html
 from tests.report.report_sample import make_comparison, make_metric_change
 

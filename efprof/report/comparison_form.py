@@ -1,4 +1,4 @@
-"""What a comparison says, in the words that every rendering of it shares."""
+"""What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.report.markdown import code, escape, prose, table
 from efprof.report.verdict import revision
-from efprof.report.wording import count_of, one_line, show
+from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
 CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
@@ -16,6 +17,7 @@ TABLE_CAPTION: Final = (
     "the steps. A change is head over base, with its interval where there is one."
 )
 NOT_MEASURED: Final = "not measured"
+MAX_LOCATION: Final = 60
 COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
@@ -83,6 +85,43 @@ def side_phrase(run: RunIdentity) -> str:
     return ", ".join(one_line(item) for item in items if item)
 
 
+def render_comparison_text(comparison: Comparison) -> str:
+    """The headline, the metrics in columns, the findings that came and went; no colour."""
+    verdict = comparison_verdict(comparison)
+    lines = [
+        f"{verdict.word.upper()}: {verdict.headline}",
+        *verdict.details,
+        f"base   {side_phrase(comparison.base)}",
+        f"head   {side_phrase(comparison.head)}",
+        *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
+        "",
+        *_aligned([COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]),
+        "",
+    ]
+    changed = [(change, finding) for change, findings in findings_by_change(comparison) for finding in findings]
+    width = max((len(change) for change, _ in changed), default=0)
+    for change, finding in changed:
+        where = shorten_path(finding.location, MAX_LOCATION)
+        lines.append(f"{change:{width}}  {shorten(finding.headline, 100)}   {where}   {one_line(finding.audit_id)}")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_comparison_markdown(comparison: Comparison) -> str:
+    """The same as a Markdown comment fits a pull request."""
+    verdict = comparison_verdict(comparison)
+    parts = [f"## efprof: {verdict.word}", escape(verdict.headline), escape(" ".join(verdict.details))]
+    parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
+    if comparison.differences:
+        parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
+    parts.append(TABLE_CAPTION)
+    parts.append(table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in comparison.metrics]))
+    for change, findings in findings_by_change(comparison):
+        if findings:
+            rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
+            parts.append(f"### Findings {change}\n\n{rows}")
+    return "\n\n".join(parts) + "\n"
+
+
 _WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
 
 
@@ -131,3 +170,9 @@ def _side(median: float, spread: float, unit: str) -> str:
     if math.isnan(median):
         return NOT_MEASURED
     return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    rows = [tuple(one_line(cell) for cell in row) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
