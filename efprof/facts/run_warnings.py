@@ -96,13 +96,11 @@ def _how_it_ended(attempt: Attempt) -> str:
     if error is not None:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
         return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
-    num_steps = 0
     for rank in attempt.rank_folders:
-        num_steps = _read_steps(rank)[0]
-        end = next((event for event in read_events(rank)[0] if isinstance(event, RecordingEnded)), None)
-        if end is None or end.signal is not None:
-            return f"was {'killed' if end is None else f'ended by {end.signal}'} at step {num_steps}"
-    return f"ended after {num_steps} steps"
+        ends = [event for event in read_events(rank)[0] if isinstance(event, RecordingEnded)]
+        if not ends or ends[-1].signal is not None:
+            return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
+    return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
 
 
 def _first_error(attempt: Attempt) -> TrainingRaised | None:

@@ -26,6 +26,7 @@ FOREIGN: Final = "unknown"
 READ_LAST: Final = "Read what the program itself said last; what was recorded until then is below."
 NEXT: Final[dict[str, str]] = {
     "raised": READ_LAST,
+    "out_of_memory": READ_LAST,
     "killed": READ_LAST,
     "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
     FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
