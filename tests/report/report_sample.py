@@ -350,6 +350,14 @@ def time_finding() -> Finding:
                 ),
                 is_stacked=True,
             ),
+            Series(
+                title="Reads per step",
+                x_label="step",
+                x_unit="",
+                y_label="reads",
+                y_unit="count",
+                lines=(SeriesLine(label="item", x=(10.0, 11.0, 12.0), y=(3.0, 3.0, 4.0)),),
+            ),
             Numbers(
                 title="Of the profiled steps",
                 numbers=(

@@ -222,7 +222,7 @@ def test_a_picture_of_the_window_needs_no_other_of_memory() -> None:
 
 def test_every_picture_has_its_figure_and_a_name_for_who_cannot_see_it(page: Page) -> None:
     drawn = [tag for _, tag in page.tags if tag.get("class") == "interactive"]
-    assert len(drawn) == 8
+    assert len(drawn) == 9
     for picture in drawn:
         assert picture["aria-label"]
         assert json.loads(page.scripts[str(picture["data-figure"])])["data"]
