@@ -4,7 +4,7 @@ Of a run that was recorded on a CPU: what would it reserve on a GPU, an estimate
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,18 +12,10 @@ from efprof.commands import NamingGroup
 from efprof.model import UnreadableInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from efprof.facts.allocator.accounts import (
-        DevicePredictions,
-        DeviceReplay,
-        FilePredictions,
-        FileReplay,
-        Prediction,
-    )
+    from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, FilePredictions, Prediction
     from efprof.facts.gpu_estimate import DeviceEstimate
-
-T = TypeVar("T")
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
 """How sizes are written, for the help of every option that takes one."""
@@ -76,18 +68,15 @@ def allocator() -> None:
 @JSON
 def replay(file: Path, is_json: bool) -> None:
     """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
-    from efprof.facts.allocator.accounts import replay_file
-
     folder = _run_folder(file)
-    if folder is None:
-        results, errors = _of_each(file, replay_file)
-    else:
+    if folder is not None:
         from efprof.facts.gpu_estimate import replay_run
 
-        results, errors = [replay_run(folder)], []
-    texts = [map(render_replay, result.devices) for result in results]
-    _print_files(results, texts, is_json=is_json, is_folder=folder is None and file.is_dir())
-    _tell(errors)
+        _print(replay_run(folder), render_replay, is_json=is_json)
+        return
+    from efprof.facts.allocator.accounts import replay_file
+
+    _answer(file, replay_file, render_replay, is_json=is_json)
 
 
 @allocator.command("what-if")
@@ -108,14 +97,17 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
     """Predict the most that the program would reserve under other settings."""
     folder = _run_folder(file)
     if folder is not None:
-        _estimate(folder, configurations, device_memory, is_json=is_json)
+        from efprof.facts.gpu_estimate import estimate_run
+
+        estimate = estimate_run(folder, configurations, capacity=device_memory)
+        _print(estimate, render_estimate, is_json=is_json)
         return
     from efprof.facts.allocator.accounts import predict_file
 
-    results, errors = _of_each(file, lambda one: predict_file(one, configurations, capacity=device_memory))
-    texts = [map(render_predictions, result.devices) for result in results]
-    _print_files(results, texts, is_json=is_json, is_folder=file.is_dir())
-    _tell(errors)
+    def predict(one: Path) -> "FilePredictions":
+        return predict_file(one, configurations, capacity=device_memory)
+
+    _answer(file, predict, render_predictions, is_json=is_json)
 
 
 def given_path(given: Path, link: Path) -> Path:
@@ -137,9 +129,7 @@ def _run_folder(file: Path) -> Path | None:
 
 
 def _files(file: Path) -> "list[Path]":
-    """The snapshot, or those of a folder with one per rank, by their ranks."""
-    if not file.is_dir():
-        return [file]
+    """Those of a folder with one per rank, by their ranks."""
     from efprof.artifacts.foreign import as_run
     from efprof.facts.run import open_run
 
@@ -147,54 +137,38 @@ def _files(file: Path) -> "list[Path]":
         return [given_path(file, rank / "memory-0.pickle") for rank in open_run(folder).rank_folders]
 
 
-def _of_each(file: Path, read: "Callable[[Path], T]") -> "tuple[list[T], list[UnreadableInput]]":
-    """What `read` makes of the snapshot, or of those in the folder that it can read, with the errors of the others."""
+def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
+    """What is said of a single file; of a folder's, each under its name, as JSON in a list.
+
+    Those of a folder that cannot be read are named after that, and the exit code is that of the first.
+    """
     if not file.is_dir():
-        return [read(file)], []
+        _print(read(file), render, is_json=is_json)
+        return
     results, errors = [], []
     for one in _files(file):
         try:
             results.append(read(one))
         except UnreadableInput as error:
             errors.append(error)
-    return results, errors
-
-
-def _tell(errors: "Sequence[UnreadableInput]") -> None:
-    """On standard error, after what the readable files say; then the exit code is that of the first error."""
-    for error in errors:
-        click.echo(f"efprof: {error}", err=True)
+    if is_json:
+        _print_json(results)
+    else:
+        for result in results:
+            click.echo(f"{result.file}:")
+            _print(result, render, is_json=False)
+    for unread in errors:
+        click.echo(f"efprof: {unread}", err=True)
     if errors:
         raise click.exceptions.Exit(errors[0].exit_code)
 
 
-def _print_files(
-    results: "Sequence[FileReplay | FilePredictions]",
-    texts: "Sequence[Iterable[str]]",
-    *,
-    is_json: bool,
-    is_folder: bool,
-) -> None:
-    """What is said of a single file; of a folder's, each under its name, as JSON in a list."""
-    if is_json:
-        _print_json(results if is_folder else results[0])
-        return
-    for result, lines in zip(results, texts, strict=True):
-        if is_folder:
-            click.echo(f"{result.file}:")
-        for line in lines:
-            click.echo(line)
-
-
-def _estimate(folder: Path, configurations: tuple[str, ...], device_memory: int | None, *, is_json: bool) -> None:
-    from efprof.facts.gpu_estimate import estimate_run
-
-    result = estimate_run(folder, configurations, capacity=device_memory)
+def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> None:
     if is_json:
         _print_json(result)
         return
     for device in result.devices:
-        click.echo(render_estimate(device))
+        click.echo(render(device))
 
 
 def render_replay(device: "DeviceReplay") -> str:

@@ -1,13 +1,12 @@
 """`efprof compare BASE HEAD`: what a branch made slower, bigger or less stable, and which findings came and went."""
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, REPORTS_FOLDER, Format, analyse, find, format_of, write_out
+from efprof.commands.report import FORMATS, Format, analyse, chosen_form, put_out
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -66,51 +65,33 @@ def compare(
     Exit code: 0 fine, 1 a gated metric is worse by more than its budget, 2 wrong usage or unreadable input,
     3 unclear (with --strict), 4 not comparable.
     """
-    if is_json and form not in (None, "json"):
-        raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
+    chosen = chosen_form(form, is_json, out, "text")
+    from efprof.artifacts.runs import find_run
     from efprof.compare.comparison import compare_reports
 
-    folders = find(base), find(head)
+    folders = find_run(base), find_run(head)
     if folders[0].resolve() == folders[1].resolve():
         raise EfprofError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
     reports = analyse(folders[0]), analyse(folders[1])
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
-    _show(comparison, reports, "json" if is_json else form or (format_of(out) if out else "text"), out)
+    name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
+    put_out(lambda form: render_comparison(comparison, reports, form), chosen, out, name)
     return _exit_code(comparison, strict)
 
 
 def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
     """The comparison in one of the four forms; the page also shows the samples of both reports."""
+    from efprof.report import comparison_form, html, json_form
+
     match form:
         case "text":
-            from efprof.report.comparison_text import render_comparison_text
-
-            return render_comparison_text(comparison)
+            return comparison_form.render_comparison_text(comparison)
         case "json":
-            from efprof.report.json_form import render_comparison_json
-
-            return render_comparison_json(comparison)
+            return json_form.render_comparison_json(comparison)
         case "markdown":
-            from efprof.report.comparison_text import render_comparison_markdown
-
-            return render_comparison_markdown(comparison)
+            return comparison_form.render_comparison_markdown(comparison)
         case "html":
-            from efprof.report.html import render_comparison_html
-
-            return render_comparison_html(comparison, *reports)
-
-
-def _show(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format, out: Path | None) -> None:
-    rendered = render_comparison(comparison, reports, form)
-    if form == "html":
-        path = out or _place_for(comparison)
-        write_out(path, rendered)
-        click.echo(render_comparison(comparison, reports, "text") + str(path))
-    elif out is None:
-        click.echo(rendered, nl=False)
-    else:
-        write_out(out, rendered)
-        click.echo(out)
+            return html.render_comparison_html(comparison, *reports)
 
 
 def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
@@ -118,9 +99,3 @@ def _exit_code(comparison: "Comparison", is_strict: bool) -> int:
         return FAILED
     is_unclear = any(metric.verdict == "unclear" and metric.budget is not None for metric in comparison.metrics)
     return INCONCLUSIVE if is_strict and is_unclear else 0
-
-
-def _place_for(comparison: "Comparison") -> Path:
-    """`reports/<base id>-to-<head id>.html`, of harmless characters only."""
-    name = re.sub(r"[^\w.+-]", "_", f"{comparison.base.run_id}-to-{comparison.head.run_id}").lstrip(".")
-    return REPORTS_FOLDER / f"{name}.html"

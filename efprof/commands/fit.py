@@ -1,6 +1,6 @@
 """`efprof fit --budget 24GiB -- python train.py --batch-size {batch}`: the largest batch that fits."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,24 +11,13 @@ if TYPE_CHECKING:
     from efprof.fit.search import Fitted
 
 
-class BatchSize(click.IntRange):
-    """A whole number of at least 1, refused in these words."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; raises BadParameter."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"'{value}' is not a whole number of at least 1.", param, ctx)
+BATCH_SIZE: Final = click.IntRange(min=1)
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="--budget SIZE [OPTIONS] --")
 @click.option("--budget", required=True, callback=parse_size, metavar="SIZE", help=f"Memory to stay below: {SIZES}.")
-@click.option("--max-batch", type=BatchSize(), help="Try no larger one.")
-@click.option("--min-batch", type=BatchSize(), default=2, show_default=True, help="The first to be measured.")
+@click.option("--max-batch", type=BATCH_SIZE, help="Try no larger one.")
+@click.option("--min-batch", type=BATCH_SIZE, default=2, show_default=True, help="The first to be measured.")
 @click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, command: tuple[str, ...]) -> int:

@@ -11,6 +11,8 @@ from efprof.commands.allocator import SIZES, given_path, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from efprof.model import Report
 
 Format = Literal["text", "json", "markdown", "html"]
@@ -48,28 +50,21 @@ def report(run: str | None, form: Format | None, is_json: bool, budget: int | No
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
     default; or a snapshot of CUDA's allocator (.pickle), or a folder with one per rank.
     """
-    if is_json and form not in (None, "json"):
-        raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
-    chosen = "json" if is_json else form or (format_of(out) if out else "html")
+    chosen = chosen_form(form, is_json, out, "html")
     result = _report_on(run, budget)
-    if chosen == "html":
-        _write_page(result, out)
-    elif out is None:
-        click.echo(render(result, chosen), nl=False)
-    else:
-        write_out(out, render(result, chosen))
-        click.echo(out)
+    put_out(lambda form: render(result, form), chosen, out, result.run.run_id)
 
 
 def _report_on(run: str | None, budget: int | None) -> "Report":
     from efprof.artifacts.foreign import as_run, is_foreign
+    from efprof.artifacts.runs import find_run
 
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
             result = analyse(folder, budget)
             _refuse_unreadable(result, folder, run)
         return replace(result, run=replace(result.run, path=run))
-    return analyse(find(run), budget)
+    return analyse(find_run(run), budget)
 
 
 def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
@@ -79,21 +74,6 @@ def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
         # By a function: a backslash in the name is no escape.
         links = rf"{re.escape(str(folder))}\S*\.pickle"
         raise UnreadableInput(re.sub(links, lambda link: str(given_path(Path(run), Path(link[0]))), broken[0]))
-
-
-def find(run: str | None) -> Path:
-    """The run's folder; a name that can only be a path and leads nowhere is said to be missing, not to be no run."""
-    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES
-    from efprof.artifacts.runs import find_run
-
-    try:
-        return find_run(run)
-    except UnreadableInput:
-        path = Path(run or "")
-        if path.exists() or not (path.suffix in SNAPSHOT_SUFFIXES or path.is_absolute()):
-            raise
-        message = f"there is no file or folder {run}; give the path of one, or the name of a run."
-        raise UnreadableInput(message) from None
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
@@ -116,26 +96,44 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
 
 def render(report: "Report", form: Format) -> str:
     """The report in one of the four forms."""
-    match form:
-        case "text":
-            from efprof.report.terminal import render_text
+    from efprof.report import html, json_form, markdown, terminal
 
-            return render_text(report)
-        case "json":
-            from efprof.report.json_form import render_json
-
-            return render_json(report)
-        case "markdown":
-            from efprof.report.markdown import render_markdown
-
-            return render_markdown(report)
-        case "html":
-            from efprof.report.html import render_html
-
-            return render_html(report)
+    forms: dict[Format, Callable[[Report], str]] = {
+        "text": terminal.render_text,
+        "json": json_form.render_json,
+        "markdown": markdown.render_markdown,
+        "html": html.render_html,
+    }
+    return forms[form](report)
 
 
-def write_out(path: Path, text: str) -> None:
+def chosen_form(form: Format | None, is_json: bool, out: Path | None, default: Format) -> Format:
+    """What was asked for, else what the name of the file ends in; refuses options that contradict each other."""
+    if is_json and form not in (None, "json"):
+        raise EfprofError(f"--json and --format {form} contradict each other: give one of them.")
+    if is_json:
+        return "json"
+    return form or (_format_of(out) if out else default)
+
+
+def put_out(render: "Callable[[Format], str]", form: Format, out: Path | None, name: str) -> None:
+    """A page goes to `out` or `reports/<name>.html`, and its summary to the terminal; other forms to `out` or there.
+
+    The name comes from a file, so only harmless characters of it are taken.
+    """
+    if form == "html":
+        harmless = re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "run"
+        path = out or REPORTS_FOLDER / f"{harmless}.html"
+        _write(path, render("html"))
+        click.echo(render("text") + str(path))
+    elif out is None:
+        click.echo(render(form), nl=False)
+    else:
+        _write(out, render(form))
+        click.echo(out)
+
+
+def _write(path: Path, text: str) -> None:
     """Write the file in one step, its folder too; raises EfprofError where it cannot be written."""
     from efprof.artifacts.writing import write_atomically
 
@@ -146,22 +144,10 @@ def write_out(path: Path, text: str) -> None:
         raise EfprofError(f"{path} cannot be written ({error.strerror}): give another place after --out.") from error
 
 
-def format_of(out: Path) -> Format:
+def _format_of(out: Path) -> Format:
     """The form that the file's name ends in, HTML where it has no ending; refuses one that is none of ours."""
     suffix = out.suffix.lower()
     if suffix and suffix not in FORMAT_OF_SUFFIX:
         known = ", ".join(FORMAT_OF_SUFFIX)
         raise EfprofError(f"--out {out} ends in none of {known}: give one of these, or --format.")
     return FORMAT_OF_SUFFIX.get(suffix, "html")
-
-
-def _write_page(report: "Report", out: Path | None) -> None:
-    path = out or _place_for(report)
-    write_out(path, render(report, "html"))
-    click.echo(render(report, "text") + str(path))
-
-
-def _place_for(report: "Report") -> Path:
-    """`reports/<run id>.html`; the id comes from a file, so only harmless characters of it are taken."""
-    name = re.sub(r"[^\w.+-]", "_", report.run.run_id).lstrip(".") or "run"
-    return REPORTS_FOLDER / f"{name}.html"

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 from itertools import chain
 
-from efprof.compare.statistics import interquartile_range
-from efprof.compare.verdicts import Judgement, Side, Statistic, rule_for
+from efprof.compare.verdicts import Judgement, Side, Statistic, interquartile_range, rule_for
 from efprof.model import Metric, MetricChange, Report
 
 FAILED_ENDINGS = ("raised", "out_of_memory", "killed")

@@ -1,13 +1,30 @@
 """When a change between two runs counts: one rule per unit, for one run on each side."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from efprof.compare.statistics import Estimator, block_deviation, mean, median, percentile_20
+import numpy
+
 from efprof.model import Metric, Verdict
 from efprof.units import MIB, format_bytes, format_ms
+
+Estimator = Callable[[Sequence[float]], float]
+"""From a run's samples, one per step and at least one, to one number in their unit."""
+
+NUM_BLOCKS = 10
+"""Blocks a run's steps are cut into: the floor test for leaks in statistics.md section 1.8 uses as many."""
+
+MIN_STEPS_IN_BLOCK = 5
+"""A 20th percentile of fewer than five steps is their minimum."""
+
+MIN_BLOCKS = 4
+"""The standard deviation of fewer says nothing."""
+
+SMALLEST_MS = 1e-3
+"""A clock that counts microseconds cannot tell shorter times from none; it keeps logarithms finite."""
 
 MINIMUM_TIME_EFFECT = 2.0
 """With one run a side, three times slower or faster is the least that is not the machine.
@@ -89,6 +106,31 @@ def rule_for(metric: Metric) -> Rule:
     return _RULES_BY_NAME.get(metric.name) or _RULES_BY_UNIT.get(metric.unit, _UNKNOWN)
 
 
+def percentile_20(samples: Sequence[float]) -> float:
+    """What a step takes when nothing disturbs it: interference only ever adds (statistics.md section 1.4)."""
+    return float(numpy.quantile(samples, 0.2))
+
+
+def interquartile_range(samples: Sequence[float]) -> float:
+    """The width of the middle half of the samples, in their unit."""
+    low, high = numpy.quantile(samples, (0.25, 0.75))
+    return float(high - low)
+
+
+def block_deviation(samples_ms: Sequence[float], estimate: Estimator) -> float | None:
+    """How far apart stretches of one run are: the standard deviation of log estimates of equal blocks of steps.
+
+    It is not divided by the root of their number, as it would be for independent blocks: what disturbs a shared
+    machine lasts longer than a run (autocorrelation of whole runs .5 to .66, statistics.md section 1.2). None
+    where the run is too short to be cut into blocks.
+    """
+    num_blocks = min(NUM_BLOCKS, len(samples_ms) // MIN_STEPS_IN_BLOCK)
+    if num_blocks < MIN_BLOCKS:
+        return None
+    blocks = numpy.array_split(numpy.asarray(samples_ms), num_blocks)
+    return statistics.stdev(math.log(max(SMALLEST_MS, estimate(block.tolist()))) for block in blocks)
+
+
 def _judge_time(base: Side, head: Side, *, minimum_effect: float) -> Judgement:
     if max(base.value, head.value) < MINIMUM_TIME_MS:
         return Judgement(verdict="same", reason=f"Less than {format_ms(MINIMUM_TIME_MS)} on both sides.")
@@ -116,15 +158,16 @@ def _judge_peak(base: Side, head: Side) -> Judgement:
         f"Counts from {format_bytes(least)} on; with one run a side, 5 to 16 % of such changes are false alarms "
         "where libraries choose their workspaces anew in each run."
     )
-    change = head.value - base.value
-    return Judgement(verdict=_direction(change) if abs(change) >= least else "same", reason=reason)
+    return _beyond(least, head.value - base.value, reason)
 
 
 def _judge_growth(base: Side, head: Side) -> Judgement:
-    change = head.value - base.value
-    is_clear = abs(change) >= MINIMUM_GROWTH_BYTES_PER_STEP
     reason = f"Counts from {format_bytes(MINIMUM_GROWTH_BYTES_PER_STEP)} per step on."
-    return Judgement(verdict=_direction(change) if is_clear else "same", reason=reason)
+    return _beyond(MINIMUM_GROWTH_BYTES_PER_STEP, head.value - base.value, reason)
+
+
+def _beyond(least: float, change: float, reason: str) -> Judgement:
+    return Judgement(verdict=_direction(change) if abs(change) >= least else "same", reason=reason)
 
 
 def _judge_count(base: Side, head: Side) -> Judgement:
@@ -145,14 +188,11 @@ def _direction(change: float) -> Verdict:
     return "worse" if change > 0 else "better"
 
 
-def _highest(samples: Sequence[float]) -> float:
-    return float(max(samples))
-
-
-_MEDIAN = Statistic(name="median", phrase="", estimate=median)
-_MEAN = Statistic(name="mean", phrase="mean", estimate=mean)
+_MEDIAN = Statistic(name="median", phrase="", estimate=statistics.median)
+_MEAN = Statistic(name="mean", phrase="mean", estimate=statistics.fmean)
+"""It sees slow-downs that come now and then, to which low percentiles are blind (statistics.md section 1.4)."""
 _FASTEST_FIFTH = Statistic(name="p20", phrase="20th percentile", estimate=percentile_20)
-_HIGHEST = Statistic(name="highest", phrase="highest", estimate=_highest)
+_HIGHEST = Statistic(name="highest", phrase="highest", estimate=max)
 
 _UNKNOWN = Rule(shown=_MEDIAN, gated=(_MEDIAN,), judge=_judge_nothing)
 _TIME = Rule(

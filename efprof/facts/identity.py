@@ -43,16 +43,14 @@ def _num_steps(run: Run) -> int:
         return 0
 
 
-def _when(event: TrainingRaised) -> int:
-    return event.at_ns
-
-
 def _error(run: Run) -> RunError | None:
     """The exception that ended the run, where one did: of several ranks the first that raised, the others follow it."""
     if run.run_file.ended not in ("raised", "out_of_memory"):
         return None
     events = [event for folder in run.rank_folders for event in read_events(folder)[0]]
-    raised = min((event for event in events if isinstance(event, TrainingRaised)), key=_when, default=None)
+    raised = min(
+        (event for event in events if isinstance(event, TrainingRaised)), key=lambda event: event.at_ns, default=None
+    )
     if raised is None:
         return None
     return RunError(

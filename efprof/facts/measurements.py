@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Self
@@ -96,67 +96,29 @@ def is_nonfinite(time: StepTime) -> bool:
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     steady = times.steady
     memory = [record.memory for record in read_throughout([time.record for time in steady])]
-    growth = _growth_bytes_per_step(run)
+    peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
+    reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
+    reads = [sum(read.count for read in time.record.reads) for time in steady]
     return (
-        Metric(name="step_ms", label="step time", unit="ms", samples=times.steady_ms, budget=STEP_MS_BUDGET),
-        *(
-            _of_steps(f"{stage}_ms", f"{stage} time", "ms", steady, lambda time, stage=stage: time.of(stage))  # type: ignore[misc]
-            for stage in STAGES
-        ),
-        _of_steps("cpu_ms", "CPU time of the process", "ms", steady, lambda time: time.cpu_ms),
-        Metric(
-            name="peak_allocated_bytes",
-            label="peak allocated memory",
-            unit="bytes",
-            samples=tuple(float(max(each.allocated_bytes for each in boundaries)) for boundaries in memory),
-            budget=PEAK_BUDGET,
-        ),
-        Metric(
-            name="window_peak_bytes",
-            label="peak within a step",
-            unit="bytes",
-            samples=_window_peaks(run),
-        ),
-        Metric(
-            name="reserved_bytes",
-            label="reserved memory",
-            unit="bytes",
-            samples=tuple(float(max(each.reserved_bytes for each in boundaries)) for boundaries in memory),
-        ),
-        Metric(
-            name="memory_growth_bytes_per_step",
-            label="memory growth",
-            unit="bytes_per_step",
-            samples=() if growth is None else (growth,),
-        ),
-        _of_steps("scalar_reads_per_step", "scalar reads", "count", steady, _num_reads),
-        Metric(
-            name="nonfinite_steps",
-            label="steps with NaN or Inf",
-            unit="count",
-            samples=(float(sum(map(is_nonfinite, times.every))),),
-            budget=0.0,
-        ),
+        _metric("step_ms", "step time", "ms", times.steady_ms, STEP_MS_BUDGET),
+        *(_metric(f"{stage}_ms", f"{stage} time", "ms", [time.of(stage) for time in steady]) for stage in STAGES),
+        _metric("cpu_ms", "CPU time of the process", "ms", [time.cpu_ms for time in steady]),
+        _metric("peak_allocated_bytes", "peak allocated memory", "bytes", peaks, PEAK_BUDGET),
+        _metric("window_peak_bytes", "peak within a step", "bytes", _window_peaks(run)),
+        _metric("reserved_bytes", "reserved memory", "bytes", reserved),
+        _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", _growth_bytes_per_step(run)),
+        _metric("scalar_reads_per_step", "scalar reads", "count", reads),
+        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
     )
 
 
-def _of_steps(
-    name: str,
-    label: str,
-    unit: str,
-    times: Sequence[StepTime],
-    value: Callable[[StepTime], float],
-) -> Metric:
-    return Metric(name=name, label=label, unit=unit, samples=tuple(value(time) for time in times))
+def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: float | None = None) -> Metric:
+    return Metric(name=name, label=label, unit=unit, samples=tuple(map(float, samples)), budget=budget)
 
 
-def _num_reads(time: StepTime) -> float:
-    return float(sum(read.count for read in time.record.reads))
-
-
-def _window_peaks(run: Run) -> tuple[float, ...]:
+def _window_peaks(run: Run) -> tuple[int, ...]:
     try:
-        return tuple(float(peak) for peak in run.get(WindowPeaks).peaks)
+        return run.get(WindowPeaks).peaks
     except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
         return ()
 
@@ -168,13 +130,13 @@ def _window_memory(run: Run) -> Series | None:
         return None
 
 
-def _growth_bytes_per_step(run: Run) -> float | None:
-    """The trend of retained memory; 0 where it does not grow for sure, None where the run is too short to tell."""
+def _growth_bytes_per_step(run: Run) -> tuple[float, ...]:
+    """The trend of retained memory; 0 where it does not grow for sure, none where the run is too short to tell."""
     try:
         growth = run.get(MemoryGrowth)
     except ThinEvidence:
-        return None
-    return growth.fit.trend.slope if growth.is_growing else 0.0
+        return ()
+    return (growth.fit.trend.slope if growth.is_growing else 0.0,)
 
 
 def _timeline(times: StepTimes) -> Timeline:

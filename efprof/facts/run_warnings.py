@@ -1,35 +1,27 @@
-"""What a reader must know before trusting a report: lines lost, collectors that stopped, a run that ended badly."""
+"""What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
 
 import statistics
+from pathlib import Path
+from typing import Final
 
+from efprof.artifacts.attempts import Attempt
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     Event,
     OtherThreadTrained,
-    OutOfMemory,
+    RecordingEnded,
     StepsWithoutOptimizer,
     TrainingRaised,
     read_events,
 )
-from efprof.artifacts.run_file import Ending
 from efprof.artifacts.steps import read_steps
-from efprof.facts.attempt_endings import describe_attempts, name_of_error
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_ms
-
-ENDINGS: dict[Ending, str] = {
-    "running": "The run was still going on, or its recorder was killed, when this report was made.",
-    "raised": "The run ended with an error of its own: what would have come after it is not in this report.",
-    "out_of_memory": "The run ended because memory ran out: what would have come after it is not in this report.",
-    "interrupted": "The run was interrupted: what would have come after it is not in this report.",
-    "killed": "The run was killed: what would have come after it is not in this report.",
-}
-
 
 FOREIGN = (
     "This report is made from a file that efprof did not record: it tells of memory only. Record the training with "
@@ -58,33 +50,64 @@ MOST_SPREAD = 1.0
 """Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
 one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
 
-IGNORED_VARIABLE = (
-    "PYTORCH_ALLOC_CONF={value} did nothing: the CUDA allocator of torch {version} does not read that variable. Set "
-    "PYTORCH_CUDA_ALLOC_CONF instead, or install torch 2.10."
-)
-"""pytorch/pytorch#183387: torch 2.9 asks its users for the new name, and reads the old one alone."""
+MAX_MESSAGE: Final = 80
+"""Letters of an exception's message: enough to know it by, and the sentence stays one."""
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
-    """One sentence each; of a run that finished no step one, beside that of a setting that did nothing."""
-    return (*_about_run(run), *_about_ignored_variable(run))
-
-
-def _about_run(run: Run) -> tuple[str, ...]:
+    """One sentence each; of a run that finished no step one."""
     try:
         times = run.get(StepTimes)
         events, num_torn_events = read_events(run.rank_folder)
     except NotRecorded:
         return _without_steps(run)
-    warnings = [ENDINGS[run.run_file.ended]] if run.run_file.ended in ENDINGS else []
-    warnings += [*_about_answers_to_shortage(run, events), *filter(None, [describe_attempts(run)])]
-    warnings += [_about_stop(event) for event in events if isinstance(event, CollectorStopped)]
-    warnings += _about_stops_in_other_ranks(run)
-    warnings += [WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)]
-    warnings += _about_other_threads(events)
-    warnings += _about_torn_lines("steps.jsonl", times.num_torn) + _about_torn_lines("events.jsonl", num_torn_events)
-    warnings += [*_about_broken_windows(run), *_about_untold_devices(run), *_about_unequal_steps(times)]
-    return tuple(warnings)
+    return (
+        *_about_other_attempts(run),
+        *_about_stops(run),
+        *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
+        *_about_other_threads(events),
+        *_about_torn_lines("steps.jsonl", times.num_torn),
+        *_about_torn_lines("events.jsonl", num_torn_events),
+        *_about_broken_windows(run),
+        *_about_untold_devices(run),
+        *_about_unequal_steps(times),
+    )
+
+
+def _about_other_attempts(run: Run) -> list[str]:
+    """How those ended that the report leaves out.
+
+    What neither trained nor failed only looked at something: a script for evaluation, most likely.
+    """
+    endings = [
+        f"attempt {attempt.number + 1} {_how_it_ended(attempt)}"
+        for attempt in run.attempts
+        if attempt is not run.attempt and (attempt.has_steps or _first_error(attempt))
+    ]
+    if run.attempt is None or not endings:
+        return []
+    about = f"the report is about attempt {run.attempt.number + 1}"
+    return [f"This run trained in one process after another; {about}: {', '.join(endings)}."]
+
+
+def _how_it_ended(attempt: Attempt) -> str:
+    """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
+    error = _first_error(attempt)
+    if error is not None:
+        first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
+        return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
+    for rank in attempt.rank_folders:
+        ends = [event for event in read_events(rank)[0] if isinstance(event, RecordingEnded)]
+        if not ends or ends[-1].signal is not None:
+            return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
+    return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
+
+
+def _first_error(attempt: Attempt) -> TrainingRaised | None:
+    errors: list[TrainingRaised] = []
+    for rank in attempt.rank_folders:
+        errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
+    return min(errors, key=lambda error: error.at_ns, default=None)
 
 
 def _about_other_threads(events: list[Event]) -> list[str]:
@@ -105,37 +128,10 @@ def _about_unequal_steps(times: StepTimes) -> list[str]:
     return [UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))]
 
 
-def _about_answers_to_shortage(run: Run, events: list[Event]) -> list[str]:
-    """The errors by which the program answered a shortage of memory, which the verdict is about."""
-    if run.run_file.ended != "out_of_memory":
-        return []
-    shortages = {event.message for event in events if isinstance(event, OutOfMemory)}
-    if not shortages:
-        return []
-    return [
-        f"When memory had run out, the program raised another error{_at_line(event)}: {name_of_error(event)}."
-        for event in events
-        if isinstance(event, TrainingRaised) and event.message not in shortages
-    ]
-
-
-def _at_line(error: TrainingRaised) -> str:
-    return f" at {error.sites[-1].rpartition(':')[0]}" if error.sites else ""
-
-
-def _about_ignored_variable(run: Run) -> list[str]:
-    file = run.run_file
-    value, version = file.environment.get("PYTORCH_ALLOC_CONF"), file.versions.get("torch", "")
-    is_ignored = value and "PYTORCH_CUDA_ALLOC_CONF" not in file.environment and version.startswith("2.9.")
-    if not is_ignored or not file.devices:  # without a GPU there is nothing to set
-        return []
-    return [IGNORED_VARIABLE.format(value=value, version=version)]
-
-
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
         return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
-    num_torn = _num_unread_steps(run)
+    num_torn = _read_steps(run.rank_folder)[1] if run.rank_folders else 0
     if num_torn:
         return tuple(_about_torn_lines("steps.jsonl", num_torn))
     return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
@@ -159,11 +155,13 @@ def _about_untold_devices(run: Run) -> tuple[str, ...]:
         return ()
 
 
-def _num_unread_steps(run: Run) -> int:
+def _read_steps(rank: Path) -> tuple[int, int]:
+    """How many steps the file holds, and how many lines that are none."""
     try:
-        return read_steps(run.rank_folder)[1]
+        records, num_torn = read_steps(rank)
     except NotRecorded:
-        return 0
+        return 0, 0
+    return len(records), num_torn
 
 
 def _about_stop(event: CollectorStopped) -> str:
@@ -176,10 +174,10 @@ def _about_stop(event: CollectorStopped) -> str:
     return f"The collector '{event.collector}' stopped{when} ({event.reason}); training went on without it."
 
 
-def _about_stops_in_other_ranks(run: Run) -> list[str]:
+def _about_stops(run: Run) -> list[str]:
     return [
-        f"In {rank.name}: {_about_stop(event)}"
-        for rank in run.rank_folders[1:]
+        f"In {rank.name}: {_about_stop(event)}" if rank != run.rank_folder else _about_stop(event)
+        for rank in run.rank_folders
         for event in read_events(rank)[0]
         if isinstance(event, CollectorStopped)
     ]

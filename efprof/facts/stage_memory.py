@@ -17,18 +17,12 @@ MEANINGS: Final = {
     "checkpointing or a smaller micro-batch lowers",
     "post_backward": "after the backward pass: gradients outweigh the activations, and "
     "`optimizer.zero_grad(set_to_none=True)` before the forward pass keeps the two from adding up",
-    "post_optimizer_step": "after the optimizer's step: weights and gradients outweigh the activations",
+    "post_optimizer_step": "after the optimizer's step: weights, gradients and what the optimizer keeps outweigh the "
+    "activations",
 }
 """What it means that memory is highest there."""
-WITH_STATE: Final = (
-    "after the optimizer's step: weights, gradients and optimizer state are the maximum, which an optimizer with less "
-    "state lowers"
-)
-"""The same where the optimizer was seen to make state."""
 LEAST_RANGE = 0.1
 """Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
-LEAST_STATE = 0.5
-"""Of the gradients' bytes: momentum takes as many, Adam twice as many, and both are made in the first step."""
 LEAST_STAGE = 0.5
 """A stage is named where it takes at least half of the step."""
 
@@ -92,19 +86,10 @@ def _about_memory(times: StepTimes) -> list[str]:
             f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
             f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
         ]
-    makes_state = highest.boundary == "post_optimizer_step" and _makes_state(times.every[0].record)
     return [
         f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
-        f"above {lowest.boundary}) at {highest.boundary}, {WITH_STATE if makes_state else MEANINGS[highest.boundary]}."
+        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
     ]
-
-
-def _makes_state(first: StepRecord) -> bool:
-    """Whether memory rose while the optimizer of the first step was at work: plain SGD keeps nothing."""
-    at = {here.boundary: here.allocated_bytes for here in first.memory}
-    if not first.gradient_bytes or not {"post_backward", "post_optimizer_step"} <= at.keys():
-        return False
-    return at["post_optimizer_step"] - at["post_backward"] >= LEAST_STATE * first.gradient_bytes
 
 
 def _about_time(times: StepTimes) -> list[str]:

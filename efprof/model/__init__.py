@@ -7,8 +7,6 @@ from efprof.model.evidence import (
     Alternatives,
     Bar,
     Evidence,
-    Interval,
-    Intervals,
     MemoryMap,
     Narrative,
     Number,

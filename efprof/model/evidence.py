@@ -95,25 +95,6 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A stretch of time on a track, in milliseconds from the picture's start."""
-
-    track: str
-    label: str
-    start_ms: float
-    end_ms: float
-    is_highlighted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Intervals:
-    """What ran when, one row per track."""
-
-    title: str
-    intervals: tuple[Interval, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
     """One owner of memory and its bytes."""
 
@@ -212,4 +193,4 @@ class Narrative:
     paragraphs: tuple[str, ...]
 
 
-Evidence = Numbers | Table | Snippet | Series | Intervals | MemoryMap | Alternatives | SegmentMap | Narrative
+Evidence = Numbers | Table | Snippet | Series | MemoryMap | Alternatives | SegmentMap | Narrative

@@ -1,4 +1,4 @@
-"""A picture as plain data, which the page draws with plotly and the printer with matplotlib."""
+"""A picture as plain data, which the page draws with plotly."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -81,28 +81,6 @@ class Chart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A stretch of time on a track."""
-
-    track: str
-    label: str
-    start: float
-    end: float
-    is_strong: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrackChart:
-    """What ran when, one row per track, from the top."""
-
-    title: str
-    caption: str
-    x_label: str
-    tracks: tuple[str, ...]
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AxisScale:
     """What to divide the numbers of an axis by, and the unit they then have."""
 
@@ -162,17 +140,12 @@ def label_rows(chart: Chart) -> tuple[int | None, ...]:
             rows.append(None)
             continue
         width = min(len(band.label), MAX_BAND_LETTERS) * letter
-        left = band.end - width if is_right_half(chart, band.start) else band.start
+        left = band.end - width if band.start > (start + end) / 2 else band.start
         row = next((row for row, used in enumerate(taken) if left >= used), None)
         if row is not None:
             taken[row] = left + width
         rows.append(row)
     return tuple(rows)
-
-
-def is_right_half(chart: Chart, x: float) -> bool:
-    """Whether there is more room to the left of that place."""
-    return x > sum(x_range(chart)) / 2
 
 
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:

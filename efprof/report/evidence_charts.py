@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from efprof.model import STAGES, Intervals, Metric, Series, SeriesLine
+from efprof.model import STAGES, Metric, Series, SeriesLine
 from efprof.report.chart import (
     AxisScale,
     Band,
-    Block,
     Chart,
     Layer,
-    TrackChart,
     axis_label,
     scale_for,
     scaled,
@@ -20,9 +18,6 @@ from efprof.report.chart import (
 )
 from efprof.report.palette import SERIES
 from efprof.report.wording import shorten_path, show
-
-MAX_BLOCKS: Final = 600
-"""Blocks of a track picture: the longest ones; the others would be thinner than a pixel."""
 
 NO_STAGE: Final = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""
@@ -71,55 +66,21 @@ def series_chart(series: Series) -> Chart:
     )
 
 
-def tracks_chart(intervals: Intervals) -> TrackChart:
-    """What ran when; the tracks in the order in which they first come."""
-    longest = sorted(intervals.intervals, key=lambda one: (not one.is_highlighted, one.start_ms - one.end_ms))
-    drawn = sorted(longest[:MAX_BLOCKS], key=lambda one: (one.start_ms, one.track))
-    scale = scale_for([one.end_ms for one in drawn], "ms")
-    left_out = len(intervals.intervals) - len(drawn)
-    return TrackChart(
-        title=intervals.title,
-        caption=f"The {len(drawn):,} longest; {left_out:,} shorter ones are left out." if left_out else "",
-        x_label=axis_label("time", scale.unit),
-        tracks=tuple(dict.fromkeys(one.track for one in intervals.intervals)),
-        blocks=tuple(
-            Block(
-                track=one.track,
-                label=one.label,
-                start=one.start_ms / scale.factor,
-                end=one.end_ms / scale.factor,
-                is_strong=one.is_highlighted,
-            )
-            for one in drawn
-        ),
-    )
-
-
 def metric_chart(base: Metric, head: Metric) -> Chart:
     """The samples of one metric on both sides of a comparison, by their place in the run."""
-    scale = scale_for([*base.samples, *head.samples], base.unit)
-    sides = (("base", base, "other"), ("head", head, "forward"))
-    layers = []
-    for label, metric, colour in sides:
-        kept = thin(metric.samples)
-        layers.append(
-            Layer(
-                kind="line",
-                label=label,
-                colour=colour,
-                x=tuple(float(index) for index in kept),
-                y=scaled([metric.samples[index] for index in kept], scale),
-                is_strong=label == "head",
-            )
+    sides = (("base", base, NO_STAGE), ("head", head, "forward"))
+    return series_chart(
+        Series(
+            title=base.label,
+            x_label="sample",
+            x_unit="",
+            y_label=base.label,
+            y_unit=base.unit,
+            lines=tuple(
+                SeriesLine(label=label, x=tuple(map(float, range(len(side.samples)))), y=side.samples, stage=colour)
+                for label, side, colour in sides
+            ),
         )
-    return Chart(
-        title=base.label,
-        caption="",
-        x_label="sample",
-        y_label=axis_label(base.label, scale.unit),
-        y_unit=scale.unit,
-        layers=tuple(layers),
-        has_zero=not _is_flat([*base.samples, *head.samples]),
     )
 
 

@@ -5,7 +5,6 @@ import functools
 import gzip
 import math
 import shlex
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,79 +14,44 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Metric, Report
-from efprof.report import (
-    comparison_words,
-    evaluation_table,
-    memory_table,
-    palette,
-    segment_picture,
-    stall_table,
-    step_table,
-    verdict,
-    wording,
-)
-from efprof.report.chart import Chart, TrackChart
-from efprof.report.ending import FOREIGN
+from efprof.report import comparison_form, page, palette, segment_picture, tables, timeline_charts, verdict, wording
+from efprof.report.chart import Chart
 from efprof.report.evidence_charts import metric_chart
-from efprof.report.interactive import figure_of, height_of
-from efprof.report.page import Card, Picture, card_maker, make_cards, make_device_section, table_view
-from efprof.report.printed import svg_of
-from efprof.report.ranking import rank_findings
-from efprof.report.run_pictures import make_run_pictures
-from efprof.units import format_share
+from efprof.report.interactive import figure_of
+from efprof.report.ranking import median_step_ms, rank_findings
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def render_html(report: Report) -> str:
     """The page of one run."""
-    cards, pictures = make_cards(report), make_run_pictures(report)
-    timeline = report.measurements.timeline
-    memory_rows = memory_table.step_memory_rows(timeline.memory)
-    device = make_device_section(report)
-    shown = [
-        *(device.pictures if device else ()),
-        pictures.memory,
-        pictures.window,
-        pictures.time,
-        pictures.evaluation,
-        *pictures.numbers,
-        *(p for card in cards for p in card.pictures),
-    ]
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            title=f"efprof {report.run.name} {report.run.run_id}",
-            header=verdict.header_items(report.run),
-            report=report,
-            is_foreign=report.run.ended == FOREIGN,
-            lines=verdict.describe_verdict(report),
-            counts=verdict.count_audits(report),
-            looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],
-            overhead=verdict.overhead_phrase(report),
-            cards=cards,
-            pictures=pictures,
-            device=device,
-            totals=step_table.totals(report.measurements),
-            stall_columns=stall_table.COLUMNS,
-            stall_rows=stall_table.stall_rows(report.measurements.stalls),
-            step_columns=step_table.COLUMNS,
-            step_rows=step_table.step_rows(timeline.steps),
-            step_title=step_table.step_title(timeline.steps),
-            stage_columns=memory_table.STAGE_COLUMNS,
-            stage_rows=memory_table.stage_rows(report.measurements.stage_deltas),
-            largest_jump=memory_table.largest_jump_sentence(report.measurements.stage_deltas),
-            memory_columns=memory_table.STEP_COLUMNS,
-            memory_rows=memory_rows,
-            memory_title=memory_table.step_memory_title(len(memory_rows), len(timeline.memory)),
-            processes=table_view(report.measurements.processes) if report.measurements.processes else None,
-            evaluation_columns=evaluation_table.COLUMNS,
-            evaluation_rows=evaluation_table.evaluation_rows(report.measurements.evaluations),
-            max_evaluation_rows=evaluation_table.MAX_ROWS,
-            steps_left_out=step_table.left_out_sentence(timeline.steps),
-            plotly=_plotly_if(any(shown)),
-        )
+    measurements = report.measurements
+    timeline = measurements.timeline
+    return _rendered(
+        "report.html",
+        title=f"efprof {report.run.name} {report.run.run_id}",
+        header=verdict.header_items(report.run),
+        report=report,
+        is_foreign=report.run.ended == verdict.FOREIGN,
+        lines=verdict.describe_verdict(report),
+        counts=verdict.count_audits(report),
+        looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],
+        overhead=verdict.overhead_phrase(report),
+        cards=rank_findings(report),
+        device=page.device_evidence(report),
+        memory_chart=timeline_charts.memory_chart(measurements),
+        window_chart=page.window_chart(report),
+        time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
+        evaluation_chart=page.evaluation_chart(measurements.evaluations),
+        number_charts=timeline_charts.number_charts(timeline.steps),
+        totals=tables.totals(measurements),
+        stalls=tables.stall_table(measurements.stalls),
+        stages=tables.stage_table(measurements.stage_deltas),
+        largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),
+        memory=tables.memory_table(timeline.memory),
+        evaluations=tables.evaluation_table(measurements.evaluations),
+        steps=tables.step_table(timeline.steps),
+        steps_left_out=tables.left_out_sentence(len(timeline.steps)),
     )
 
 
@@ -95,47 +59,39 @@ def render_comparison_html(
     comparison: Comparison, base_report: Report | None = None, head_report: Report | None = None
 ) -> str:
     """The page of a comparison; with the reports of both sides also pictures and the added findings in full."""
-    pictures = _metric_pictures(base_report, head_report)
-    cards = _added_cards(comparison, head_report) if head_report else ()
-    return (
-        _environment()
-        .get_template("comparison.html")
-        .render(
-            title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
-            header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
-            comparison=comparison,
-            verdict=comparison_words.comparison_verdict(comparison),
-            columns=comparison_words.COLUMNS,
-            caption=comparison_words.TABLE_CAPTION,
-            metrics=[(metric, comparison_words.metric_cells(metric)) for metric in comparison.metrics],
-            sides=(("base", comparison.base), ("head", comparison.head)),
-            findings=comparison_words.findings_by_change(comparison),
-            cards=cards,
-            anchors={card.ranked.key: card.anchor for card in cards},
-            pictures=pictures,
-            plotly=_plotly_if(bool(pictures) or any(card.pictures for card in cards)),
-        )
+    added = {finding.key for finding in comparison.findings if finding.change == "added"}
+    cards = [item for item in rank_findings(head_report) if item.key in added] if head_report else []
+    return _rendered(
+        "comparison.html",
+        title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
+        header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
+        comparison=comparison,
+        head_report=head_report,
+        verdict=comparison_form.comparison_verdict(comparison),
+        columns=comparison_form.COLUMNS,
+        caption=comparison_form.TABLE_CAPTION,
+        metrics=[(metric, comparison_form.metric_cells(metric)) for metric in comparison.metrics],
+        sides=(("base", comparison.base), ("head", comparison.head)),
+        findings=comparison_form.findings_by_change(comparison),
+        cards=cards,
+        anchors={card.key: card.anchor for card in cards},
+        pictures=_metric_pictures(base_report, head_report) if base_report and head_report else [],
     )
 
 
-def _metric_pictures(base: Report | None, head: Report | None) -> tuple[Picture, ...]:
+def _metric_pictures(base: Report, head: Report) -> list[Chart]:
     """One picture for every metric that both sides sampled more than once."""
-    if base is None or head is None:
-        return ()
     heads = {metric.name: metric for metric in head.measurements.metrics}
     pairs = [(metric, heads[metric.name]) for metric in base.measurements.metrics if metric.name in heads]
-    drawn = [pair for pair in pairs if min(map(_num_finite, pair)) > 1]
-    return tuple(Picture(id=f"picture-metric-{place}", chart=metric_chart(*pair)) for place, pair in enumerate(drawn))
+    return [metric_chart(*pair) for pair in pairs if min(map(_num_finite, pair)) > 1]
 
 
 def _num_finite(metric: Metric) -> int:
     return sum(map(math.isfinite, metric.samples))
 
 
-def _added_cards(comparison: Comparison, head: Report) -> tuple[Card, ...]:
-    added = {finding.key for finding in comparison.findings if finding.change == "added"}
-    make = card_maker(head)
-    return tuple(make(item) for item in rank_findings(head) if item.key in added)
+def _rendered(template: str, **content: Any) -> str:
+    return _environment().get_template(template).render(**content)
 
 
 @functools.cache
@@ -148,21 +104,35 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
+    wordings = (
+        wording.show,
+        wording.show_interval,
+        wording.count_of,
+        wording.one_line,
+        wording.sentence,
+        wording.change_name,
+        wording.change_sides,
+        wording.changes_to_make,
+    )
+    parts = (
+        page.charts_of,
+        page.of_kind,
+        page.code_lines,
+        page.blamed_code,
+        page.other_snippets,
+        page.gain_lines,
+        page.in_order,
+        segment_picture.segment_picture,
+    )
+    environment.filters |= {each.__name__: each for each in (*wordings, *parts)}
     environment.filters |= {
-        "show": wording.show,
-        "show_interval": wording.show_interval,
-        "share": format_share,
-        "count_of": wording.count_of,
-        "one_line": wording.one_line,
         "shell": shlex.join,
         "prose": _prose,
-        "sentence": wording.sentence,
-        "side": comparison_words.side_phrase,
+        "side": comparison_form.side_phrase,
+        "diff": page.diff_of,
         "figure": _figure_json,
-        "static": _static_picture,
-        "notes": _notes_json,
+        "script_json": _script_json,
         "map_fill": _map_fill,
-        "height": height_of,
     }
     environment.globals |= {
         "palettes": (palette.LIGHT, palette.DARK),
@@ -171,7 +141,7 @@ def _environment() -> jinja2.Environment:
         "theme_script": Markup(_template_text("theme.js")),
         "line_pixels": segment_picture.LINE_PIXELS,
         "applicability": wording.APPLICABILITY_PHRASES,
-        "revision": verdict.revision,
+        "plotly": _compressed_plotly,
     }
     return environment
 
@@ -192,18 +162,16 @@ def _template_text(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _figure_json(chart: Chart | TrackChart) -> Markup:
+def _figure_json(chart: Chart) -> Markup:
     return _script_json(figure_of(chart))
-
-
-def _notes_json(notes: tuple[str, ...]) -> Markup:
-    return _script_json(notes)
 
 
 def _script_json(content: Any) -> Markup:
     """JSON that may stand inside a script element: nothing in it can end the element or start a comment."""
     text = msgspec.json.encode(content).decode()
-    return Markup(_escaped(text, "<>&\u2028\u2029"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def _map_fill(fill: str, picture_id: str) -> str:
@@ -211,21 +179,6 @@ def _map_fill(fill: str, picture_id: str) -> str:
     if fill in palette.LIGHT:
         return f"fill: var(--{fill})"
     return "fill: transparent" if fill == "releasable" else f"fill: url(#{picture_id}-{fill})"
-
-
-def _escaped(text: str, characters: Iterable[str]) -> str:
-    for character in characters:
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def _static_picture(chart: Chart | TrackChart) -> str:
-    """The printed form as a data URI: an image cannot run scripts, nor can its ids meet those of the page."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg_of(chart)).decode()
-
-
-def _plotly_if(is_needed: bool) -> str:
-    return _compressed_plotly() if is_needed else ""
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import math
 from typing import Any, Final
 
-from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, TrackChart, bar_gap, label_rows, x_range
+from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, bar_gap, label_rows, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
@@ -16,39 +16,32 @@ HALF_OPAQUE: Final = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
 
-def figure_of(chart: Chart | TrackChart) -> Figure:
-    """The figure of either kind; every string from outside is escaped for plotly's own markup."""
-    return _chart_figure(chart) if isinstance(chart, Chart) else _track_figure(chart)
-
-
-def height_of(chart: Chart | TrackChart) -> int:
-    """CSS pixels that the picture takes; the page reserves them before it draws."""
-    return 330 if isinstance(chart, Chart) else 70 + 34 * len(chart.tracks)
-
-
-def label_text(text: str, limit: int = MAX_LABEL) -> str:
-    """A string from outside, for places where plotly reads markup."""
-    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _chart_figure(chart: Chart) -> Figure:
+def figure_of(chart: Chart) -> Figure:
+    """The figure; every string from outside is escaped for plotly's own markup."""
     layout = _layout(chart.x_label, chart.y_label)
     start, end = layout["xaxis"]["range"] = x_range(chart)
     middle = (start + end) / 2
     layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
     layout["shapes"] += [_mark_shape(at) for at, _ in chart.marks]
-    layout["annotations"] = [
-        _band_note(band, middle, row)
+    notes = layout["annotations"] = [
+        _top_note(
+            band.end if band.start > middle else band.start,
+            band.label,
+            "var(--text)" if band.stage else "var(--window)",  # the colours of some stages are too light for letters
+            is_left=band.start > middle,
+            y=(1 - STRIP_SHARE if band.stage else 1.0) - row * ROW_SHARE,
+        )
         for band, row in zip(chart.bands, label_rows(chart), strict=True)
         if row is not None
     ]
-    layout["annotations"] += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
+    notes += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
     if len(chart.layers) == 1:
         layout["showlegend"], layout["margin"]["t"] = False, 14
     layout["yaxis"]["rangemode"] = "tozero" if chart.has_zero else "normal"
     if chart.level is not None:
         layout["shapes"].append(_level_shape(chart.level[0]))
-        layout["annotations"].append(_level_note(*chart.level))
+        place = {"xref": "paper", "x": 1, "y": _rounded(chart.level[0]), "xanchor": "right", "yanchor": "bottom"}
+        notes.append(_note(label_text(chart.level[1]), "var(--text)", place))
     if chart.y_top is not None:
         layout["yaxis"]["range"] = [_rounded(chart.y_bottom or 0.0), _rounded(chart.y_top)]
     if any(layer.kind == "stack" for layer in chart.layers):
@@ -56,6 +49,11 @@ def _chart_figure(chart: Chart) -> Figure:
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
     layout["barmode"], layout["bargap"] = "stack", bar_gap(max((len(layer.x) for layer in chart.layers), default=0))
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
+
+
+def label_text(text: str, limit: int = MAX_LABEL) -> str:
+    """A string from outside, for places where plotly reads markup."""
+    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _trace(layer: Layer, chart: Chart) -> Figure:
@@ -107,29 +105,6 @@ def _stack_hover(layer: Layer, chart: Chart) -> Figure:
     return {"hovertemplate": f"{amount}%{{text}}{name}", "text": notes}
 
 
-def _track_figure(chart: TrackChart) -> Figure:
-    layout = _layout(chart.x_label, "")
-    tracks = [label_text(track, 28) for track in chart.tracks]
-    layout["yaxis"] |= {"type": "category", "categoryarray": tracks[::-1], "categoryorder": "array", "title": None}
-    layout["yaxis"] |= {"fixedrange": True, "showgrid": False, "automargin": True}
-    layout |= {"barmode": "overlay", "bargap": 0.25, "showlegend": False, "margin": layout["margin"] | {"t": 10}}
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "base": [_rounded(block.start) for block in chart.blocks],
-        "x": [_rounded(block.end - block.start) for block in chart.blocks],
-        "y": [label_text(block.track, 28) for block in chart.blocks],
-        "text": [label_text(block.label) for block in chart.blocks],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "constraintext": "inside",
-        "marker": {"color": [f"var(--{'alert' if block.is_strong else 'forward'})" for block in chart.blocks]},
-        "insidetextfont": {"color": "var(--ground)"},
-        "hovertemplate": "%{text}<br>%{x:.4~g} from %{base:.4~g}<extra>%{y}</extra>",
-    }
-    return {"data": [trace], "layout": layout}
-
-
 def _layout(x_label: str, y_label: str) -> Figure:
     axis = {"gridcolor": "var(--grid)", "linecolor": "var(--grid)", "zeroline": False, "automargin": True}
     axis |= {"exponentformat": "none", "separatethousands": True}
@@ -168,36 +143,16 @@ def _level_shape(level: float) -> Figure:
     return {"type": "line", "line": line} | place
 
 
-def _band_note(band: Band, middle: float, row: int) -> Figure:
-    """Of a stage in the colour of text: those of some stages are too light for letters."""
-    is_left, colour = band.start > middle, "var(--text)" if band.stage else "var(--window)"
-    top = 1 - STRIP_SHARE if band.stage else 1.0
-    at = band.end if is_left else band.start
-    return _top_note(at, band.label, colour, is_left=is_left, y=top - row * ROW_SHARE)
-
-
 def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1.0) -> Figure:
     """A word at the top of the picture, on that side of its place on which there is more room."""
-    place = {
-        "x": _rounded(at),
-        "yref": "paper",
-        "y": round(y - 0.005, 3),
-        "xanchor": "right" if is_left else "left",
-        "yanchor": "top",
-    }
+    place = {"x": _rounded(at), "yref": "paper", "y": round(y - 0.005, 3)}
+    place |= {"xanchor": "right" if is_left else "left", "yanchor": "top"}
+    return _note(label_text(label, MAX_BAND_LETTERS), colour, place)
+
+
+def _note(text: str, colour: str, place: Figure) -> Figure:
     font = {"size": 11, "color": colour}
-    return {
-        "text": label_text(label, MAX_BAND_LETTERS),
-        "showarrow": False,
-        "bgcolor": "var(--ground-veil)",
-        "font": font,
-    } | place
-
-
-def _level_note(level: float, label: str) -> Figure:
-    place = {"xref": "paper", "x": 1, "y": _rounded(level), "xanchor": "right", "yanchor": "bottom"}
-    font = {"size": 11, "color": "var(--text)"}
-    return {"text": label_text(label), "showarrow": False, "bgcolor": "var(--ground-veil)", "font": font} | place
+    return {"text": text, "showarrow": False, "bgcolor": "var(--ground-veil)", "font": font} | place
 
 
 def _rounded(value: float | None) -> float | None:

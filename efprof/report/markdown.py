@@ -3,13 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from efprof.model import Report
-from efprof.report.evaluation_table import COLUMNS as EVALUATION_COLUMNS
-from efprof.report.evaluation_table import evaluation_rows
-from efprof.report.memory_table import STAGE_COLUMNS, largest_jump_sentence, stage_rows
+from efprof.model import Report, Table
 from efprof.report.ranking import RankedFinding, rank_findings
-from efprof.report.stall_table import COLUMNS as STALL_COLUMNS
-from efprof.report.stall_table import stall_rows
+from efprof.report.tables import evaluation_table, largest_jump_sentence, stage_table, stall_table
 from efprof.report.verdict import (
     count_audits,
     counts_phrase,
@@ -27,6 +23,7 @@ from efprof.report.wording import (
     gain_phrase,
     one_line,
     sentence,
+    show,
 )
 
 
@@ -39,9 +36,7 @@ def render_markdown(report: Report) -> str:
         escape(counts_phrase(count_audits(report))) + ".",
         *(_finding(item) for item in rank_findings(report)),
         *_measured(report),
-        *_stalls(report),
-        *_stage_deltas(report),
-        *_evaluations(report),
+        *_tables(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         _checks(report),
     ]
@@ -116,26 +111,34 @@ def _measured(report: Report) -> list[str]:
     return [f"## Measured\n\n{escape(sentence(measured_phrase(report)))} {escape(overhead_phrase(report))}"]
 
 
-def _stalls(report: Report) -> list[str]:
-    rows = [(code(call), code(line), *rest) for call, line, *rest in stall_rows(report.measurements.stalls)]
-    return ["## Calls that make a step wait", table(STALL_COLUMNS, rows)] if rows else []
-
-
-def _stage_deltas(report: Report) -> list[str]:
-    deltas = report.measurements.stage_deltas
-    if not deltas:
-        return []
-    rows = [tuple(map(escape, row)) for row in stage_rows(deltas)]
-    jump = largest_jump_sentence(deltas)
-    advice = [f"- {prose(one)}" for one in report.measurements.recommendations]
-    parts = ["## Stage deltas", table(STAGE_COLUMNS, rows), prose(jump), "\n".join(advice)]
+def _tables(report: Report) -> list[str]:
+    """Those of the page that are short enough, each under its heading, with the sentences that go with it."""
+    measurements = report.measurements
+    stalls, stages = stall_table(measurements.stalls), stage_table(measurements.stage_deltas)
+    jump = prose(largest_jump_sentence(measurements.stage_deltas))
+    parts = [
+        *(("## Calls that make a step wait", _with_units(stalls)) if stalls.rows else ()),
+        *(("## Stage deltas", _with_units(stages), jump, _list(measurements.recommendations)) if stages.rows else ()),
+    ]
+    if measurements.evaluations:
+        table_of = _with_units(evaluation_table(measurements.evaluations))
+        parts += ["## Evaluation", _list(measurements.evaluation_notes), table_of]
     return [part for part in parts if part]
 
 
-def _evaluations(report: Report) -> list[str]:
-    rows = [tuple(map(escape, row)) for row in evaluation_rows(report.measurements.evaluations)]
-    notes = [f"- {prose(one)}" for one in report.measurements.evaluation_notes]
-    return ["## Evaluation", "\n".join(notes), table(EVALUATION_COLUMNS, rows)] if rows else []
+def _with_units(content: Table) -> str:
+    rows = [
+        [
+            prose(cell) if isinstance(cell, str) else show(cell, unit)
+            for cell, unit in zip(row, content.units, strict=True)
+        ]
+        for row in content.rows
+    ]
+    return table(content.columns, rows)
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {prose(one)}" for one in sentences)
 
 
 def _checks(report: Report) -> str:

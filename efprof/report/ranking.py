@@ -1,10 +1,12 @@
 """The order of findings: by severity, then by what their fix saves."""
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 from efprof.model import Finding, Report, Severity
+from efprof.report.wording import anchor_of
 
 MOST_UNREAD_SHARE: Final = 0.1
 """Of the run: memory that was last read before that is told of up to that step only."""
@@ -13,10 +15,14 @@ SEVERITY_ORDER: Final[dict[Severity, int]] = {"high": 0, "medium": 1, "low": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedFinding:
-    """A finding with its place, counted from 1, and the identity it keeps in the next report of the same code."""
+    """A finding with its place, counted from 1, and the identity it keeps in the next report of the same code.
+
+    `anchor` is its place on the page; equal keys get numbered ones.
+    """
 
     rank: int
     key: str
+    anchor: str
     audit_id: str
     finding: Finding
 
@@ -26,10 +32,13 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     median, peak = median_step_ms(report), peak_bytes(report)
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
     found.sort(key=lambda item: (not _is_why_it_ended(report, item[1]), *_order(item[2], median, peak), item[0]))
-    return tuple(
-        RankedFinding(rank=rank, key=key, audit_id=audit_id, finding=finding)
-        for rank, (key, audit_id, finding) in enumerate(found, start=1)
-    )
+    taken: Counter[str] = Counter()
+    ranked = []
+    for rank, (key, audit_id, finding) in enumerate(found, start=1):
+        taken[key] += 1
+        anchor = anchor_of(key) + (f"-{taken[key]}" if taken[key] > 1 else "")
+        ranked.append(RankedFinding(rank=rank, key=key, anchor=anchor, audit_id=audit_id, finding=finding))
+    return tuple(ranked)
 
 
 def median_step_ms(report: Report) -> float | None:

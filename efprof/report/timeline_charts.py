@@ -20,7 +20,7 @@ from efprof.report.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.step_table import recorder_ms
+from efprof.report.tables import recorder_ms
 from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
@@ -63,9 +63,11 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     layers.append(
         Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
     )
+    source = source_phrase(measurements.memory_source)
+    caption = f"Read from {source} at stage boundaries; what no stage fills has no colour."
     return Chart(
         title="Memory over time",
-        caption=_memory_caption(measurements) + thinned_caption(len(kept), len(samples)),
+        caption=caption + thinned_caption(len(kept), len(samples)),
         x_label=axis_label("time since the first step", clock.unit),
         y_label=axis_label("memory", scale.unit),
         y_unit=scale.unit,
@@ -161,17 +163,6 @@ def _steps_before_pauses(timeline: Timeline) -> set[int]:
 def _is_handed_over(here: MemorySample, after: MemorySample) -> bool:
     """Whether one step ended and the next began, and nothing else."""
     return after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
-
-
-def _memory_caption(measurements: Measurements) -> str:
-    source, samples = source_phrase(measurements.memory_source), measurements.timeline.memory
-    pauses = _steps_before_pauses(measurements.timeline)
-    between = [(a, b) for a, b in itertools.pairwise(samples) if a.step != b.step]
-    if not all(_is_handed_over(a, b) for a, b in between):
-        return f"Read from {source} at stage boundaries; without a colour where steps were not read from end to end."
-    if any(a.step in pauses for a, _ in between):
-        return f"Read from {source} at every stage boundary; without a colour where something else ran between steps."
-    return f"Read from {source} at every stage boundary."
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:

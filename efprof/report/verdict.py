@@ -1,19 +1,48 @@
 """What a person reads first: which run, three lines of verdict, and how many checks said what."""
 
+import re
 import shlex
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Overhead, Report, RunIdentity, SourceLine
-from efprof.report.ending import BAD_ENDINGS, FOREIGN, ending_sentence, error_phrase, next_after_ending
 from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings
-from efprof.report.wording import count_of, device_phrase, one_line, sentence, show, source_phrase
-from efprof.units import format_share
+from efprof.report.wording import count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
+from efprof.units import format_bytes, format_share
 
 Tone = Literal["high", "medium", "low", "none"]
 
 CATEGORIES: Final = ("memory", "time", "numbers")
+BAD_ENDINGS: Final[dict[str, str]] = {
+    "raised": "The run stopped with an error of its own",
+    "out_of_memory": "The run ran out of memory",
+    "killed": "The run was killed from outside",
+    "interrupted": "The run was interrupted",
+}
+FOREIGN: Final = "unknown"
+"""How a run ended of which there is only a file that something else wrote."""
+READ_LAST: Final = "Read what the program itself said last; what was recorded until then is below."
+NEXT: Final[dict[str, str]] = {
+    "raised": READ_LAST,
+    "out_of_memory": READ_LAST,
+    "killed": READ_LAST,
+    "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
+    FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
+    "running": "Report again when it has ended; what was recorded until now is below.",
+}
+REQUEST: Final = re.compile(r"tried to allocate (\d+) bytes")
+FIRST_SIGNAL_CODE: Final = 128
+"""A shell gives 128 + n for a program that signal n ended."""
+MAX_MESSAGE: Final = 300
+"""Letters of an exception's message: some hold whole tensors."""
+
+RECORDING: Final = (
+    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
+    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
+)
+"""What to call for a file that tells more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +151,29 @@ def overhead_phrase(report: Report) -> str:
     return " ".join(filter(None, (windows, _budget_phrase(overhead))))
 
 
+def ending_sentence(run: RunIdentity) -> str:
+    """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
+    if run.ended in {"finished", FOREIGN}:
+        return ""
+    phrase = BAD_ENDINGS.get(run.ended, "The run was still going on, or was killed with its recorder,")
+    name = _signal_name(run)
+    if name:
+        phrase = f"The run was killed by {name}"
+    when = f"after {count_of(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
+    code = f" (exit code {run.exit_code})" if run.exit_code else ""
+    return f"{phrase} {when}{code}."
+
+
+def error_phrase(run: RunIdentity) -> str:
+    """`RuntimeError in the forward stage of step 5: boom`; empty where no exception was recorded."""
+    if run.error is None:
+        return ""
+    error = run.error
+    stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
+    message = shorten(_with_sizes(error.message), MAX_MESSAGE)
+    return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
+
+
 def _budget_phrase(overhead: Overhead) -> str:
     """What it was allowed to cost, and how many steps were recorded in full for it."""
     if overhead.allowance_s is None or overhead.allowed_share is None:
@@ -143,25 +195,18 @@ def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> Ran
 
 
 def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
-    run, num_looked = report.run, _num_looked(report)
+    run, num_looked = report.run, sum(audit.status in ("passed", "failed") for audit in report.audits)
     if run.ended == FOREIGN:
         return _of_a_snapshot(report, num_looked)
     can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
     return VerdictLines(
         verdict=ending or _clean_sentence(report, num_looked, can_tell=can_tell),
-        why=_why_without_lead(report, ending, len(ranked)),
+        why=_why_without_lead(report, ending, num_looked, len(ranked)),
         blame=run.error.blame if run.error else None,
         next=_next_without_lead(report, can_tell=can_tell),
         commands=(),
         tone="high" if run.ended in BAD_ENDINGS else "none" if can_tell and not ending else "medium",
     )
-
-
-RECORDING: Final = (
-    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
-    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
-)
-"""What to call for a file that tells more."""
 
 
 def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
@@ -173,7 +218,7 @@ def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
         else "This file does not tell what filled the memory.",
         why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
         blame=None,
-        next=next_after_ending(report.run),
+        next=NEXT[FOREIGN],
         commands=(_what_if(report.run),) if num_looked else RECORDING,
         tone="none" if num_looked else "medium",
     )
@@ -181,10 +226,6 @@ def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
 
 def _what_if(run: RunIdentity) -> str:
     return f"efprof allocator what-if {one_line(shlex.quote(run.path))}"
-
-
-def _num_looked(report: Report) -> int:
-    return sum(audit.status in ("passed", "failed") for audit in report.audits)
 
 
 def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
@@ -196,32 +237,34 @@ def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
     return "No fault was found."
 
 
-def _why_without_lead(report: Report, ending: str, num_findings: int) -> str:
-    num_looked = _num_looked(report)
-    passed = f"{count_of(num_looked, 'check')} passed"
-    if report.run.error is not None:
-        return sentence(error_phrase(report.run))
-    if not report.run.num_steps:
+def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings: int) -> str:
+    run = report.run
+    if run.error is not None:
+        return sentence(error_phrase(run))
+    if not run.num_steps:
         return "No training step was recorded."
     if num_findings:
         return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
-    if ending and report.run.ended in BAD_ENDINGS and report.run.ended != "interrupted":
-        return f"No check found why; {passed}: {measured_phrase(report)}."
-    if ending:
-        return f"{passed} so far: {measured_phrase(report)}."
     if not num_looked:
         return "No check could run: each one says below what it would need."
-    return f"{passed} over {count_of(report.run.num_steps, 'step')}: {measured_phrase(report)}."
+    steps = "so far" if ending else f"over {count_of(run.num_steps, 'step')}"
+    return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}."
 
 
 def _next_without_lead(report: Report, *, can_tell: bool) -> str:
     run = report.run
-    if run.ended == "out_of_memory" and run.error is not None and run.error.blame is not None:
-        return "Ask for less memory at that line; the stage deltas below show what was in use until then."
     if run.ended == "out_of_memory" and report.measurements.stage_deltas:
-        return "Look at the stage deltas: the stage with the largest jump is where the memory went."
+        where = "at that line" if run.error is not None and run.error.blame is not None else "at the largest jump"
+        return f"Ask for less memory {where}; the stage deltas below show what was in use until then."
+    if run.ended == "raised" and run.error is not None:
+        return "Mend what the error names: the program's own output says more; what was recorded until then is below."
+    if _signal_name(run) == "SIGKILL":
+        return (
+            "SIGKILL comes from a person, a scheduler, or the system when the machine's memory runs out: ask its log; "
+            "what was recorded until then is below."
+        )
     if run.ended != "finished":
-        return next_after_ending(run)
+        return NEXT.get(run.ended, "")
     if not run.num_steps:
         return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
     if not can_tell:
@@ -234,3 +277,16 @@ def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
         return (_what_if(run),)
     command = one_line(shlex.join(run.command))
     return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
+
+
+def _with_sizes(message: str) -> str:
+    """The request that failed in words too: torch's CPU allocator tells it in plain bytes, ten digits and more."""
+    return REQUEST.sub(lambda found: f"{found[0]} ({format_bytes(int(found[1]))})", message)
+
+
+def _signal_name(run: RunIdentity) -> str:
+    """The signal that ended the run; empty where none did, or none that this system knows."""
+    if run.ended != "killed" or run.exit_code is None:
+        return ""
+    number = run.exit_code - FIRST_SIGNAL_CODE
+    return signal.Signals(number).name if number in set(signal.Signals) else ""

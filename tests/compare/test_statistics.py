@@ -1,12 +1,14 @@
 """The numbers made of a run's samples."""
 
 import math
+from statistics import fmean as mean
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.compare.statistics import block_deviation, interquartile_range, mean, median, percentile_20
+from efprof.compare.verdicts import block_deviation, interquartile_range, percentile_20
 
 times_ms = st.lists(st.floats(min_value=0.01, max_value=1e5), min_size=1, max_size=200)
 

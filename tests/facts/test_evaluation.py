@@ -97,7 +97,7 @@ def test_the_page_has_a_section_with_a_row_for_each(tmp_path: Path) -> None:
     page = render(analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder), "html")
     assert '<h2 id="evaluation-title">Evaluation</h2>' in page
     assert "Memory through an evaluation" in page
-    assert page.count('<td class="path">train.py:2</td>') == 2
+    assert page.count("<td><code>train.py:2</code></td>") == 2
 
 
 def test_json_and_markdown_have_them_too(tmp_path: Path) -> None:

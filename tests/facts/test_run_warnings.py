@@ -7,8 +7,6 @@ from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
     OtherThreadTrained,
-    OutOfMemory,
-    TrainingRaised,
 )
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.measurements import Measured
@@ -77,24 +75,6 @@ def test_a_collector_that_stopped_in_another_rank_is_told_with_the_rank(tmp_path
     assert warning == "In rank1: The collector 'numbers' stopped (KeyError: 'loss'); training went on without it."
 
 
-@pytest.mark.parametrize("ended", ["running", "raised", "out_of_memory", "interrupted", "killed"])
-def test_a_run_that_ended_badly_says_so(tmp_path, ended):
-    assert len(warnings_of(write_run(tmp_path / "run", steps=make_steps(5), ended=ended))) == 1
-
-
-def test_the_error_that_a_shortage_was_answered_with_is_told(tmp_path):
-    short = OutOfMemory(at_ns=1, step=5, message="could not allocate", site="train.py:8:step")
-    answer = {"error": "ValueError", "message": "this batch is too large", "stage": "forward"}
-    raised = TrainingRaised(at_ns=1, step=5, sites=["train.py:20:<module>", "train.py:10:main"], **answer)
-    run = write_run(tmp_path / "run", steps=make_steps(5), events=[short, raised], ended="out_of_memory")
-    assert warnings_of(run)[1:] == (
-        "When memory had run out, the program raised another error at train.py:10: "
-        "ValueError (this batch is too large).",
-    )
-    alone = [short, replace(raised, error="RuntimeError", message="could not allocate")]
-    assert len(warnings_of(write_run(tmp_path / "same", steps=make_steps(5), events=alone, ended="out_of_memory"))) == 1
-
-
 def test_a_run_without_a_step_has_exactly_one_warning(tmp_path):
     (warning,) = warnings_of(write_run(tmp_path / "run", ended="killed"))
     assert "No training step was finished" in warning
@@ -119,40 +99,6 @@ def test_steps_that_cannot_be_read_are_not_called_steps_that_never_were(tmp_path
     (run.rank_folder / "steps.jsonl").write_bytes(b"rubbish\nmore of it\n")
     (warning,) = warnings_of(run)
     assert warning.startswith("2 lines of steps.jsonl could not be read")
-
-
-def run_with(folder, variables, *, torch="2.9.1+cu128", **fields):
-    fields = {"steps": make_steps(5), "devices": [GPU], **fields}
-    return write_run(folder / "run", environment=variables, versions={"torch": torch}, **fields)
-
-
-PLAIN = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-def test_a_setting_that_torch_2_9_does_not_read_is_told_with_what_to_set(tmp_path):
-    (warning,) = warnings_of(run_with(tmp_path, PLAIN))
-    assert warning.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True did nothing")
-    assert "torch 2.9.1+cu128" in warning
-    assert "Set PYTORCH_CUDA_ALLOC_CONF instead" in warning
-
-
-def test_it_is_told_of_a_run_without_a_step_too(tmp_path):
-    assert "did nothing" in warnings_of(run_with(tmp_path, PLAIN, steps=(), ended="out_of_memory"))[-1]
-
-
-@pytest.mark.parametrize(
-    ("variables", "fields"),
-    [
-        (PLAIN, {"torch": "2.10.0"}),
-        (PLAIN, {"torch": "2.90.0"}),
-        (PLAIN, {"devices": []}),
-        (PLAIN | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
-        ({}, {}),
-    ],
-)
-def test_a_setting_that_is_read_or_that_nothing_could_read_is_not_told(tmp_path, variables, fields):
-    assert warnings_of(run_with(tmp_path, variables, **fields)) == ()
 
 
 def test_a_device_that_a_snapshot_says_nothing_of_is_told_beside_one_that_it_does(tmp_path):

@@ -17,8 +17,6 @@ from efprof.model import (
     FindingChange,
     Fix,
     Gain,
-    Interval,
-    Intervals,
     Measurements,
     MemoryMap,
     MemorySample,
@@ -340,16 +338,6 @@ def time_finding() -> Finding:
             step_ms_interval=(10.1, 12.2),
         ),
         evidence=(
-            Intervals(
-                title="One step on the CPU and on the GPU",
-                intervals=(
-                    Interval(track="CPU", label="forward", start_ms=0.0, end_ms=6.0),
-                    Interval(track="CPU", label="loss.item() waits", start_ms=6.0, end_ms=17.4, is_highlighted=True),
-                    Interval(track="CPU", label="backward", start_ms=17.4, end_ms=27.0),
-                    Interval(track="GPU stream 7", label="kernels of the forward pass", start_ms=1.0, end_ms=17.2),
-                    Interval(track="GPU stream 7", label=HOSTILE, start_ms=19.0, end_ms=35.0),
-                ),
-            ),
             Series(
                 title="Wait per step",
                 x_label="step",
@@ -361,6 +349,14 @@ def time_finding() -> Finding:
                     SeriesLine(label=f"_nonzero {HOSTILE}", x=(10.0, 11.0, 12.0), y=(1.0, math.inf, 0.8)),
                 ),
                 is_stacked=True,
+            ),
+            Series(
+                title="Reads per step",
+                x_label="step",
+                x_unit="",
+                y_label="reads",
+                y_unit="count",
+                lines=(SeriesLine(label="item", x=(10.0, 11.0, 12.0), y=(3.0, 3.0, 4.0)),),
             ),
             Numbers(
                 title="Of the profiled steps",

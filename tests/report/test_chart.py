@@ -3,16 +3,14 @@
 import dataclasses
 import json
 import math
-import re
 
 import pytest
 
-from efprof.model import BOUNDARIES, Intervals, MemorySample, Series, SeriesLine, StageBand, Timeline
+from efprof.model import BOUNDARIES, MemorySample, Series, SeriesLine, StageBand, Timeline
 from efprof.report.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
-from efprof.report.evidence_charts import MAX_BLOCKS, series_chart, tracks_chart
+from efprof.report.evidence_charts import series_chart
 from efprof.report.interactive import figure_of, label_text
-from efprof.report.printed import svg_of
-from efprof.report.step_table import MAX_STEPS, left_out_sentence, shown_steps, step_title
+from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.wording import show
 from efprof.units import MIB
@@ -103,16 +101,6 @@ def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_ot
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
     assert chart is not None
     assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
-    assert ("something else ran between steps" in chart.caption) != is_coloured
-
-
-@pytest.mark.parametrize(("next_step", "told"), [(1, "at every stage boundary."), (7, "without a colour where")])
-def test_the_caption_says_whether_every_boundary_was_read(next_step: int, told: str) -> None:
-    full = make_measurements()
-    timeline = dataclasses.replace(full.timeline, memory=(*whole_step(0), *whole_step(next_step)))
-    chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
-    assert told in chart.caption
 
 
 def test_the_recorder_s_own_time_is_drawn_on_top_of_the_stages() -> None:
@@ -175,14 +163,6 @@ def test_axes_take_the_largest_fitting_unit() -> None:
     assert scale_for([], "bytes_per_step").unit == "B/step"
 
 
-def test_blocks_beyond_the_limit_are_counted() -> None:
-    evidence = next(one for one in time_finding().evidence if isinstance(one, Intervals))
-    many = Intervals(title="many", intervals=evidence.intervals * 300)
-    chart = tracks_chart(many)
-    assert len(chart.blocks) == MAX_BLOCKS
-    assert f"{1500 - MAX_BLOCKS:,} shorter ones are left out" in chart.caption
-
-
 def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
     for evidence in (*memory_finding().evidence, *time_finding().evidence):
         if isinstance(evidence, Series):
@@ -191,22 +171,16 @@ def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
     assert label_text(HOSTILE).startswith("&lt;script&gt;alert(")
 
 
-def test_printed_pictures_repeat_to_the_byte_and_stand_hostile_labels() -> None:
-    line = SeriesLine(label="_$x^{", x=(0.0, 1.0), y=(1.0, math.inf))
-    series = Series(title="$", x_label="$y_", x_unit="", y_label=HOSTILE, y_unit="bytes", lines=(line, line))
-    assert svg_of(series_chart(series)) == svg_of(series_chart(series))
-
-
 def test_the_step_table_keeps_first_last_and_broken_steps() -> None:
     steps = make_steps(1000)
-    shown = shown_steps(steps)
-    assert len(shown) <= MAX_STEPS
-    assert shown[0].step == 0
-    assert shown[-1].step == 999
-    assert "left out" in left_out_sentence(steps)
-    assert left_out_sentence(make_steps(300)) == ""
-    assert step_title(make_steps(300)) == "Every step: 300 rows"
-    assert step_title(steps) == f"Single steps: {len(shown)} of 1,000"
+    shown = step_table(steps)
+    assert len(shown.rows) == MAX_STEPS
+    assert (shown.rows[0][0], shown.rows[-1][0]) == (0, 999)
+    assert {step.step for step in steps if is_broken(step)} <= {row[0] for row in shown.rows}
+    assert "left out" in left_out_sentence(1000)
+    assert left_out_sentence(300) == ""
+    assert step_table(make_steps(300)).title == "Every step: 300 rows"
+    assert shown.title == f"Single steps: {MAX_STEPS} of 1,000"
 
 
 def banded(*starts: float) -> Chart:
@@ -359,10 +333,3 @@ def test_a_line_over_the_stack_is_no_part_of_it() -> None:
     assert [layer.kind for layer in chart.layers] == ["stack", "stack", "stack", "line"]
     assert "stackgroup" not in figure_of(chart)["data"][-1]
     assert chart.layers[-1].colour == "text"
-
-
-def test_a_printed_stack_with_stages_repeats_to_the_byte_and_its_paths_are_short() -> None:
-    svg = svg_of(series_chart(make_window_memory()))
-    assert svg == svg_of(series_chart(make_window_memory()))
-    assert re.search(rb' d="[^"]*\.\d{3}', svg) is None
-    assert re.search(rb' d="[^"]*\.\d\d', svg) is not None

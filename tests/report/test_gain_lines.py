@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from efprof.model import AuditResult, Gain
-from efprof.report.page import card_maker
+from efprof.report.page import gain_lines
 from efprof.report.ranking import rank_findings
 from efprof.units import MIB
 from tests.report.report_sample import make_report, memory_finding, read_until
@@ -21,8 +21,8 @@ def line(**fields: Any) -> tuple[str, str]:
     )
     report = read_until(make_report(audits=(audit,)), 59)
     (ranked,) = rank_findings(report)
-    (shown,) = card_maker(report)(ranked).gains
-    return shown.amount, shown.details
+    (shown,) = gain_lines(ranked.finding, report)
+    return shown
 
 
 def test_what_holds_up_to_a_step_is_told_as_the_least_with_the_estimate_beside_it() -> None:

@@ -51,7 +51,6 @@ def test_kinds_are_class_names_in_snake_case(form: Any) -> None:
         "table",
         "snippet",
         "series",
-        "intervals",
         "memory_map",
         "alternatives",
         "segment_map",

@@ -6,6 +6,7 @@ from pathlib import Path
 import click.testing
 import pytest
 
+from efprof.artifacts import runs
 from efprof.commands import report as command
 from efprof.model import EfprofError
 from tests.report.report_sample import make_report, make_run
@@ -15,7 +16,7 @@ from tests.report.report_sample import make_report, make_run
 def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A report without a run folder: what this tests begins after the analysis."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "find", lambda run: Path("run"))
+    monkeypatch.setattr(runs, "find_run", lambda run: Path("run"))
     monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report())
 
 

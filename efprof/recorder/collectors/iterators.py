@@ -73,7 +73,7 @@ class Feed:
         kinds = filter(self._may_feed, set(map(type, gc.get_objects())))
         for kind in sorted(kinds, key=_is_generator)[:MAX_CLASSES]:
             name = "__iter__" if _is_generator(kind) else "__next__"
-            original = getattr(kind, name)
+            original: Any = _method(kind, name)
             watch = self._watched_generator if _is_generator(kind) else self._watched_next
             self._watched[kind] = replace(kind, name, StandIn(watch(kind, original), original))
         budget.spend("iterators", perf_counter_ns() - began_ns)

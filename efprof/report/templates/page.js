@@ -80,29 +80,39 @@
       var figure = JSON.parse(document.getElementById(holder.dataset.figure).textContent);
       var shown = resolveColours(figure, getComputedStyle(root));
       if (matchMedia("(pointer: coarse), (max-width: 600px)").matches) shown.layout.dragmode = false;
+      if (matchMedia("print").matches) shown.layout.width = 680; // an A4 page's text
       var settings = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] };
       holder.dataset.drawn = "yes";
       return library.react(holder, shown.data, shown.layout, settings);
-    }).then(function () {
-      holder.parentElement.classList.add("drawn");
-    }).catch(function () { /* an old browser: the printed picture stays */ });
+    }).catch(function () { holder.textContent = "This browser is too old to draw the picture."; });
   }
   // Whoever scrolls fast finds the others drawn too: one whenever the browser has nothing else to do.
   function drawWhenIdle(rest) {
     var whenIdle = window.requestIdleCallback || function (call) { setTimeout(call, 200); };
     rest = rest.filter(function (holder) { return !holder.dataset.drawn && !holder.closest("details:not([open])"); });
-    if (rest.length) whenIdle(function () { draw(rest[0]).then(function () { drawWhenIdle(rest.slice(1)); }); });
+    if (rest.length) whenIdle(function () { draw(rest[0]).then(function () { drawWhenIdle(rest.slice(1)); }); }, { timeout: 300 });
   }
   if ("IntersectionObserver" in window && "DecompressionStream" in window) {
     var observer = new IntersectionObserver(function (entries) {
       entries.forEach(function (entry) {
         if (!entry.isIntersecting) return;
         observer.unobserve(entry.target);
-        draw(entry.target.querySelector(".interactive"));
+        draw(entry.target);
       });
     }, { rootMargin: "100%" });
-    holders.forEach(function (holder) { observer.observe(holder.parentElement); });
+    holders.forEach(function (holder) { observer.observe(holder); });
     addEventListener("load", function () { drawWhenIdle(holders); });
+    // On paper colours are those of the light theme, and what is collapsed is shown.
+    matchMedia("print").addEventListener("change", function (media) {
+      holders.forEach(function (holder) {
+        draw(holder).then(function () {
+          if (media.matches) return;
+          if (holder.offsetParent) return window.Plotly.Plots.resize(holder);
+          window.Plotly.purge(holder); // of what is collapsed again, nobody knows the width
+          observer.observe(holder);
+        });
+      });
+    });
   }
 
   // ---- printing shows what is collapsed; a link to something collapsed opens it ----

@@ -1,13 +1,14 @@
-"""What a comparison says, in the words that every rendering of it shares."""
+"""What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.report.markdown import code, escape, prose, table
 from efprof.report.verdict import revision
-from efprof.report.wording import count_of, one_line, show
+from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
 CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
@@ -16,6 +17,7 @@ TABLE_CAPTION: Final = (
     "the steps. A change is head over base, with its interval where there is one."
 )
 NOT_MEASURED: Final = "not measured"
+MAX_LOCATION: Final = 60
 COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
 
 
@@ -42,10 +44,8 @@ def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
         word = "better"
     elif metrics and len(by_word["same"]) == len(metrics):
         word = "same"
-    largest = _largest_certain(comparison.metrics)
-    return ComparisonVerdict(
-        word=word, headline=_headline(word, by_word, largest), details=_details(comparison, by_word, largest)
-    )
+    headline = f"{_sentence(word, _named(by_word[word]))}."
+    return ComparisonVerdict(word=word, headline=headline, details=tuple(_details(comparison, by_word)))
 
 
 def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
@@ -85,19 +85,44 @@ def side_phrase(run: RunIdentity) -> str:
     return ", ".join(one_line(item) for item in items if item)
 
 
+def render_comparison_text(comparison: Comparison) -> str:
+    """The headline, the metrics in columns, the findings that came and went; no colour."""
+    verdict = comparison_verdict(comparison)
+    lines = [
+        f"{verdict.word.upper()}: {verdict.headline}",
+        *verdict.details,
+        f"base   {side_phrase(comparison.base)}",
+        f"head   {side_phrase(comparison.head)}",
+        *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
+        "",
+        *_aligned([COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]),
+        "",
+    ]
+    changed = [(change, finding) for change, findings in findings_by_change(comparison) for finding in findings]
+    width = max((len(change) for change, _ in changed), default=0)
+    for change, finding in changed:
+        where = shorten_path(finding.location, MAX_LOCATION)
+        lines.append(f"{change:{width}}  {shorten(finding.headline, 100)}   {where}   {one_line(finding.audit_id)}")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_comparison_markdown(comparison: Comparison) -> str:
+    """The same as a Markdown comment fits a pull request."""
+    verdict = comparison_verdict(comparison)
+    parts = [f"## efprof: {verdict.word}", escape(verdict.headline), escape(" ".join(verdict.details))]
+    parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
+    if comparison.differences:
+        parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
+    parts.append(TABLE_CAPTION)
+    parts.append(table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in comparison.metrics]))
+    for change, findings in findings_by_change(comparison):
+        if findings:
+            rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
+            parts.append(f"### Findings {change}\n\n{rows}")
+    return "\n\n".join(parts) + "\n"
+
+
 _WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
-
-
-def _headline(word: Verdict, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None) -> str:
-    """What decides, and the largest change that is certain, whether or not it gates."""
-    decides = [metric for metric in by_word[word] if metric is not largest]
-    if largest is None:
-        return f"{_sentence(word, _named(decides))}."
-    ungated = "" if largest in by_word[largest.verdict] else " without a gate"
-    if largest.verdict == word:
-        named = [_named([largest]) + ungated, *(_named([metric]) for metric in decides)]
-        return f"{_sentence(word, ', '.join(named))}."
-    return f"{_sentence(word, _named(decides))}; but {largest.verdict}{ungated}: {_named([largest])}."
 
 
 def _sentence(word: Verdict, named: str) -> str:
@@ -112,48 +137,26 @@ def _sentence(word: Verdict, named: str) -> str:
             return "These runs cannot tell whether head differs from base"
 
 
-def _largest_certain(metrics: Sequence[MetricChange]) -> MetricChange | None:
-    """By the ratio of the sides; what was nothing or became nothing changed most. The first of several."""
-    gated = [metric.name for metric in metrics if metric.budget is not None]
-    certain = [
-        metric
-        for metric in metrics
-        if metric.verdict in ("better", "worse")
-        and (metric.budget is not None or not any(metric.name.startswith(f"{name}_") for name in gated))
-    ]
-    return max(certain, key=_size, default=None)
-
-
-def _size(metric: MetricChange) -> float:
-    return abs(math.log1p(metric.effect)) if metric.effect is not None and metric.effect > -1 else math.inf
-
-
-def _details(
-    comparison: Comparison, by_word: dict[Verdict, list[MetricChange]], largest: MetricChange | None
-) -> tuple[str, ...]:
-    """What the headline leaves out; it names `largest`, and every metric that decides."""
-    sentences = []
-    over = [metric.label for metric in comparison.metrics if metric.is_over_budget]
-    if over:
-        sentences.append(f"Over budget: {', '.join(over)}.")
-    better = [metric for metric in by_word["better"] if metric is not largest]
-    if by_word["worse"] and better:
-        sentences.append(f"Better all the same: {_named(better)}.")
+def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:
+    """What the headline leaves out."""
+    gated = [metric.name for metric in comparison.metrics if metric.budget is not None]
     ungated = [
         metric
         for metric in comparison.metrics
-        if metric.verdict == "worse" and metric not in by_word["worse"] and metric is not largest
+        if gated and metric.budget is None and not any(metric.name.startswith(f"{name}_") for name in gated)
     ]
-    if ungated:
-        sentences.append(f"Worse without a gate: {_named(ungated)}.")
-    if by_word["unclear"]:
-        sentences.append(f"Unclear: {', '.join(metric.label for metric in by_word['unclear'])}.")
-    counts = [f"{len(found)} {change}" for change, found in findings_by_change(comparison)]
-    sentences.append(f"Findings: {', '.join(counts)}.")
-    return tuple(sentences)
+    parts = (
+        ("Over budget", ", ".join(metric.label for metric in comparison.metrics if metric.is_over_budget)),
+        ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
+        ("Worse without a gate", _named(metric for metric in ungated if metric.verdict == "worse")),
+        ("Better without a gate", _named(metric for metric in ungated if metric.verdict == "better")),
+        ("Unclear", ", ".join(metric.label for metric in by_word["unclear"])),
+        ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
+    )
+    return (f"{what}: {named}." for what, named in parts if named)
 
 
-def _named(metrics: list[MetricChange]) -> str:
+def _named(metrics: Iterable[MetricChange]) -> str:
     return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
 
 
@@ -167,3 +170,9 @@ def _side(median: float, spread: float, unit: str) -> str:
     if math.isnan(median):
         return NOT_MEASURED
     return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    rows = [tuple(one_line(cell) for cell in row) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.attempts import PROCESS_FILE, Process
 from efprof.artifacts.events import EVENTS_FILE, Event, RecordingEnded, TrainingRaised
 from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import STEPS_FILE
-from efprof.facts.attempt_endings import describe_attempts
 from efprof.facts.run import Run, open_run
 from efprof.facts.run_warnings import warnings_of
 from tests.builders import make_run_file, make_steps
@@ -43,43 +41,40 @@ def test_the_run_is_its_last_attempt_that_finished_a_step(tmp_path: Path) -> Non
     assert len(run.rank_folders) == 1
     (warning,) = warnings_of(run)
     assert warning == (
-        "This run started its training again; the report is about attempt 2: attempt 1 was ended by ValueError (boom) "
-        "at step 3 in rank0, attempt 3 was ended by ImportError (boom) at step 0."
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 was ended by "
+        "ValueError (boom) at step 3, attempt 3 was ended by ImportError (boom) at step 0."
     )
 
 
 def test_a_run_of_one_attempt_says_nothing(tmp_path: Path) -> None:
     write_run_file(tmp_path, make_run_file())
     write_rank(tmp_path / "rank0", 3, ENDED)
-    assert describe_attempts(open_run(tmp_path)) == ""
+    assert warnings_of(open_run(tmp_path)) == ()
 
 
-def test_the_first_rank_that_raised_and_those_that_were_killed_are_told(tmp_path: Path) -> None:
+def test_the_first_rank_that_raised_is_told(tmp_path: Path) -> None:
     write_rank(tmp_path / "rank0", 7, raised("RuntimeError", at_ns=8, step=7), ENDED)
     write_rank(tmp_path / "rank1", 6)
     write_rank(tmp_path / "rank2", 7, raised("KeyError", at_ns=6, step=6, message=""), ENDED)
-    sentence = describe_attempts(open_with_second_attempt(tmp_path))
-    assert sentence.endswith(": attempt 1 was ended by KeyError at step 6 in rank2 and was killed at step 6 in rank1.")
+    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
+    assert sentence.endswith(": attempt 1 was ended by KeyError at step 6.")
+
+
+def test_an_attempt_that_was_killed_says_at_which_step(tmp_path: Path) -> None:
+    write_rank(tmp_path / "rank0", 7, ENDED)
+    write_rank(tmp_path / "rank1", 6)
+    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
+    assert sentence.endswith(": attempt 1 was killed at step 6.")
 
 
 def test_an_attempt_that_a_signal_ended_names_it(tmp_path: Path) -> None:
     write_rank(tmp_path / "rank0", 4, RecordingEnded(at_ns=1, step=4, signal="SIGTERM"))
-    sentence = describe_attempts(open_with_second_attempt(tmp_path))
-    assert sentence.startswith("This run started its training again; ")
+    (sentence,) = warnings_of(open_with_second_attempt(tmp_path))
     assert "attempt 1 was ended by SIGTERM at step 4." in sentence
 
 
-def test_what_follows_a_training_that_ended_well_is_another_one(tmp_path: Path) -> None:
+def test_an_attempt_that_ended_well_is_told_with_its_steps(tmp_path: Path) -> None:
     write_rank(tmp_path / "rank0", 4, ENDED)
-    assert describe_attempts(open_with_second_attempt(tmp_path)) == (
-        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 4 steps."
-    )
-
-
-def test_an_agents_workers_are_started_again_however_they_ended(tmp_path: Path) -> None:
-    write_rank(tmp_path / "rank0", 4, ENDED)
-    (tmp_path / "rank0" / PROCESS_FILE).write_bytes(msgspec.json.encode(Process(pid=1, group="7.0")))
-    sentence = describe_attempts(open_with_second_attempt(tmp_path))
-    assert sentence == (
-        "This run started its training again; the report is about attempt 2: attempt 1 ended after 4 steps."
+    assert warnings_of(open_with_second_attempt(tmp_path)) == (
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 4 steps.",
     )
