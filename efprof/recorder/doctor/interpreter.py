@@ -70,28 +70,21 @@ def _python_of_commands() -> Check:
     try:
         path = find_program("python")
     except EfprofError:
-        return Check(
-            name=name, status="careful", why="There is none on PATH.", advice=f"Write {sys.executable} in the command."
-        )
+        return Check(name, "careful", "There is none on PATH.", f"Write {sys.executable} in the command.")
     done = _run([path, "-c", _OTHER_PYTHON], dict(os.environ))
     lines = done.stdout.split("\n") if done is not None and done.returncode == 0 else []
     if len(lines) < 4:
-        return Check(name=name, status="careful", why=f"{path} does not start.", advice="Mend it, or name another.")
+        return Check(name, "careful", f"{path} does not start.", "Mend it, or name another.")
     prefix, version, *has = lines[:4]
     if Path(prefix) == Path(sys.prefix):
-        return Check(name=name, status="yes", why="It is the Python that efprof is installed in.")
-    is_new = tuple(map(int, version.split("."))) >= LEAST_PYTHON
-    lacking = ["a newer version"] * (not is_new) + [
-        package for package, found in zip(PACKAGES, has, strict=True) if found != "True"
-    ]
+        return Check(name, "yes", "It is the Python that efprof is installed in.")
+    lacking = [package for package, found in zip(PACKAGES, has, strict=True) if found != "True"]
+    if tuple(map(int, version.split("."))) < LEAST_PYTHON:
+        lacking.insert(0, "a newer version")
     if not lacking:
-        return Check(name=name, status="yes", why=f"{path} is another Python than efprof's, and can be recorded too.")
-    return Check(
-        name=name,
-        status="careful",
-        why=f"{path} (Python {version}) is another than efprof's and cannot be recorded: it lacks {lacking[0]}.",
-        advice=f"Write {sys.executable} in the command, or install efprof there.",
-    )
+        return Check(name, "yes", f"{path} is another Python than efprof's, and can be recorded too.")
+    why = f"{path} (Python {version}) is another than efprof's and cannot be recorded: it lacks {lacking[0]}."
+    return Check(name, "careful", why, f"Write {sys.executable} in the command, or install efprof there.")
 
 
 def _torch(torch: ModuleType | None) -> Check:
@@ -124,24 +117,16 @@ def _why_no_torch() -> str:
 
 def _hook() -> Check:
     """Really started: nothing else tells what a site's own customization does to it."""
-    done = _run([sys.executable, "-c", _PROBE], child_environment(Options()))
-    name = "start-up hook"
+    done, name = _run([sys.executable, "-c", _PROBE], child_environment(Options())), "start-up hook"
+    said = _last_line(done.stderr) if done is not None and done.stderr.strip() else ""
     if done is None or done.stdout.strip() != "True":
-        said = f" ({_last_line(done.stderr)})" if done is not None and done.stderr.strip() else ""
-        return essential(
-            name,
-            is_met=False,
-            why=f"A child of Python started without it{said}.",
-            advice="Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record().",
-        )
-    if done.stderr.strip():
-        return Check(
-            name=name,
-            status="careful",
-            why=f"A child of Python ran it, and said: {_last_line(done.stderr)}.",
-            advice="Mend the sitecustomize that says so.",
-        )
-    return Check(name=name, status="yes", why="A child of Python ran it (one started with -I, -E or -S would not).")
+        why = f"A child of Python started without it{f' ({said})' if said else ''}."
+        advice = "Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record()."
+        return essential(name, is_met=False, why=why, advice=advice)
+    if said:
+        why = f"A child of Python ran it, and said: {said}."
+        return Check(name, "careful", why, "Mend the sitecustomize that says so.")
+    return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
 
 
 def _starters() -> Iterator[Check]:
@@ -150,12 +135,8 @@ def _starters() -> Iterator[Check]:
         path = shutil.which(name)
         first = _first_line(Path(path)) if path is not None else ""
         if re.match(r"#!.*python\S*(\s+-\w+)*\s+-\w*[EIS]", first):
-            yield Check(
-                name=name,
-                status="careful",
-                why=f"{path} begins with '{first}', by which Python ignores the start-up hook.",
-                advice=f"Start it as 'python {path}'.",
-            )
+            why = f"{path} begins with '{first}', by which Python ignores the start-up hook."
+            yield Check(name, "careful", why, f"Start it as 'python {path}'.")
 
 
 def _first_line(path: Path) -> str:
