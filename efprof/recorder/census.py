@@ -2,7 +2,6 @@
 
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.recorder.frames import callers, waiting
 from efprof.recorder.heap import Heap, look_at_heap
-from efprof.recorder.held import Clock, Held, TimeIsUp
-from efprof.recorder.places import Handles, Key, Place
+from efprof.recorder.places import Clock, Handles, Held, Key, Place, TimeIsUp
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
@@ -58,8 +56,6 @@ class Census:
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
-            # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
-            self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
             if self._walk.running and self._has_time():

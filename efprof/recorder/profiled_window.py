@@ -2,6 +2,7 @@
 
 import cProfile
 import errno
+import functools
 import gc
 import gzip
 import os
@@ -14,11 +15,10 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.allocation_rows import WindowEvents
-from efprof.recorder.call_sites import CallSites
-from efprof.recorder.hooks import Undo
-from efprof.recorder.operators import watch_operators
+from efprof.recorder.allocation_rows import CallSites, WindowEvents
+from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.session import Session
+from efprof.recorder.stand_in import StandIn
 
 
 class ProfiledWindow:
@@ -183,3 +183,29 @@ def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites)
     finally:
         for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
             temporary.unlink(missing_ok=True)
+
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+OPERATORS = (
+    *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
+    *(f"__{name}__" for name in OTHERS),
+)
+
+
+def watch_operators() -> list[Undo]:
+    """Replace the operators of torch.Tensor by functions that call them.
+
+    Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
+    """
+    names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
+    originals = {name: getattr(torch.Tensor, name) for name in names}
+    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
+
+
+def _called(operator: Any) -> Any:
+    @functools.wraps(operator)
+    def call(*operands: Any) -> Any:
+        return operator(*operands)
+
+    return call

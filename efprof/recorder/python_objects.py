@@ -2,13 +2,12 @@
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import suppress
 from itertools import chain, islice
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from efprof.artifacts.worker_memory import HeldContainer
+from efprof.recorder.variables import COLLECTIONS, PLAIN, attributes_of, is_array
 
 PAGE_BYTES: Final = 4096
 """Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
@@ -27,9 +26,6 @@ MAX_LISTED: Final = 5
 
 NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
 """The program's code, which is not the data set's."""
-
-ATOMS: Final = (str, bytes, bytearray, int, float, complex, type(None))
-"""Objects that hold no others."""
 
 
 class Look:
@@ -96,35 +92,22 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
 
     Those of a list are evenly spaced; of a dict each key comes before its value.
     """
-    sequences: tuple[Any, ...] = (list, tuple)
-    for kind in sequences:
-        if isinstance(value, kind):
-            length = kind.__len__(value)
+    kind: Any = next((kind for kind in (*COLLECTIONS, dict) if isinstance(value, kind)), None)
+    if kind is not None:
+        length = kind.__len__(value)
+        if kind is dict:
+            return list(chain.from_iterable(islice(dict.items(value), number))), length
+        if kind in (list, tuple):
             return list(kind.__getitem__(value, slice(None, None, max(1, length // number))))[:number], length
-    if isinstance(value, dict):
-        return list(chain.from_iterable(islice(dict.items(value), number))), dict.__len__(value)
-    others: tuple[Any, ...] = (deque, set, frozenset)
-    for kind in others:
-        if isinstance(value, kind):
-            return list(islice(kind.__iter__(value), number)), kind.__len__(value)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and value.dtype == object:
+        return list(islice(kind.__iter__(value), number)), length
+    if is_array(type(value)) and value.dtype == object:
         return value.reshape(-1)[:: max(1, value.size // number)][:number].tolist(), value.size
     return None
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object has of its own: its `__dict__`, its slots; of a table of pandas the columns of objects."""
-    if isinstance(value, ATOMS):
-        return
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an object has of its own; of a table of pandas the columns of objects."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and type(value) is pandas.DataFrame:
-        yield from ((str(name), column.to_numpy()) for name, column in value.items() if column.dtype == object)
-        return
-    with suppress(AttributeError):  # it has slots alone
-        yield from list(object.__getattribute__(value, "__dict__").items())
-    for kind in type(value).__mro__:
-        for name, member in list(vars(kind).items()):
-            if isinstance(member, MemberDescriptorType):
-                with suppress(AttributeError):  # it is empty
-                    yield name, member.__get__(value)
+        return [(str(name), column.to_numpy()) for name, column in value.items() if column.dtype == object]
+    return [] if type(value) in PLAIN else attributes_of(value)

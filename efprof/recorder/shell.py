@@ -10,8 +10,7 @@ from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.frames import is_running
-from efprof.recorder.signal_errors import is_of_a_signal
-from efprof.recorder.writing import LineWriter, RankFolder
+from efprof.recorder.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
 """The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""

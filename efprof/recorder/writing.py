@@ -1,12 +1,17 @@
 """Append-only files that a crash or a full disk cannot spoil."""
 
 import errno
+import functools
 import os
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import msgspec
 
@@ -14,7 +19,6 @@ from efprof.artifacts.events import TrainingRaised
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.claim import claim_folder
 from efprof.recorder.kept_file import KeptFile
-from efprof.recorder.signal_errors import is_of_a_signal
 
 ERRORS_OF_ANOTHER = (
     "ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -134,3 +138,21 @@ def _shows_training(record: msgspec.Struct) -> bool:
     return isinstance(record, StepRecord) or (
         isinstance(record, TrainingRaised) and record.error not in ERRORS_OF_ANOTHER
     )
+
+
+OWN_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120 - compared with what Python calls files
+
+
+def is_of_a_signal(error: Exception) -> bool:
+    """Whether a handler of the program's raised it: Python calls that wherever the program happens to be."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """None of what is not written in Python, and of our own handlers."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004 - not whether, but which
+    code = getattr(function, "__code__", None)
+    return None if code is None or code.co_filename.startswith(OWN_FOLDER) else code

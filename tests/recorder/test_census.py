@@ -17,7 +17,7 @@ import torch
 from efprof.artifacts.holders import Count, Counted, Moment, read_counts
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
-from efprof.recorder.held import Held
+from efprof.recorder.places import Held
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, record_here
@@ -517,12 +517,3 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
 
     holders = [one.after for one in grown_in(record_here(tmp_path, train)).values()]
     assert {holder.name: holder.max_length for holder in holders} == {"limited": 500, "endless": 0, "window": 700}
-
-
-def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:
-    trainer = Trainer()
-    finalizers = [weakref.finalize(trainer, str, torch.ones(7)) for _ in range(3)]
-    held = count(tmp_path)
-    for finalizer in finalizers:
-        finalizer.detach()
-    assert held["global", "weakref.finalize"].tensors == 3
