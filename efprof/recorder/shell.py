@@ -75,11 +75,12 @@ class Shell:
 
         What is guarded raises but what a signal's handler raised in it.
         """
-        owed = _Owed(self._owed)
 
         def call(*args: Any) -> None:
-            with owed:
+            try:
                 function(*args)
+            except BaseException as error:
+                self._owed.append(error)
 
         return call
 
@@ -113,17 +114,3 @@ class Shell:
         reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
         self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
-
-
-class _Owed:
-    """Keeps the error that ends a `with` statement, and lets the program go on."""
-
-    def __init__(self, errors: list[BaseException]) -> None:
-        self._errors = errors
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is not None:
-            self._errors.append(error)
-        return True
