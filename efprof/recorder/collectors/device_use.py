@@ -69,15 +69,17 @@ def start(session: Session) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         return
 
-    def begin() -> None:
-        session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
-
-    def begin_to_time() -> None:
-        session.loop.steps.clock = DeviceClock(guard=functools.partial(session.shell.guarded, "device_times"))
-
-    for collector, function in (("device_times", begin_to_time), ("device_use", begin)):
-        began: Any = session.shell.guarded(collector, function)
+    for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
+        began: Any = session.shell.guarded(collector, functools.partial(begin, session))
         torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+
+
+def _time_stages(session: Session) -> None:
+    session.loop.steps.clock = DeviceClock(guard=functools.partial(session.shell.guarded, "device_times"))
+
+
+def _read_use(session: Session) -> None:
+    session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
 
 
 def _nvml() -> Any:

@@ -21,6 +21,6 @@ def start(session: Session) -> None:
         if steps.others.num_updates:
             note_other(steps.others.num_updates)
 
-    session.subscribe(steps.manual_updates_found, "manual_updates", note_manual)
-    session.subscribe(steps.others.trained, "other_threads", note_other)
-    session.on_end("other_threads", note_all_others)
+    session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(steps.others.trained, "unrecorded_updates", note_other)
+    session.on_end("unrecorded_updates", note_all_others)
