@@ -16,6 +16,7 @@ from pyarrow import parquet
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
 from efprof.artifacts.trace import nanoseconds
 from efprof.recorder.sites import Sites
+from efprof.recorder.writing import written_whole
 
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
@@ -97,13 +98,9 @@ class WindowEvents:
             ),
             "is_backward": booleans([row.context.is_backward for row in rows]),
         }
-        part = path.with_name(f".{path.name}.part")
         table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
-        try:
+        with written_whole(path) as part:
             parquet.write_table(table, part, compression="zstd")
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _is_recorded(self, device: torch.device) -> bool:
         kind, index = self._place

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from efprof.artifacts.garbage import no_garbage_collection
 from efprof.recorder.allocation_rows import CallSites, WindowEvents
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.session import Session
@@ -113,14 +114,12 @@ class ProfiledWindow:
 
     def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
         """Write the window's files with the garbage collector off, and give back what the profiler held."""
-        was_on = gc.isenabled()
-        gc.disable()  # a window makes millions of objects and no garbage; collecting meanwhile doubles its time
         try:
-            return self._write(profiler)
+            with no_garbage_collection():
+                return self._write(profiler)
         finally:
             profiler.profiler = None
-            if was_on:
-                gc.enable()
+            if gc.isenabled():
                 self._session.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
                 self._session.is_collecting = False

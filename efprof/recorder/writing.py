@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -96,6 +96,17 @@ class RankFolder:
         )
         if self.when_broken is not None:
             self.when_broken(why)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` once all of it is written; nothing half-written stays."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class LineWriter:

@@ -4,7 +4,6 @@ Never run on a GPU so far: the machine this was written on has none.
 """
 
 import functools
-import gc
 import inspect
 import pickle
 import time
@@ -15,12 +14,14 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.garbage import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session import MIN_WINDOW_NS, Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, MemoryPeaks
+from efprof.recorder.writing import written_whole
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
@@ -252,17 +253,8 @@ class CudaHistory:
 
 def write_snapshot(path: Path) -> None:
     """Write the allocator's state under this name in one instant; raises OSError and leaves nothing half-written."""
-    part = path.with_name(f".{path.name}.part")
-    was_on = gc.isenabled()
-    gc.disable()  # a snapshot is millions of objects and no garbage
-    try:
-        with part.open("wb") as file:
-            pickle.dump(torch.cuda.memory._snapshot(), file, protocol=PICKLE_PROTOCOL)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
-        if was_on:
-            gc.enable()
+    with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
+        pickle.dump(torch.cuda.memory._snapshot(), file, protocol=PICKLE_PROTOCOL)
 
 
 def _can_skip_actions() -> bool:
