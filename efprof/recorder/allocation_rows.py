@@ -21,6 +21,10 @@ from efprof.recorder.writing import written_whole
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
 
+PYTHON_CALL = b'"python_function"'
+
+NAMELESS = "?:0:?"
+
 
 @dataclass(slots=True, eq=False)
 class _Context:
@@ -165,11 +169,6 @@ def strings(values: Iterable[str]) -> pa.Array:
 
 def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray") -> pa.Array:
     return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(content)])
-
-
-PYTHON_CALL = b'"python_function"'
-
-NAMELESS = "?:0:?"
 
 
 class CallSites:

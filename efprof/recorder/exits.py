@@ -29,6 +29,15 @@ CODES: Final = 256
 LONGEST: Final = 1 << 63
 """What is no C long, Python takes for -1."""
 
+MARK: Final = "_efprof_survived"
+"""Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
+weakly."""
+
+SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+"""Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
+
+_run = BaseProcess.run
+
 
 def watch_exits(session: Session) -> None:
     """Wrap `sys.exit`, and `exit` and `quit` of the prompt, which scripts call too."""
@@ -55,13 +64,8 @@ def watch_exits(session: Session) -> None:
 def origin_of(error: BaseException) -> BaseException | None:
     """The error, or what made the program exit; None where it exits because all is well."""
     if isinstance(error, SystemExit):
-        return _unless_survived(error.__context__) if is_failure(error.code) else None
+        return _unless_survived(error.__context__) if exit_code_of(error.code) else None
     return error
-
-
-def is_failure(status: object) -> bool:
-    """Whether a program that exits with this status gives another code than 0."""
-    return exit_code_of(status) != 0
 
 
 def exit_code_of(status: object) -> int:
@@ -78,18 +82,13 @@ def exit_code_of(status: object) -> int:
 
 def _note(session: Session, status: object) -> None:
     if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-        error = _unless_survived(sys.exception()) if is_failure(status) else None
+        error = _unless_survived(sys.exception()) if exit_code_of(status) else None
         session.note_exit(status, None if error is None else origin_of(error))
 
 
 def _unless_survived(error: BaseException | None) -> BaseException | None:
     """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
     return None if error is None or is_survived(error) else error
-
-
-MARK: Final = "_efprof_survived"
-"""Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
-weakly."""
 
 
 def shortage_behind(error: BaseException) -> BaseException | None:
@@ -134,12 +133,6 @@ def _is_shortage(error: BaseException) -> bool:
         return True
     # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
     return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)
-
-
-SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
-"""Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
-
-_run = BaseProcess.run
 
 
 def watch_child_processes(session: Session, begin_anew: Callable[[], Session | None]) -> None:

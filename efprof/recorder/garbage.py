@@ -48,6 +48,16 @@ MAX_KINDS = 20
 MAX_CYCLES = 3
 """A file tells of no more: whoever mends the largest records again."""
 
+_BETWEEN = (CellType, MethodType, TracebackType, MappingProxyType)
+"""A link goes through these, and through containers, to what they hold."""
+
+_OF_MODULE = ("_modules", "_parameters", "_buffers")
+"""Where a module of torch keeps what a program calls its attributes."""
+
+_OF_ERROR = ("__traceback__", "__context__", "__cause__")
+
+_Kind = Literal["attribute", "variable", "closure", "class"]
+
 
 def may_look() -> bool:
     """Whether the program leaves the collector alone: else it might see what we do to it, and mind.
@@ -194,15 +204,6 @@ class _Search:
         return held
 
 
-_BETWEEN = (CellType, MethodType, TracebackType, MappingProxyType)
-"""A link goes through these, and through containers, to what they hold."""
-
-_OF_MODULE = ("_modules", "_parameters", "_buffers")
-"""Where a module of torch keeps what a program calls its attributes."""
-
-_OF_ERROR = ("__traceback__", "__context__", "__cause__")
-
-
 class Names:
     """Tells for any object whose code it belongs to, and by which of its names it keeps another."""
 
@@ -281,9 +282,6 @@ def _is_namespace(holder: Any, value: Any) -> bool:
         return False
     is_module = issubclass(type(holder), torch.nn.Module)
     return value is attributes or (is_module and any(value is attributes.get(name) for name in _OF_MODULE))
-
-
-_Kind = Literal["attribute", "variable", "closure", "class"]
 
 
 def _kind_and_name(holder: Any, chain: Sequence[Any]) -> tuple[_Kind, str]:

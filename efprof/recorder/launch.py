@@ -35,6 +35,13 @@ CANNOT_START = 126
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that run another script, after which the run is named."""
 
+WORDS: dict[Ending, str] = {
+    "raised": "stopped with an error",
+    "out_of_memory": "ran out of memory",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+}
+
 
 def launch(
     command: list[str],
@@ -76,9 +83,11 @@ def close_run(folder: Path, code: int, seconds: float, program: Program | None =
 def _say_how_it_ended(folder: Path) -> None:
     """Nothing where all went well, nor where the folder is gone, of which there has been word."""
     with suppress(EfprofError):
-        sentence = describe_ending(folder)
-        if sentence:
-            print(f"efprof: {sentence}", file=sys.stderr)
+        run, trained = read_run_file(folder), last_trained(list_attempts(folder))
+        if run.ended != "finished" and trained is not None:
+            counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
+            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
+            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
 
 
 def find_program(program: str) -> str:
@@ -164,14 +173,6 @@ def _as_text(words: list[str]) -> list[str]:
     return [word.encode(errors="surrogateescape").decode(errors="replace") for word in words]
 
 
-WORDS: dict[Ending, str] = {
-    "raised": "stopped with an error",
-    "out_of_memory": "ran out of memory",
-    "interrupted": "was interrupted",
-    "killed": "was killed",
-}
-
-
 def how_it_ended(folder: Path, code: int, program: Program | None = None) -> Ending:
     """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
     if code == 0:
@@ -188,16 +189,6 @@ def how_it_ended(folder: Path, code: int, program: Program | None = None) -> End
     if code < 0 or 128 < code <= 128 + max(signal.valid_signals()) or not received.isdisjoint(ENDING_SIGNALS):
         return "killed"
     return "killed" if not errors and any(_has_vanished(rank, program) for rank in ranks) else "raised"
-
-
-def describe_ending(folder: Path) -> str:
-    """How a closed run ended, where it did not end well; empty otherwise. Raises UnreadableInput."""
-    run, trained = read_run_file(folder), last_trained(list_attempts(folder))
-    if run.ended == "finished" or trained is None:
-        return ""
-    counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
-    after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
-    return f"the training {WORDS.get(run.ended, run.ended)} {after}"
 
 
 def as_shell(code: int) -> int:

@@ -17,6 +17,14 @@ from efprof.artifacts.attempts import list_attempts, read_process
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
+PATIENCE_S = 0.5
+"""A group gets its signal within a millisecond; the sentinel must then be given the processor to say so."""
+
+MAX_AGE_S = 2.0
+"""What the sentinel saw longer ago belongs to an earlier signal of the same number."""
+
+_NOTE = struct.Struct("=id")
+
 
 @dataclass
 class Program:
@@ -92,15 +100,6 @@ def _status_of(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-PATIENCE_S = 0.5
-"""A group gets its signal within a millisecond; the sentinel must then be given the processor to say so."""
-
-MAX_AGE_S = 2.0
-"""What the sentinel saw longer ago belongs to an earlier signal of the same number."""
-
-_NOTE = struct.Struct("=id")
 
 
 class Sentinel:

@@ -21,6 +21,15 @@ from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.session import Session
 from efprof.recorder.stand_in import StandIn
 
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+
+OPERATORS = (
+    *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
+    *(f"__{name}__" for name in OTHERS),
+)
+
 
 class ProfiledWindow:
     """One window, from the step `first` to the one before `end`; `why` it is opened."""
@@ -182,14 +191,6 @@ def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites)
     finally:
         for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
             temporary.unlink(missing_ok=True)
-
-
-BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
-OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
-OPERATORS = (
-    *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
-    *(f"__{name}__" for name in OTHERS),
-)
 
 
 def watch_operators() -> list[Undo]:

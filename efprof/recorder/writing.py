@@ -30,6 +30,15 @@ ERRORS_OF_ANOTHER = (
 """What ends a launcher (torchrun, accelerate, torch.multiprocessing.spawn) when its workers have ended badly. In a
 process without a step of its own they tell of nothing that the workers have not told themselves."""
 
+OWN_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120 - compared with what Python calls files
+
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""By which torchrun's agent tells its workers how often it has started them before."""
+
+_IMPORTED_NS = time.monotonic_ns()
+"""The recorder begins with this module. When the process began would not do: a shell that has started the last attempt
+may become the program itself."""
+
 
 class RankFolder:
     """This process's folder in the run, made when something is first written: a child that never trains leaves none.
@@ -154,9 +163,6 @@ def _shows_training(record: msgspec.Struct) -> bool:
     )
 
 
-OWN_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120 - compared with what Python calls files
-
-
 def is_of_a_signal(error: Exception) -> bool:
     """Whether a handler of the program's raised it: Python calls that wherever the program happens to be."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -170,14 +176,6 @@ def _code_of(handler: Any) -> CodeType | None:
     function = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004 - not whether, but which
     code = getattr(function, "__code__", None)
     return None if code is None or code.co_filename.startswith(OWN_FOLDER) else code
-
-
-RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""By which torchrun's agent tells its workers how often it has started them before."""
-
-_IMPORTED_NS = time.monotonic_ns()
-"""The recorder begins with this module. When the process began would not do: a shell that has started the last attempt
-may become the program itself."""
 
 
 def claim_folder(run_folder: Path) -> Path:

@@ -60,7 +60,7 @@ def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     check = named(interpreter.checks(torch), "'python' of a command")
     assert check.status == "careful"
-    assert f"{tmp_path / 'python'} is another than efprof's" in check.why
+    assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
 
 
 def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,17 @@ from efprof.recorder.writing import written_whole
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
+MAX_ENTRIES = 1_000_000
+"""Several kilobytes each once dumped: enough for some hundred steps, and bounded. The oldest give way."""
+
+PICKLE_PROTOCOL = 4
+"""The newest one that PyTorch's memory_viz page reads (pytorch#183842)."""
+
+WINDOW = "memory-out-of-memory"
+
+MAX_SHARE = 0.1
+"""Of the time, for dumping: a program that catches the error and tries again fails many times in a row."""
+
 
 class CudaMemory:
     """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
@@ -207,13 +218,6 @@ def _watch_program(session: Session, memory: CudaMemory) -> Undo:
     return replace(torch.cuda.memory, "_record_memory_history", record)
 
 
-MAX_ENTRIES = 1_000_000
-"""Several kilobytes each once dumped: enough for some hundred steps, and bounded. The oldest give way."""
-
-PICKLE_PROTOCOL = 4
-"""The newest one that PyTorch's memory_viz page reads (pytorch#183842)."""
-
-
 def is_possible() -> bool:
     """Whether this build of torch has such a history at all."""
     return hasattr(torch._C, "_cuda_record_memory_history")
@@ -260,12 +264,6 @@ def write_snapshot(path: Path) -> None:
 def _can_skip_actions() -> bool:
     """Torch 2.11 and newer; a replay needs the end of a free and not the request for it, a third of all entries."""
     return "skip_actions" in inspect.signature(torch.cuda.memory._record_memory_history).parameters
-
-
-WINDOW = "memory-out-of-memory"
-
-MAX_SHARE = 0.1
-"""Of the time, for dumping: a program that catches the error and tries again fails many times in a row."""
 
 
 class OutOfMemoryObserver:

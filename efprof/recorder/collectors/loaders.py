@@ -20,6 +20,15 @@ from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.session import Session
 
+GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
+"""Loaders whose `__iter__` yields what it fetched before."""
+
+FETCHERS = (
+    ("lightning.pytorch.loops.fetchers", "_PrefetchDataFetcher"),
+    ("pytorch_lightning.loops.fetchers", "_PrefetchDataFetcher"),
+)
+"""Iterators whose `__next__` does, where their `length` is not known."""
+
 
 def start(session: Session) -> None:
     """Number every loader; its iterators carry the number to the loop.
@@ -73,16 +82,6 @@ def _num_batches(loader: Any) -> int | None:
         return len(loader)
     except TypeError:  # an iterable data set without a length
         return None
-
-
-GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
-"""Loaders whose `__iter__` yields what it fetched before."""
-
-FETCHERS = (
-    ("lightning.pytorch.loops.fetchers", "_PrefetchDataFetcher"),
-    ("pytorch_lightning.loops.fetchers", "_PrefetchDataFetcher"),
-)
-"""Iterators whose `__next__` does, where their `length` is not known."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,12 @@ from efprof.recorder.session import Session
 
 Handler = Callable[[int, FrameType | None], None]
 
+GRACE_S = 5.0
+"""To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
+
+STOP = 0
+"""No signal has this number."""
+
 
 class Signals:
     """Handles the two signals in the process that trains, from its first step on, unless the program does.
@@ -133,13 +139,6 @@ def start(session: Session) -> None:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-GRACE_S = 5.0
-"""To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
-
-STOP = 0
-"""No signal has this number."""
 
 
 class Grace:

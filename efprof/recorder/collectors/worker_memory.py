@@ -41,6 +41,29 @@ READ: Final = "_efprof_read"
 MAX_PROCESSES: Final = 32
 """In one sample: what is left out is like what is not."""
 
+PAGE_BYTES: Final = 4096
+"""Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
+
+NUM_SAMPLED: Final = 256
+"""Entries of a container; of one within it 64, then 16."""
+
+MAX_VISITED: Final = 20_000
+"""Objects in all: about 20 ms (measured)."""
+
+MAX_DEPTH: Final = 5
+
+LEAST_BYTES: Final = 1 << 20
+
+LEAST_LENGTH: Final = 100
+"""Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
+
+MAX_LISTED: Final = 5
+
+NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
+"""The program's code, which is not the data set's."""
+
+_CONTAINERS: tuple[type[Any], ...] = (*COLLECTIONS, dict)
+
 
 class WorkerMemory:
     """Knows the iterators that have workers, and when these are to be read next."""
@@ -189,27 +212,6 @@ def descendants_of(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             children += map(int, (task / "children").read_text().split())
     return [*children, *(below for child in children for below in descendants_of(child))]
-
-
-PAGE_BYTES: Final = 4096
-"""Reading an object writes its reference count, which copies the page that it lies in, not the text behind it."""
-
-NUM_SAMPLED: Final = 256
-"""Entries of a container; of one within it 64, then 16."""
-
-MAX_VISITED: Final = 20_000
-"""Objects in all: about 20 ms (measured)."""
-
-MAX_DEPTH: Final = 5
-LEAST_BYTES: Final = 1 << 20
-LEAST_LENGTH: Final = 100
-"""Of a container that is told of; of a smaller one the entries are looked at, as the parts of a ConcatDataset."""
-MAX_LISTED: Final = 5
-
-NOT_HELD: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
-"""The program's code, which is not the data set's."""
-
-_CONTAINERS: tuple[type[Any], ...] = (*COLLECTIONS, dict)
 
 
 class Look:
