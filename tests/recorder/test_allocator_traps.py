@@ -49,19 +49,6 @@ def test_what_torch_takes_is_not_refused() -> None:
     assert list(refusals(torch, parse("expandable_segments:True,roundup_power2_divisions:[256:1,>:2]"))) == []
 
 
-def test_a_key_that_no_torch_knows_is_answered_with_the_nearest() -> None:
-    ((why, advice),) = find_traps({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}, (2, 13))
-    assert "knows no setting 'expandable_segment'" in why
-    assert advice == "Write 'expandable_segments:' and its value."
-
-
-def test_a_key_newer_than_torch_is_named_with_its_release() -> None:
-    assert traps("large_segment_size_mb:64", (2, 11)) == []
-    assert traps("large_segment_size_mb:64", (2, 10)) == [
-        "'large_segment_size_mb' came with torch 2.11, and this is 2.10."
-    ]
-
-
 def test_expandable_segments_and_a_largest_split_size_are_a_trap_together() -> None:
     (why,) = traps("expandable_segments:True,max_split_size_mb:128")
     assert "mapped anew although gigabytes are free" in why
@@ -97,12 +84,7 @@ def test_the_plain_variable_works_from_2_10_on_unless_the_other_is_set_too() -> 
 
 
 def test_every_trap_says_what_to_do() -> None:
-    text = "backend:cudaMallocAsync,expandable_segments:1,max_split_size_mb:1,garbage_collection_threshold:2,x:y"
+    text = "backend:cudaMallocAsync,expandable_segments:1,max_split_size_mb:1,garbage_collection_threshold:2"
     found = list(find_traps({"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": ""}, (2, 9)))
-    assert len(found) >= 4
+    assert len(found) >= 3
     assert all(why.endswith(".") and advice.endswith(".") for why, advice in found)
-
-
-def test_an_equals_sign_for_a_colon_is_answered_with_the_colon() -> None:
-    ((_, advice),) = of_variables((2, 13), CUDA_ALLOC_CONF="expandable_segments=True")
-    assert advice == "Write 'expandable_segments:' and its value."

@@ -3,7 +3,6 @@
 The settings are those of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF; some of them do nothing, or not what they say.
 """
 
-import difflib
 import inspect
 import os
 import re
@@ -27,33 +26,8 @@ Trap = tuple[str, str]
 
 Version = tuple[int, int]
 
-SINCE: Mapping[str, Version] = {
-    "graph_capture_record_stream_reuse": (2, 9),
-    "per_process_memory_fraction": (2, 10),
-    "pinned_reserve_segment_size_mb": (2, 10),
-    "large_segment_size_mb": (2, 11),
-    "throw_on_cudamalloc_oom": (2, 12),
-    "pinned_free_catch_all": (2, 12),
-    "pinned_max_round_threshold_mb": (2, 13),
-    "pinned_max_cached_size_mb": (2, 13),
-}
-"""The first release of torch that knows a key; the others are older than any that efprof runs with."""
-
-KNOWN = set(SINCE) | {
-    "backend",
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "max_non_split_rounding_mb",
-    "max_split_size_mb",
-    "pinned_num_register_threads",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "roundup_bypass_threshold_mb",
-    "roundup_power2_divisions",
-}
+FRACTION_SINCE: Version = (2, 10)
+"""The first release of torch that knows `per_process_memory_fraction`."""
 
 
 def checks(torch: ModuleType) -> Iterator[Check]:
@@ -67,9 +41,8 @@ def checks(torch: ModuleType) -> Iterator[Check]:
         yield Check("allocator settings", "careful", why, advice)
     if not traps:
         said = ", ".join(f"{key}:{value}" for key, value in settings)
-        yield Check(
-            "allocator settings", "yes", f"{said}, and no trap in it." if said else "None is set, so its defaults hold."
-        )
+        why = f"{said}: none of the traps that are looked for." if said else "None is set, so its defaults hold."
+        yield Check("allocator settings", "yes", why)
 
 
 def _history(torch: ModuleType, backend: str) -> Check:
@@ -114,8 +87,6 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
         settings = parse(environment.get(PLAIN_VARIABLE, ""))
-    for key, _ in settings:
-        yield from _of_key(key, version)
     yield from _of_combination(dict(settings), version)
 
 
@@ -145,17 +116,6 @@ def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[
         yield why, f"Set {CUDA_VARIABLE} instead."
 
 
-def _of_key(key: str, version: Version) -> Iterator[Trap]:
-    release, since = ".".join(map(str, version)), SINCE.get(key, (0, 0))
-    if key not in KNOWN:
-        near = difflib.get_close_matches(key.partition("=")[0], KNOWN, n=1)
-        advice = f"Write '{near[0]}:' and its value." if near else "Take it out."
-        yield f"torch {release} knows no setting '{key}': a CUDA build refuses it, a CPU build passes it over.", advice
-    elif version < since:
-        newer = ".".join(map(str, since))
-        yield f"'{key}' came with torch {newer}, and this is {release}.", f"Take it out, or install torch {newer}."
-
-
 def _of_combination(settings: Mapping[str, str], version: Version) -> Iterator[Trap]:
     if settings.get("backend") == "cudaMallocAsync" and len(settings) > 1:
         ignored = ", ".join(key for key in settings if key != "backend")
@@ -167,7 +127,7 @@ def _of_combination(settings: Mapping[str, str], version: Version) -> Iterator[T
             "Take out 'max_split_size_mb'.",
         )
     fraction = settings.get("per_process_memory_fraction", "1").rstrip("0").rstrip(".")
-    is_capped = version >= SINCE["per_process_memory_fraction"] and fraction != "1"
+    is_capped = version >= FRACTION_SINCE and fraction != "1"
     if "garbage_collection_threshold" in settings and not is_capped:
         yield (
             "'garbage_collection_threshold' does nothing unless the program caps its memory by "
