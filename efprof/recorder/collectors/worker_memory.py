@@ -30,7 +30,7 @@ from efprof.artifacts.worker_memory import (
 )
 from efprof.recorder.hooks import NUMBER, replace
 from efprof.recorder.session import Session
-from efprof.recorder.variables import COLLECTIONS, PLAIN, attributes_of, is_array
+from efprof.recorder.variables import COLLECTIONS, PLAIN, attributes_of
 
 FIRST_STEP: Final = 10
 """By then its first batches are read; the next samples are due at 20, 40, 80 steps."""
@@ -286,7 +286,8 @@ def _entries(value: Any, number: int) -> tuple[list[Any], int] | None:
         if kind in (list, tuple):
             return list(kind.__getitem__(value, slice(None, None, max(1, length // number))))[:number], length
         return list(islice(kind.__iter__(value), number)), length
-    if is_array(type(value)) and value.dtype == object:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and value.dtype == object:
         return value.reshape(-1)[:: max(1, value.size // number)][:number].tolist(), value.size
     return None
 

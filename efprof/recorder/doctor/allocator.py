@@ -36,7 +36,7 @@ def checks(torch: ModuleType) -> Iterator[Check]:
     backend = dict(settings).get("backend", "native")
     yield _history(torch, backend)
     yield _backend(backend)
-    traps = [*find_traps(os.environ, version_of(torch)), *refusals(torch, settings)]
+    traps = [*find_traps(os.environ, version_of(torch)), *refusals(torch)]
     for why, advice in traps:
         yield Check("allocator settings", "careful", why, advice)
     if not traps:
@@ -90,20 +90,15 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     yield from _of_combination(dict(settings), version)
 
 
-def refusals(torch: ModuleType, settings: list[Setting]) -> Iterator[Trap]:
+def refusals(torch: ModuleType) -> Iterator[Trap]:
     """What torch itself refuses, in its words; an older torch than 2.13 cannot be asked, and says so when it starts."""
-    give = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if give is None:
-        return
-    before = torch._C._accelerator_getAllocatorSettings()
-    for key, value in settings:
-        try:
-            give(f"{key}:{value}")
-        except (RuntimeError, ValueError) as error:
-            said = str(error).splitlines()[0].rstrip(".")
-            yield f"'{key}:{value}' is refused: {said}.", "Write it as torch's notes on CUDA do, or take it out."
-        finally:
-            give(before)
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    try:
+        if read is not None:
+            read()
+    except (RuntimeError, ValueError) as error:
+        said = str(error).splitlines()[0].strip().rstrip(".")
+        yield f"torch refuses them: {said}.", "Write them as torch's notes on CUDA do."
 
 
 def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
