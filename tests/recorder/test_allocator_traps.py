@@ -39,7 +39,7 @@ def test_what_torch_refuses_is_told_in_its_words(text: str) -> None:
     program = "import torch; from efprof.recorder.doctor.allocator import refusals; print(*refusals(torch))"
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": text}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("('torch refuses them: ")
+    assert "torch refuses them: " in done.stdout
 
 
 def test_what_torch_takes_is_not_refused() -> None:
