@@ -2,6 +2,7 @@
 
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -56,6 +57,8 @@ class Census:
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
                     self._count_variables("global", module.__name__, file, vars(module), vars(module))
+            # What a finalizer was given lives as long as what it waits for, in a table that no variable leads to.
+            self._count_variables("global", "weakref", None, {"finalize": vars(weakref.finalize).get("_registry")})
             nodes = Nodes()
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
             if self._walk.running and self._has_time():

@@ -517,3 +517,12 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
 
     holders = [one.after for one in grown_in(record_here(tmp_path, train)).values()]
     assert {holder.name: holder.max_length for holder in holders} == {"limited": 500, "endless": 0, "window": 700}
+
+
+def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:
+    trainer = Trainer()
+    finalizers = [weakref.finalize(trainer, str, torch.ones(7)) for _ in range(3)]
+    held = count(tmp_path)
+    for finalizer in finalizers:
+        finalizer.detach()
+    assert held["global", "weakref.finalize"].tensors == 3
