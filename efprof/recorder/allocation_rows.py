@@ -144,7 +144,12 @@ def _signed(pointer: int) -> int:
 
 
 def integers(values: Sequence[int]) -> pa.Array:
-    """A column of int64."""
+    """A column of int64, made from its bytes as the others are.
+
+    `pyarrow.array` would import pandas for it: a fifth of a second and tens of MiB of the training process, and what
+    that import evaluates makes Python forget that Ctrl-C ended the program, which then exits with 1 and not as a
+    signal does.
+    """
     return _of_buffer(pa.int64(), len(values), array("q", values))
 
 
@@ -172,7 +177,7 @@ def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray"
 
 
 class CallSites:
-    """Works out the sites of callers as torch reports them, and remembers where each call was made."""
+    """Works out the line of every call by the user's code, which the trace that torch exports lacks, and remembers it."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites

@@ -205,7 +205,7 @@ class _Search:
 
 
 class Names:
-    """Tells for any object whose code it belongs to, and by which of its names it keeps another."""
+    """Tells whose code an object belongs to, and by which of its names it keeps another; none of that code is run."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites

@@ -103,7 +103,11 @@ def _status_of(pid: int) -> dict[str, str]:
 
 
 class Sentinel:
-    """A forked process that notes which of `numbers` it was sent, until it is dismissed or we are gone."""
+    """A forked process that notes which of `numbers` it was sent, until it is dismissed or we are gone.
+
+    A signal does not say whom else it was sent to. What reaches a process of our own in the same group too was meant
+    for the group, and so for the program as well, as Ctrl-C in a terminal is.
+    """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._notes, notes = os.pipe()

@@ -194,7 +194,10 @@ def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites)
 
 
 def watch_operators() -> list[Undo]:
-    """Replace the operators of torch.Tensor by functions that call them.
+    """Replace the operators of torch.Tensor by functions that call them, while a window is open.
+
+    torch's profiler knows the line of a Python call; an operator is none, and what it allocates would be blamed on the
+    call around it.
 
     Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
     """

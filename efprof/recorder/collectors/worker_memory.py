@@ -215,7 +215,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 class Look:
-    """One look at one object; each object behind it counts where it is met first."""
+    """Estimates from a bounded sample what an object holds; each object behind it counts where it is met first."""
 
     def __init__(self) -> None:
         self._num_visited = 0
