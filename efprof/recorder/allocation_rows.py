@@ -177,7 +177,7 @@ def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray"
 
 
 class CallSites:
-    """Works out the line of every call by the user's code, which the trace that torch exports lacks, and remembers it."""
+    """The line of every call made in the user's code in a window, which the trace that torch exports lacks."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
