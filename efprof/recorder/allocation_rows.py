@@ -1,19 +1,29 @@
-"""A profiler window's allocations, each with the Python stack and the operation it came from."""
+"""A profiler window's allocations, each with the Python stack and the operation it came from, and its calls' lines."""
 
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import torch
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
-from efprof.recorder.arrow_columns import booleans, integers, strings
-from efprof.recorder.call_sites import CallSites
+from efprof.artifacts.trace import nanoseconds
+from efprof.recorder.sites import Sites
+from efprof.recorder.writing import written_whole
 
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
+
+PYTHON_CALL = b'"python_function"'
+
+NAMELESS = "?:0:?"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +64,7 @@ class _Row(NamedTuple):
 class WindowEvents:
     """What one walk over a window's events finds: allocations, forward operations, call sites."""
 
-    def __init__(self, calls: CallSites, device: torch.device | None = None) -> None:
+    def __init__(self, calls: "CallSites", device: torch.device | None = None) -> None:
         """Allocations of one CUDA device, which must have an index; None is the host's."""
         self._calls = calls
         self._place = ("cpu", None) if device is None else (device.type, device.index)
@@ -92,13 +102,9 @@ class WindowEvents:
             ),
             "is_backward": booleans([row.context.is_backward for row in rows]),
         }
-        part = path.with_name(f".{path.name}.part")
         table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
-        try:
+        with written_whole(path) as part:
             parquet.write_table(table, part, compression="zstd")
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _is_recorded(self, device: torch.device) -> bool:
         kind, index = self._place
@@ -135,3 +141,92 @@ def _operation(name: str, sequence: int, around: _Context) -> _Context:
 
 def _signed(pointer: int) -> int:
     return pointer - (1 << 64) if pointer >= 1 << 63 else pointer
+
+
+def integers(values: Sequence[int]) -> pa.Array:
+    """A column of int64, made from its bytes as the others are.
+
+    `pyarrow.array` would import pandas for it: a fifth of a second and tens of MiB of the training process, and what
+    that import evaluates makes Python forget that Ctrl-C ended the program, which then exits with 1 and not as a
+    signal does.
+    """
+    return _of_buffer(pa.int64(), len(values), array("q", values))
+
+
+def booleans(values: Sequence[bool]) -> pa.Array:
+    """A column of truth values, one bit each, the lowest first."""
+    bits = bytearray((len(values) + 7) // 8)
+    for place, value in enumerate(values):
+        bits[place >> 3] |= value << (place & 7)
+    return _of_buffer(pa.bool_(), len(values), bits)
+
+
+def strings(values: Iterable[str]) -> pa.Array:
+    """A dictionary-encoded column of strings: each different one is kept once."""
+    places: dict[str, int] = {}
+    indices = array("i", (places.setdefault(value, len(places)) for value in values))
+    encoded = [value.encode() for value in places]
+    offsets = array("i", (0, *accumulate(map(len, encoded))))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    dictionary = pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    return pa.DictionaryArray.from_arrays(_of_buffer(pa.int32(), len(indices), indices), dictionary)
+
+
+def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray") -> pa.Array:
+    return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(content)])
+
+
+class CallSites:
+    """The line of every call made in the user's code in a window, which the trace that torch exports lacks."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._names: dict[tuple[str, int, str], tuple[str, bool]] = {}
+        self._calls: dict[int, str] = {}
+
+    def note(self, event: Any, caller: Any) -> str:
+        """The site that `event` was called from; kept for the trace where it lies in the user's code."""
+        name, is_user = self._site(caller)
+        if is_user:
+            self._calls[event.start_time_ns] = name
+        return name
+
+    def add_to(self, trace: bytes) -> bytes:
+        """The exported trace with the argument `Call site` on every Python call made in the user's code.
+
+        Only those events are taken apart: a window of plain Python code holds hundreds of thousands of others.
+        """
+        whole = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
+        base = msgspec.json.decode(whole.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=int)
+        events = msgspec.json.decode(whole["traceEvents"], type=list[msgspec.Raw])
+        whole["traceEvents"] = msgspec.Raw(msgspec.json.encode([self._annotated(event, base) for event in events]))
+        return msgspec.json.encode(whole)
+
+    def _site(self, caller: Any) -> tuple[str, bool]:
+        try:
+            key = (caller.file_name, caller.line_number, caller.function_name)
+        except UnicodeDecodeError:  # its code was freed within the window, and with it the names
+            return NAMELESS, False
+        known = self._names.get(key)
+        if known is None:
+            path = self._sites.absolute(caller.file_name)
+            name = f"{self._sites.file(path)}:{caller.line_number}:{caller.function_name}"
+            known = self._names[key] = (name, self._sites.is_user_file(path))
+        return known
+
+    def _annotated(self, event: msgspec.Raw, base: int) -> msgspec.Raw:
+        if PYTHON_CALL not in memoryview(event).tobytes():
+            return event
+        start = base + nanoseconds(msgspec.json.decode(event, type=_Start).ts)
+        site = self._calls.get(start)
+        if site is None:
+            return event
+        whole = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
+        arguments = msgspec.json.decode(whole.get("args", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
+        arguments["Call site"] = msgspec.Raw(msgspec.json.encode(site))
+        whole["args"] = msgspec.Raw(msgspec.json.encode(arguments))
+        return msgspec.Raw(msgspec.json.encode(whole))
+
+
+class _Start(msgspec.Struct):
+    ts: Decimal

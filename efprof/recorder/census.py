@@ -10,8 +10,7 @@ from typing import Any
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.recorder.frames import callers, waiting
 from efprof.recorder.heap import Heap, look_at_heap
-from efprof.recorder.held import Clock, Held, TimeIsUp
-from efprof.recorder.places import Handles, Key, Place
+from efprof.recorder.places import Clock, Handles, Held, Key, Place, TimeIsUp
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals

@@ -9,8 +9,8 @@ from time import perf_counter_ns
 
 import torch
 
-from efprof.recorder.living_optimizers import living_optimizers
 from efprof.recorder.loop import Loop
+from efprof.recorder.parameter_probe import living_optimizers
 
 Optimizer = weakref.ref[torch.optim.Optimizer]
 

@@ -1,22 +1,42 @@
-"""Tells of the error that a program turns into its exit code, as in `except Exception: sys.exit(1)`.
+"""Tells what ended a program: an error that it made an exit code of, one of a child process, memory that ran out.
 
-Such a program ends without what Python keeps of an error that nobody caught. `raise SystemExit` and `os._exit` are
-seen by nobody.
+`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught, and what
+multiprocessing starts to train ends without what ends a program. `raise SystemExit` and `os._exit` are seen by nobody.
 """
+
+from __future__ import annotations
 
 import builtins
 import functools
+import multiprocessing
+import os
 import sys
 import threading
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
 
 from efprof.recorder.hooks import replace
-from efprof.recorder.session import Session
-from efprof.recorder.shortages import is_survived
+
+if TYPE_CHECKING:
+    from efprof.recorder.session import Session
 
 CODES: Final = 256
 LONGEST: Final = 1 << 63
 """What is no C long, Python takes for -1."""
+
+MARK: Final = "_efprof_survived"
+"""Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
+weakly."""
+
+SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+"""Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
+
+_run = BaseProcess.run
 
 
 def watch_exits(session: Session) -> None:
@@ -44,13 +64,8 @@ def watch_exits(session: Session) -> None:
 def origin_of(error: BaseException) -> BaseException | None:
     """The error, or what made the program exit; None where it exits because all is well."""
     if isinstance(error, SystemExit):
-        return _unless_survived(error.__context__) if is_failure(error.code) else None
+        return _unless_survived(error.__context__) if exit_code_of(error.code) else None
     return error
-
-
-def is_failure(status: object) -> bool:
-    """Whether a program that exits with this status gives another code than 0."""
-    return exit_code_of(status) != 0
 
 
 def exit_code_of(status: object) -> int:
@@ -67,10 +82,85 @@ def exit_code_of(status: object) -> int:
 
 def _note(session: Session, status: object) -> None:
     if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-        error = _unless_survived(sys.exception()) if is_failure(status) else None
+        error = _unless_survived(sys.exception()) if exit_code_of(status) else None
         session.note_exit(status, None if error is None else origin_of(error))
 
 
 def _unless_survived(error: BaseException | None) -> BaseException | None:
     """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
     return None if error is None or is_survived(error) else error
+
+
+def shortage_behind(error: BaseException) -> BaseException | None:
+    """The shortage of memory that this error is, or was raised from.
+
+    One that was only being handled when the error came counts where the program had not gone on training by then, and
+    never behind Ctrl-C, which comes at any time.
+    """
+    is_named = True
+    for link in _links_of(error):
+        if _is_shortage(link) and (is_named or not is_survived(link)):
+            return link
+        is_named = is_named and link.__cause__ is not None
+        if isinstance(link, KeyboardInterrupt) and not is_named:
+            return None
+    return None
+
+
+def note_survival(*_: object) -> None:
+    """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
+    for link in _links_of(sys.exception()):
+        if _is_shortage(link) or isinstance(link, KeyboardInterrupt):
+            vars(link)[MARK] = True
+
+
+def is_survived(error: BaseException) -> bool:
+    """Whether it is a shortage or Ctrl-C in whose handler the program went on training."""
+    return MARK in vars(error)
+
+
+def _links_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from, as a traceback prints them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
+    return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)
+
+
+def watch_child_processes(session: Session, begin_anew: Callable[[], Session | None]) -> None:
+    """Wrap what every child runs, so that its session ends with its work, and its error is known.
+
+    A child that was forked has no session of its own yet: `begin_anew` starts one, unless it is a servant.
+    """
+    recorded = os.getpid()
+
+    @functools.wraps(_run)
+    def run(self: Any) -> None:
+        is_forked = os.getpid() != recorded
+        own = session if not is_forked else None if _is_servant(self) else begin_anew()
+        if own is None or multiprocessing.parent_process() is None:
+            return _run(self)
+        with ExitStack() as ending:
+            ending.callback(own.end)
+            ending.push(_keep_error)
+            return _run(self)
+
+    session.undo_at_end([replace(BaseProcess, "run", run)])
+
+
+def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+    if error is not None:  # torch.multiprocessing makes an exit of it
+        sys.last_value = origin_of(error)  # where the session looks for what ended the program
+
+
+def _is_servant(process: Any) -> bool:
+    target = getattr(process, "_target", None)
+    return (getattr(target, "__module__", None) or "").startswith(SERVANTS)

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-# Before the scalar_reads collector wraps them: our own reads are not the user's.
+# Before the waiting_calls collector wraps them: our own reads are not the user's.
 read_value = torch.Tensor.item
 read_values = torch.Tensor.tolist
 

@@ -16,8 +16,7 @@ import torch
 from efprof.artifacts.holders import Container
 from efprof.recorder.frames import callers
 from efprof.recorder.heap import Heap
-from efprof.recorder.held import Held
-from efprof.recorder.places import Place, max_length_of
+from efprof.recorder.places import Held, Place, max_length_of
 from efprof.recorder.saved_tensors import storage_of
 from efprof.recorder.variables import LRU_CACHE
 

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.run_file import SCHEMA_VERSION, RunFile, read_run_file, write_run_file
+from efprof.artifacts.attempts import last_trained, list_attempts, read_process
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
 from efprof.recorder.machine import describe_host, kept_environment, read_git
 from efprof.recorder.options import VARIABLE, Options, encode_options
-from efprof.recorder.passing import Program, passing_signals
+from efprof.recorder.passing import ENDING_SIGNALS, Program, passing_signals
 from efprof.recorder.redaction import without_secret_words
-from efprof.recorder.run_ending import as_shell, describe_ending, how_it_ended
 from efprof.recorder.uncommitted import keep_diff
 
 STARTUP_FOLDER = Path(__file__).parent / "startup"
@@ -31,6 +34,13 @@ CANNOT_START = 126
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that run another script, after which the run is named."""
+
+WORDS: dict[Ending, str] = {
+    "raised": "stopped with an error",
+    "out_of_memory": "ran out of memory",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+}
 
 
 def launch(
@@ -73,9 +83,11 @@ def close_run(folder: Path, code: int, seconds: float, program: Program | None =
 def _say_how_it_ended(folder: Path) -> None:
     """Nothing where all went well, nor where the folder is gone, of which there has been word."""
     with suppress(EfprofError):
-        sentence = describe_ending(folder)
-        if sentence:
-            print(f"efprof: {sentence}", file=sys.stderr)
+        run, trained = read_run_file(folder), last_trained(list_attempts(folder))
+        if run.ended != "finished" and trained is not None:
+            counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
+            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
+            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
 
 
 def find_program(program: str) -> str:
@@ -86,27 +98,10 @@ def find_program(program: str) -> str:
     found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
     found = found or shutil.which(program, path=str(ours))
     if found is None:
-        raise EfprofError(_why_not_found(program))
+        why = "may not be executed" if Path(program).is_file() else "is not on PATH"
+        advice = "write the command after -- as you would run it, such as 'python train.py'."
+        raise EfprofError(f"the program '{program}' {why}; {advice}")
     return found
-
-
-def _why_not_found(program: str) -> str:
-    if program and Path(program).is_dir():
-        return f"'{program}' is a folder; write the program to run after --, as in 'python train.py'."
-    if not Path(program).is_file():
-        return f"the program '{program}' is not on PATH; {_how_to_write(program)}"
-    if program.endswith(".py"):
-        return f"'{program}' is no program by itself; write 'efprof record -- python {program}'."
-    return f"'{program}' may not be executed; run 'chmod +x {program}' or write its interpreter before it."
-
-
-def _how_to_write(program: str) -> str:
-    words = program.split() or [""]
-    if "=" in words[0]:
-        return f"set variables before efprof: '{words[0]} efprof record -- ...'."
-    if len(words) > 1 and shutil.which(words[0]):
-        return f"write its words apart, without quotes: 'efprof record -- {program}'."
-    return "write the command after -- as you would run it."
 
 
 def name_of_command(command: list[str]) -> str:
@@ -176,3 +171,35 @@ def _run_child(command: list[str], environment: dict[str, str], program: Program
 def _as_text(words: list[str]) -> list[str]:
     """Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold."""
     return [word.encode(errors="surrogateescape").decode(errors="replace") for word in words]
+
+
+def how_it_ended(folder: Path, code: int, program: Program | None = None) -> Ending:
+    """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
+    if code == 0:
+        return "finished"
+    ranks = [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
+    events = [event for rank in ranks for event in read_events(rank)[0]]
+    errors = [event.error for event in events if isinstance(event, TrainingRaised)]
+    received = program.received if program is not None else set()
+    if any(isinstance(event, OutOfMemory) for event in events):
+        return "out_of_memory"
+    if "KeyboardInterrupt" in errors or as_shell(code) == 128 + signal.SIGINT or signal.SIGINT in received:
+        return "interrupted"
+    # A shell between us and the program tells of its signal by 128 + n; a launcher that was sent one tells nothing.
+    if code < 0 or 128 < code <= 128 + max(signal.valid_signals()) or not received.isdisjoint(ENDING_SIGNALS):
+        return "killed"
+    return "killed" if not errors and any(_has_vanished(rank, program) for rank in ranks) else "raised"
+
+
+def as_shell(code: int) -> int:
+    """The exit code as a shell gives it: 128 + n for a child that signal n ended."""
+    return 128 - code if code < 0 else code
+
+
+def _has_vanished(rank: Path, program: Program | None) -> bool:
+    """Whether a launcher's worker is gone without a word of its recorder's; of our own child the code tells."""
+    if program is None or program.child is None:
+        return False
+    process = read_process(rank)
+    is_our_child = process is not None and process.pid == program.child.pid
+    return not is_our_child and not any(isinstance(event, RecordingEnded) for event in read_events(rank)[0])

@@ -27,7 +27,7 @@ from efprof.recorder.steps import Listener, Steps
 from efprof.recorder.training_thread import TrainingThread
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
-_COMPILED_CALLS = str(Path(__file__).with_name("compilation.py"))
+_COMPILED_CALLS = str(Path(__file__).with_name("module_calls.py"))
 
 
 class Loop:

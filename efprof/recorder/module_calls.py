@@ -1,15 +1,25 @@
 """Enters the stage `forward` at the outermost module call, in steps that are recorded in full."""
 
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from efprof.recorder.compilation import watch_compilation
 from efprof.recorder.compiled_functions import CompiledFunction, CompiledFunctions
-from efprof.recorder.hooks import Undo
+from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.loop import Loop
 from efprof.recorder.shell import Shell
+from efprof.recorder.untraced import forget_functions, keep_out_of_graphs
+
+COMPILER = "torch._dynamo.eval_frame"
+
+_RAISED = object()
+"""What a call returned that returned nothing."""
 
 
 class ModuleCalls:
@@ -29,13 +39,8 @@ class ModuleCalls:
         self._depth = 0
         self._are_wanted = True
         self._may_hook = True
-        self.module_began = shell.guarded("loop", self._module_began)
-        self.module_ended = shell.guarded("loop", self._module_ended)
-        self.function_began = shell.guarded("loop", self._function_began)
-        self.function_ended = shell.guarded("loop", self._function_ended)
-        self.function_returned = shell.guarded("loop", self._function_returned)
-        self.compilation_began = shell.guarded("loop", self._compilation_began)
-        self._undo_compilation = watch_compilation(self, shell)
+        self._shell = shell
+        self._undo_compilation = self._watch_compilation()
         loop.light.woken.append(self._want)
         self._put_hooks_in()
 
@@ -76,35 +81,88 @@ class ModuleCalls:
 
     # Compiled code.
 
-    def _module_began(self, module: torch.nn.Module) -> None:
-        if self._loop.is_ours:
-            self._num_compiled += 1
-            self._take_hooks_out()
-            self._before(module, None)
+    def _watch_compilation(self) -> Undo:
+        """See compiled code from now on; the compiler is there once somebody has asked for it."""
+        undo: list[Undo] = []
 
-    def _module_ended(self, module: torch.nn.Module) -> None:
-        if self._loop.is_ours:
-            self._after(module)
-            self._compiled_ended()
+        def prepare_once() -> None:
+            if not undo:
+                module = importlib.import_module(COMPILER).OptimizedModule  # of it is what is made of any module
+                undo.append(replace(module, "__call__", self._watched_module(module.__call__)))
+                undo.append(_watch_compiler(self._shell, self._shell.guarded("loop", self._compilation_began)))
 
-    def _function_began(self, function: CompiledFunction) -> None:
-        if self._loop.is_ours:
-            self._num_compiled += 1
-            self._take_hooks_out()
-            self._functions.began(function)
+        prepare, original = self._shell.guarded("compilation", prepare_once), torch.compile
 
-    def _function_ended(self, function: CompiledFunction) -> None:
-        if self._loop.is_ours:
-            self._functions.ended(function)
-            self._compiled_ended()
+        @functools.wraps(original)
+        def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            compiled = original(model, *args, **kwargs)
+            prepare()
+            is_function = callable(model) and compiled is not model and not isinstance(compiled, torch.nn.Module)
+            return self._watched(model, compiled) if is_function else compiled
 
-    def _function_returned(self, function: CompiledFunction, result: object) -> None:
-        if self._loop.is_ours:
-            self._functions.returned(function, result)
+        undo_compile = replace(torch, "compile", compile_)
+        if COMPILER in sys.modules:
+            prepare()
 
-    def _compiled_ended(self) -> None:
-        self._num_compiled = max(0, self._num_compiled - 1)
-        self._put_hooks_in()
+        def undo_all() -> None:
+            for back in [undo_compile, *undo]:
+                back()
+
+        return undo_all
+
+    def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        owner = getattr(model, "__self__", None) if isinstance(model, MethodType) else None
+        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":
+            return self._watched_module(compiled, owner)  # what `Module.compile` puts into a module
+        function, functions = CompiledFunction(), self._functions
+
+        def ended(_: Any, result: object) -> None:
+            functions.ended(function)
+            if result is not _RAISED and not function.is_known:
+                functions.returned(function, result)
+
+        return self._around(compiled, lambda _: functions.began(function), ended)
+
+    def _watched_module(
+        self, original: Callable[..., Any], module: torch.nn.Module | None = None
+    ) -> Callable[..., Any]:
+        """What calls this module, or the one that it is given first."""
+        return self._around(
+            original,
+            lambda args: self._before(module if module is not None else args[0], None),
+            lambda args, _: self._after(module if module is not None else args[0]),
+        )
+
+    def _around(
+        self, original: Callable[..., Any], began: Callable[[Any], None], ended: Callable[[Any, object], None]
+    ) -> Callable[..., Any]:
+        """`original`, which is compiled: no hook on modules is in while it runs."""
+
+        def enter(args: Any) -> None:
+            if self._loop.is_ours:
+                self._num_compiled += 1
+                self._take_hooks_out()
+                began(args)
+
+        def leave(args: Any, result: object) -> None:
+            if self._loop.is_ours:
+                ended(args, result)
+                self._num_compiled = max(0, self._num_compiled - 1)
+                self._put_hooks_in()
+
+        entered, left = self._shell.guarded("loop", enter), self._shell.guarded("loop", leave)
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            entered(args)
+            result: object = _RAISED
+            try:
+                result = original(*args, **kwargs)
+                return result
+            finally:
+                left(args, result)
+
+        return run
 
     def _compilation_began(self) -> None:
         """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
@@ -113,3 +171,32 @@ class ModuleCalls:
             for _ in range(self._depth):
                 self._ended()
             self._take_hooks_out()
+
+
+def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo:
+    handler = importlib.import_module("torch._dynamo.callback").callback_handler
+    keep_out = shell.guarded("compilation", keep_out_of_graphs)
+    is_out = False
+
+    def began(*details: Any) -> None:
+        nonlocal is_out
+        if not is_out:
+            is_out = True
+            keep_out(keep_out.__code__)  # not before: now all hooks are in place
+        if _is_of_python(*details):
+            compilation_began()
+
+    handler.register_start_callback(began)
+
+    def undo() -> None:
+        if began in handler.start_callbacks:  # `torch._dynamo.reset` forgets them all
+            handler.remove_start_callback(began)
+        forget_functions()
+
+    return undo
+
+
+def _is_of_python(details: Any = None, *_: Any) -> bool:
+    """Whether it is Python that is compiled, and not a graph that was traced before: its backward pass comes late."""
+    trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
+    return getattr(trigger, "name", "DYNAMO") == "DYNAMO"

@@ -1,18 +1,29 @@
 """Passes on to the program what is sent to `efprof record` itself, as if it stood in the program's place."""
 
+import contextlib
 import os
+import select
 import signal
+import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from efprof.artifacts.attempts import list_attempts, read_process
-from efprof.recorder.sentinel import Sentinel
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
+
+PATIENCE_S = 0.5
+"""A group gets its signal within a millisecond; the sentinel must then be given the processor to say so."""
+
+MAX_AGE_S = 2.0
+"""What the sentinel saw longer ago belongs to an earlier signal of the same number."""
+
+_NOTE = struct.Struct("=id")
 
 
 @dataclass
@@ -89,3 +100,59 @@ def _status_of(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+class Sentinel:
+    """A forked process that notes which of `numbers` it was sent, until it is dismissed or we are gone.
+
+    A signal does not say whom else it was sent to. What reaches a process of our own in the same group too was meant
+    for the group, and so for the program as well, as Ctrl-C in a terminal is.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._notes, notes = os.pipe()
+        leash, self._leash = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _stand_guard(numbers, notes, leash, unneeded=(self._notes, self._leash))
+        os.close(notes)
+        os.close(leash)
+
+    def saw(self, number: int) -> bool:
+        """Whether the signal we got just now reached the group."""
+        deadline = time.monotonic() + PATIENCE_S
+        while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            note = os.read(self._notes, _NOTE.size)
+            if len(note) < _NOTE.size:
+                return False  # it has been killed: better twice than not at all
+            seen, at = _NOTE.unpack(note)
+            if seen == number and at > time.monotonic() - MAX_AGE_S:
+                return True
+        return False
+
+    def dismiss(self) -> None:
+        """End it."""
+        os.close(self._leash)
+        os.close(self._notes)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _stand_guard(numbers: Iterable[int], notes: int, leash: int, unneeded: tuple[int, ...]) -> None:
+    """Note signals until the leash is let go of; never returns. It holds no file open but its own two."""
+
+    def note(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError):
+            os.write(notes, _NOTE.pack(number, time.monotonic()))
+
+    try:
+        for number in numbers:
+            signal.signal(number, note)
+        for descriptor in unneeded:
+            os.close(descriptor)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nowhere, standard)
+        os.read(leash, 1)
+    finally:
+        os._exit(0)

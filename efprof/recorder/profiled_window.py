@@ -2,6 +2,7 @@
 
 import cProfile
 import errno
+import functools
 import gc
 import gzip
 import os
@@ -14,11 +15,20 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.allocation_rows import WindowEvents
-from efprof.recorder.call_sites import CallSites
-from efprof.recorder.hooks import Undo
-from efprof.recorder.operators import watch_operators
+from efprof.artifacts.garbage import no_garbage_collection
+from efprof.recorder.allocation_rows import CallSites, WindowEvents
+from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.session import Session
+from efprof.recorder.stand_in import StandIn
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+
+OPERATORS = (
+    *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
+    *(f"__{name}__" for name in OTHERS),
+)
 
 DRAIN_S = 0.05
 """The threads of a process group may still be ending what they record, and torch frees the record under them: a use
@@ -120,14 +130,12 @@ class ProfiledWindow:
 
     def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
         """Write the window's files with the garbage collector off, and give back what the profiler held."""
-        was_on = gc.isenabled()
-        gc.disable()  # a window makes millions of objects and no garbage; collecting meanwhile doubles its time
         try:
-            return self._write(profiler)
+            with no_garbage_collection():
+                return self._write(profiler)
         finally:
             profiler.profiler = None
-            if was_on:
-                gc.enable()
+            if gc.isenabled():
                 self._session.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
                 self._session.is_collecting = False
@@ -190,3 +198,24 @@ def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites)
     finally:
         for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
             temporary.unlink(missing_ok=True)
+
+
+def watch_operators() -> list[Undo]:
+    """Replace the operators of torch.Tensor by functions that call them, while a window is open.
+
+    torch's profiler knows the line of a Python call; an operator is none, and what it allocates would be blamed on the
+    call around it.
+
+    Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
+    """
+    names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
+    originals = {name: getattr(torch.Tensor, name) for name in names}
+    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
+
+
+def _called(operator: Any) -> Any:
+    @functools.wraps(operator)
+    def call(*operands: Any) -> Any:
+        return operator(*operands)
+
+    return call

@@ -26,6 +26,7 @@ from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import collectors, current
 from efprof.recorder.budget import Budget
+from efprof.recorder.exits import note_survival, shortage_behind
 from efprof.recorder.failed_stage import failed_stage
 from efprof.recorder.hooks import Undo, watch_backward, watch_captures, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.loop import Loop
@@ -36,7 +37,6 @@ from efprof.recorder.options import Options
 from efprof.recorder.redaction import without_secrets
 from efprof.recorder.sampling import Sampling
 from efprof.recorder.shell import Shell
-from efprof.recorder.shortages import note_survival, shortage_behind
 from efprof.recorder.sites import Sites
 from efprof.recorder.steps import Listener
 from efprof.recorder.user_marks import UserMarks

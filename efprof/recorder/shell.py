@@ -10,8 +10,7 @@ from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.frames import is_running
-from efprof.recorder.signal_errors import is_of_a_signal
-from efprof.recorder.writing import LineWriter, RankFolder
+from efprof.recorder.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
 """The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""
@@ -76,11 +75,12 @@ class Shell:
 
         What is guarded raises but what a signal's handler raised in it.
         """
-        owed = _Owed(self._owed)
 
         def call(*args: Any) -> None:
-            with owed:
+            try:
                 function(*args)
+            except BaseException as error:
+                self._owed.append(error)
 
         return call
 
@@ -114,17 +114,3 @@ class Shell:
         reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
         self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
-
-
-class _Owed:
-    """Keeps the error that ends a `with` statement, and lets the program go on."""
-
-    def __init__(self, errors: list[BaseException]) -> None:
-        self._errors = errors
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is not None:
-            self._errors.append(error)
-        return True

@@ -27,8 +27,7 @@ def start_session(options: Options) -> "Session | None":
 
     def begin() -> None:
         nonlocal session
-        from efprof.recorder.child_processes import watch_child_processes
-        from efprof.recorder.exits import watch_exits
+        from efprof.recorder.exits import watch_child_processes, watch_exits
         from efprof.recorder.session import Session
 
         session = Session(options, folder, shell)

@@ -7,13 +7,11 @@ from time import perf_counter_ns
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.device_clock import DeviceClock
 from efprof.recorder.memory import Memory, ResidentSet
-from efprof.recorder.next_batch import NextBatch, first_span_of_it
 from efprof.recorder.open_step import OpenStep, record_of
-from efprof.recorder.optimizer_cycle import OptimizerCycle
 from efprof.recorder.other_threads import OtherThreads
 from efprof.recorder.parameter_probe import ParameterProbe
 from efprof.recorder.sampling import Sampling
-from efprof.recorder.skipped_updates import SkippedUpdates
+from efprof.recorder.step_ends import NextBatch, OptimizerCycle, SkippedUpdates, first_span_of_it
 
 Listener = Callable[..., None]
 

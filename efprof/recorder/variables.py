@@ -6,12 +6,12 @@ import gc
 import queue
 import sys
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
 from inspect import CO_OPTIMIZED
-from itertools import pairwise
+from itertools import compress, pairwise
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -71,6 +71,14 @@ _TAKES_LOCALS = frozenset({"locals", "eval", "exec"})
 
 _TAKES_LOCALS_ALONE = frozenset({"vars", "dir"})
 """Without an argument."""
+
+MAX_LAYERS = 5
+"""Containers and records within one another; what goes deeper is visited one by one."""
+
+MAX_OBJECTS = 100_000
+"""In one layer, all of which are in a list at a time: a few megabytes, some milliseconds."""
+
+_CONTAINERS: frozenset[type[Any]] = frozenset({list, tuple, dict, set, frozenset})
 
 _SLOTS: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
 
@@ -133,12 +141,6 @@ def cache_table(cache: Any) -> dict[Any, Any]:
 def cached_function(cache: Any) -> Any:
     """What an `lru_cache` calls."""
     return (namespace_of(cache) or {}).get("__wrapped__")
-
-
-def thread_attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """The attributes of a `threading.local`, of all threads; it has a dict of each in one that it names nowhere."""
-    dicts = [one for table in gc.get_referents(value) if type(table) is dict for one in table.values()]
-    return [item for names in dicts if type(names) is dict for item in names.items()]
 
 
 def is_filled(cell: CellType) -> bool:
@@ -257,9 +259,22 @@ def kind_of(value: Any) -> Any:
     return value.__code__ if type(value) is FunctionType else type(value)
 
 
-def is_chain(value: Any, attributes: Iterable[tuple[str, Any]]) -> bool:
-    """Whether an attribute leads to another of its type, and on to a third: a linked list is one container."""
-    for name, following in attributes:
-        if type(following) is type(value) and type(dict(attributes_of(following)).get(name)) is type(value):
-            return True
+def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool]) -> bool:
+    """Whether there are but numbers and texts in all these elements, which may be containers, or records.
+
+    The collector's own function goes through a layer of objects, fifty times as fast as a loop does. `is_record` tells
+    of a type whether all that its objects hold is what the collector sees.
+    """
+    layer: Sequence[Any] = elements
+    for _ in range(MAX_LAYERS):
+        kinds = set(map(type, layer)) - PLAIN
+        records = kinds - _CONTAINERS
+        if not kinds or not all(map(is_record, records)):
+            return not kinds
+        containers = compress(layer, map(_CONTAINERS.__contains__, map(type, layer)))
+        if sum(map(len, containers)) > MAX_OBJECTS:
+            return False
+        layer = gc.get_referents(*layer)
+        if records:  # an object refers to its class
+            layer = [one for one in layer if not (type(one) is type and one in records)]
     return False

@@ -3,23 +3,21 @@
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 
-from efprof.recorder.held import Clock, Held
-from efprof.recorder.places import Holders, Place
-from efprof.recorder.plain_data import MAX_OBJECTS, parts_to_visit
-from efprof.recorder.sites import Sites
-from efprof.recorder.user_classes import UserClasses
+from efprof.recorder.places import Clock, Held, Holders, Place
+from efprof.recorder.sites import Sites, UserClasses
 from efprof.recorder.variables import (
     CODE,
     COLLECTIONS,
     FEW,
     LRU_CACHE,
+    MAX_OBJECTS,
     NOT_DATA,
     PLAIN,
     attributes_of,
@@ -30,8 +28,8 @@ from efprof.recorder.variables import (
     elements_of,
     inner_name,
     is_array,
-    is_chain,
     is_empty,
+    is_plain_data,
     kind_of,
     last_of,
     locals_of,
@@ -41,13 +39,15 @@ from efprof.recorder.variables import (
     may_read_locals,
     namespace_of,
     slots_of,
-    thread_attributes_of,
     variables_of,
 )
 
 MAX_DEPTH = 6
 """Attributes and keys below a variable; deeper structures are libraries' own. An attribute of the user's classes counts
 once, however often the way leads through it, as in a linked list."""
+
+CHUNK = 1000
+"""Elements of a container that are told apart at once; to visit them takes a millisecond."""
 
 MANY = 1000
 """A dictionary of more entries, the first and the last of which are plain, is passed over."""
@@ -162,7 +162,7 @@ class Walk:
         if inner_name(kind):
             return _Kind(self._visit_container, has_names=False)
         if issubclass(kind, threading.local):
-            return _Kind(self._visit_thread_attributes)
+            return _Kind(self._visit_contents, has_names=False)
         if not (kind is ContextVar or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
             return _Kind(self._visit_attributes)
         return _Kind(self._visit_contents, has_names=False)
@@ -216,7 +216,7 @@ class Walk:
         """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
         below = place.deeper()
         lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
-        for part in parts_to_visit(elements, self._classes.is_record, self._clock):
+        for part in self._parts_to_visit(elements):
             chunk = elements[part]
             kinds = set(map(type, chunk))
             if kinds - PLAIN <= _TENSORS:
@@ -233,6 +233,14 @@ class Walk:
                     is_alone = kind.has_names and kind_of(element) in lone
                     self._visit(element, below if kind.has_names else place, None if is_alone else holder)
 
+    def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
+        """Those in which there may be a tensor; raises TimeIsUp."""
+        for start in range(0, len(elements), CHUNK):
+            self._clock.check()
+            part = slice(start, start + CHUNK)
+            if len(elements) <= FEW or not is_plain_data(elements[part], self._classes.is_record):
+                yield part
+
     def _visit_rows(self, elements: list[Any], place: Place, inside: Held | None) -> None:
         """What many small containers of one container have, all of it at once."""
         assert inside is not None
@@ -245,7 +253,7 @@ class Walk:
         holder, unnamed = inside or self.holders.of(place, value), []
         is_table = id(value) in self._tables
         keys, elements = list(dict.keys(value)), list(dict.values(value))
-        for part in parts_to_visit(elements, self._classes.is_record, self._clock):
+        for part in self._parts_to_visit(elements):
             for key, element in zip(keys[part], elements[part], strict=False):
                 if type(element) in PLAIN or (is_table and _is_attribute(key)):
                     continue
@@ -312,21 +320,11 @@ class Walk:
             for name, element in attributes:
                 if name in _TABLES and issubclass(type(element), dict):
                     self._visit_table(element, kind, file, place.depth + 1, inside)
-        if inside is None and file is not None and is_chain(value, attributes):
-            inside = self.holders.of(place, value)
         self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
         namespace = namespace_of(value) if inside is None else None
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
             own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
             self._met(namespace, own, inside)
-
-    def _visit_thread_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
-        """By the variable's name, as they are of this object alone; of a class of the user's by the class's."""
-        file, attributes = self._classes.file_of(type(value)), thread_attributes_of(value)
-        if file is None:
-            self._visit_named(place.name, place.file, attributes, place.depth, inside)
-        else:
-            self._visit_named(type(value).__qualname__, file, attributes, place.depth, inside)
 
     def _visit_named(
         self,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.trace import read_trace
 from efprof.model import UnreadableInput
-from efprof.recorder.call_sites import CallSites
+from efprof.recorder.allocation_rows import CallSites
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 

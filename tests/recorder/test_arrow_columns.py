@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.recorder.arrow_columns import booleans, integers, strings
+from efprof.recorder.allocation_rows import booleans, integers, strings
 
 TEXT = st.text(st.characters(codec="utf-8"))
 

@@ -17,7 +17,7 @@ import torch
 from efprof.artifacts.holders import Count, Counted, Moment, read_counts
 from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
-from efprof.recorder.held import Held
+from efprof.recorder.places import Held
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, record_here

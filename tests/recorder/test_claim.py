@@ -11,8 +11,8 @@ import pytest
 
 from efprof.artifacts.attempts import PROCESS_FILE, Process, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE
-from efprof.recorder import claim as claim_module
-from efprof.recorder.claim import claim_folder
+from efprof.recorder import writing
+from efprof.recorder.writing import claim_folder
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_process_that_ran_beside_one_that_has_ended_is_of_the_same_attempt(tmp
 def test_a_process_that_began_after_the_last_step_of_all_others_is_a_further_attempt(tmp_path: Path, dead: int) -> None:
     write_process(tmp_path / "rank0", pid=dead)
     (tmp_path / "rank0" / STEPS_FILE).write_text("{}")
-    long_ago = time.time() - (time.monotonic_ns() - claim_module._IMPORTED_NS) / 1e9 - 1.0
+    long_ago = time.time() - (time.monotonic_ns() - writing._IMPORTED_NS) / 1e9 - 1.0
     os.utime(tmp_path / "rank0" / STEPS_FILE, (long_ago, long_ago))
     assert claim(tmp_path) == "attempt1/rank0"
 

@@ -14,9 +14,14 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder import memory as memory_module
 from efprof.recorder.collectors import cuda_memory
-from efprof.recorder.collectors.cuda_memory import CudaMemory, start
-from efprof.recorder.collectors.out_of_memory import WINDOW, OutOfMemoryObserver
-from efprof.recorder.cuda_history import CudaHistory, write_snapshot
+from efprof.recorder.collectors.cuda_memory import (
+    WINDOW,
+    CudaHistory,
+    CudaMemory,
+    OutOfMemoryObserver,
+    start,
+    write_snapshot,
+)
 from efprof.recorder.options import StepRange
 from efprof.recorder.session import Session
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -245,7 +250,7 @@ def test_a_program_that_fails_again_at_once_is_not_made_to_wait_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("efprof.recorder.collectors.out_of_memory.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("efprof.recorder.collectors.cuda_memory.time.monotonic", lambda: now[0])
 
     def snapshot() -> object:
         now[0] += 2.0

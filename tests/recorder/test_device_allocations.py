@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from efprof.artifacts.allocations import AllocationEvent, read_allocations
-from efprof.recorder.allocation_rows import EVALUATE, WindowEvents
-from efprof.recorder.call_sites import CallSites
-from efprof.recorder.operators import watch_operators
+from efprof.recorder.allocation_rows import EVALUATE, CallSites, WindowEvents
+from efprof.recorder.profiled_window import watch_operators
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.recorder.recording import line_of

@@ -56,8 +56,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: statistics, raising=False)
-    for other in ("cuda_memory", "device_times"):  # they would go on to what is not simulated
-        monkeypatch.setattr(f"efprof.recorder.collectors.{other}.start", lambda _: None)
+    for other in ("cuda_memory.start", "device_use._time_stages"):  # they would go on to what is not simulated
+        monkeypatch.setattr(f"efprof.recorder.collectors.{other}", lambda _: None)
     return monkeypatch
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, CollectorStopped, RecordingEnded, read_events
-from efprof.recorder.grace import Grace
+from efprof.recorder.collectors.signals import Grace
 from efprof.recorder.memory import ResidentSet
 from efprof.recorder.shell import Shell
 from efprof.recorder.writing import LineWriter, RankFolder

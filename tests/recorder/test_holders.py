@@ -17,7 +17,7 @@ from efprof.recorder import census as census_module
 from efprof.recorder.census import Census
 from efprof.recorder.grown_containers import Grown, GrownContainers
 from efprof.recorder.growth_watch import GrowthWatch
-from efprof.recorder.held import Clock, Held
+from efprof.recorder.places import Clock, Held
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder

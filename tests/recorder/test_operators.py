@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from efprof.recorder.operators import OPERATORS, watch_operators
+from efprof.recorder.profiled_window import OPERATORS, watch_operators
 
 EXISTING = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
 

@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from efprof.recorder import plain_data
-from efprof.recorder.plain_data import is_plain_data
+from efprof.recorder import variables
+from efprof.recorder.variables import is_plain_data
 
 
 class Record:
@@ -59,5 +59,5 @@ def test_what_lies_too_deep_or_is_too_much_is_left_to_be_visited(monkeypatch: py
     for _ in range(20):
         deep = [deep, []]
     assert not is_plain_data(deep, is_record)
-    monkeypatch.setattr(plain_data, "MAX_OBJECTS", 10)
+    monkeypatch.setattr(variables, "MAX_OBJECTS", 10)
     assert not is_plain_data([list(range(20))], is_record)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from efprof.artifacts.worker_memory import HeldContainer
-from efprof.recorder.python_objects import MAX_VISITED, Look
+from efprof.recorder.collectors.worker_memory import MAX_VISITED, Look
 from efprof.units import MIB
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from efprof.recorder.held import Clock, Held
+from efprof.recorder.places import Clock, Held
 from efprof.recorder.saved_tensors import Nodes
 
 

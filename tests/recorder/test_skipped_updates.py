@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.skipped_updates import LEAST_STEPS_EACH, SkippedUpdates
+from efprof.recorder.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import BATCH, error_of, make_loader, make_model, stages

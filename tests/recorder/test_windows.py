@@ -16,7 +16,7 @@ import torch
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.trace import read_trace, trace_paths
-from efprof.recorder.call_sites import CallSites
+from efprof.recorder.allocation_rows import CallSites
 from efprof.recorder.sites import Sites
 from efprof.recorder.writing import LineWriter, RankFolder
 from tests.patience import MAX_WAIT_S

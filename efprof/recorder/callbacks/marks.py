@@ -1,5 +1,6 @@
 """Turns a framework's own events into marks in the recording, which it starts where none runs."""
 
+from collections.abc import Callable
 from typing import Unpack
 
 from efprof.recorder import current
@@ -17,7 +18,7 @@ class TrainingMarks:
         self._name = name
         self._wanted = wanted
         self._recording: Recording | None = None
-        self._marked: _MarkedSteps | None = None
+        self._session: Session | None = None
 
     def record(self) -> None:
         """Start a recording where none runs."""
@@ -26,42 +27,29 @@ class TrainingMarks:
 
     def begin(self) -> None:
         """Training begins: from now on steps end where this says."""
-        if current.session is not None:
-            self._marked = _MarkedSteps(current.session)
-            self._marked.begin()
+        self._session = current.session
+        self._mark(UserMarks.training_began)
 
     def made_ready(self) -> None:
         """What ran since the training began was none of its work, unless a loader was started."""
-        if self._marked is not None:
-            self._marked.begin_first()
+        self._mark(UserMarks.begin_unless_fetched)
 
     def step_ended(self) -> None:
         """The optimizer has updated the weights."""
-        if self._marked is not None:
-            self._marked.end_step()
+        self._mark(UserMarks.step_ended)
 
     def evaluated(self) -> None:
         """What ran since the last step was an evaluation."""
-        if self._marked is not None:
-            self._marked.begin_anew()
+        self._mark(UserMarks.begin_anew)
 
     def end(self, error: BaseException | None = None) -> None:
         """Training is over, by this error or in good order; safe to call twice."""
-        marked, self._marked = self._marked, None
         recording, self._recording = self._recording, None
-        if marked is not None:
-            marked.end()
+        self._mark(UserMarks.training_ended)
+        self._session = None
         if recording is not None:
             recording.end(error)
 
-
-class _MarkedSteps:
-    """The marks of one session, guarded."""
-
-    def __init__(self, session: Session) -> None:
-        guarded, marks = session.shell.guarded, UserMarks(session.loop)
-        self.begin = guarded("loop", marks.training_began)
-        self.begin_first = guarded("loop", marks.begin_unless_fetched)
-        self.begin_anew = guarded("loop", marks.begin_anew)
-        self.end_step = guarded("loop", marks.step_ended)
-        self.end = guarded("loop", marks.training_ended)
+    def _mark(self, mark: Callable[[UserMarks], None]) -> None:
+        if self._session is not None:
+            self._session.shell.guarded("loop", mark)(self._session.marks)

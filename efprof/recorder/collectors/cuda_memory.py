@@ -1,30 +1,46 @@
-"""Records the CUDA allocator's history in windows, the first from before the model is built.
+"""Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory.
 
 Never run on a GPU so far: the machine this was written on has none.
 """
 
 import functools
+import inspect
+import pickle
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.garbage import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.cuda_history import CudaHistory, is_possible, why_backend_has_none
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session import MIN_WINDOW_NS, Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, MemoryPeaks
+from efprof.recorder.writing import written_whole
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
+
+MAX_ENTRIES = 1_000_000
+"""Several kilobytes each once dumped: enough for some hundred steps, and bounded. The oldest give way."""
+
+PICKLE_PROTOCOL = 4
+"""The newest one that PyTorch's memory_viz page reads (pytorch#183842)."""
+
+WINDOW = "memory-out-of-memory"
+
+MAX_SHARE = 0.1
+"""Of the time, for dumping: a program that catches the error and tries again fails many times in a row."""
 
 
 class CudaMemory:
     """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
 
-    def __init__(self, session: Session, history: CudaHistory) -> None:
+    def __init__(self, session: Session, history: "CudaHistory") -> None:
         self._session = session
         self._history = history
         self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
@@ -167,12 +183,27 @@ class CudaMemory:
 
 def start(session: Session) -> None:
     """Wait for CUDA to be initialised by the program itself."""
+    if not is_possible():
+        return
     options = session.options
-    if is_possible() and (options.memory_steps or "memory-peak" in options.triggers):
+    if options.memory_steps or "memory-peak" in options.triggers:
         memory = CudaMemory(session, CudaHistory())
         memory.subscribe()
-        began: Any = session.shell.guarded("cuda_memory", memory.cuda_began)
-        torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+        _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
+    observer = OutOfMemoryObserver(session)
+    observe = session.shell.guarded("out_of_memory", observer.observe)
+
+    def attach() -> None:
+        if not observer.is_over and why_backend_has_none() is None:
+            torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
+
+    _when_cuda_begins(session, "out_of_memory", attach)
+    session.on_end("out_of_memory", observer.end)
+
+
+def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
+    guarded: Any = session.shell.guarded(collector, function)
+    torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
 
 
 def _watch_program(session: Session, memory: CudaMemory) -> Undo:
@@ -185,3 +216,86 @@ def _watch_program(session: Session, memory: CudaMemory) -> Undo:
         original(*args, **kwargs)
 
     return replace(torch.cuda.memory, "_record_memory_history", record)
+
+
+def is_possible() -> bool:
+    """Whether this build of torch has such a history at all."""
+    return hasattr(torch._C, "_cuda_record_memory_history")
+
+
+def why_backend_has_none() -> str | None:
+    """Why this process's allocator keeps no history; ask only once CUDA is initialised."""
+    backend: str = torch.cuda.memory.get_allocator_backend()
+    return None if backend == "native" else f"the allocator backend {backend} keeps no history of its memory"
+
+
+class CudaHistory:
+    """There is one for all devices of the process, and whoever turns it off clears it."""
+
+    def __init__(self) -> None:
+        # Taken before it is replaced, to see the program's calls and not our own.
+        self._record: Any = torch.cuda.memory._record_memory_history
+
+    @property
+    def is_on(self) -> bool:
+        """Whether someone, we or the program, has turned it on."""
+        return torch._C._cuda_isHistoryEnabled()
+
+    def turn_on(self) -> None:
+        """With Python stacks alone: unwinding C++ makes a snapshot take minutes (torchtitan#3628)."""
+        more = {"skip_actions": ["free_requested"]} if _can_skip_actions() else {}
+        self._record(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES, **more)
+
+    def turn_off(self) -> None:
+        """What was not written before is lost."""
+        self._record(enabled=None)
+
+    def write(self, path: Path) -> None:
+        """Write all segments, and the history as far as it reaches."""
+        write_snapshot(path)
+
+
+def write_snapshot(path: Path) -> None:
+    """Write the allocator's state under this name in one instant; raises OSError and leaves nothing half-written."""
+    with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
+        pickle.dump(torch.cuda.memory._snapshot(), file, protocol=PICKLE_PROTOCOL)
+
+
+def _can_skip_actions() -> bool:
+    """Torch 2.11 and newer; a replay needs the end of a free and not the request for it, a third of all entries."""
+    return "skip_actions" in inspect.signature(torch.cuda.memory._record_memory_history).parameters
+
+
+class OutOfMemoryObserver:
+    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead."""
+
+    def __init__(self, session: Session) -> None:
+        self._session: Session | None = session
+        self._next_s = 0.0
+
+    def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+        """Write the snapshot, over that of an earlier failure which the program survived."""
+        session = self._session
+        start = time.monotonic()
+        if session is None or start < self._next_s:
+            return
+        number = session.step_number
+        why = (
+            f"device {device} could not give {requested_bytes} bytes: "
+            f"{free_bytes} of the {limit_bytes} bytes that it may use were free"
+        )
+        session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
+        path = session.rank_folder / f"{WINDOW}.pickle"
+        write_snapshot(path)
+        seconds = time.monotonic() - start
+        self._next_s = start + seconds / MAX_SHARE
+        session.note(WindowClosed(at_ns=time.time_ns(), step=number, window=WINDOW, seconds=seconds, files=[path.name]))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self._session is None
+
+    def end(self) -> None:
+        """Do nothing from now on, and hold nothing."""
+        self._session = None

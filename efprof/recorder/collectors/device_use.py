@@ -1,4 +1,4 @@
-"""Reads now and then how much of the CUDA device is in use, beside what PyTorch's allocator has reserved.
+"""Reads now and then how much of the CUDA device is in use beside what PyTorch has reserved; has stages timed on it.
 
 From NVML where `pynvml` can be imported, else from the driver (`torch.cuda.mem_get_info`). It never starts CUDA,
 creates no context and waits for nothing: it asks only of the device on which the allocator has memory already.
@@ -6,6 +6,7 @@ creates no context and waits for nothing: it asks only of the device on which th
 Never run on a GPU so far: the machine this was written on has none.
 """
 
+import functools
 import importlib
 import os
 import warnings
@@ -15,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
+from efprof.recorder.device_clock import DeviceClock
 from efprof.recorder.session import Session
 
 FIRST_STEP: Final = 10
@@ -67,11 +69,17 @@ def start(session: Session) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         return
 
-    def begin() -> None:
-        session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
+    for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
+        began: Any = session.shell.guarded(collector, functools.partial(begin, session))
+        torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
 
-    began: Any = session.shell.guarded("device_use", begin)
-    torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
+
+def _time_stages(session: Session) -> None:
+    session.loop.steps.clock = DeviceClock(guard=functools.partial(session.shell.guarded, "device_times"))
+
+
+def _read_use(session: Session) -> None:
+    session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
 
 
 def _nvml() -> Any:

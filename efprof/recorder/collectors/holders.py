@@ -23,9 +23,8 @@ from efprof.recorder.census import Census
 from efprof.recorder.grown_containers import Grown, GrownContainers, described, matters
 from efprof.recorder.growth_watch import MAX_NS, GrowthWatch
 from efprof.recorder.heap import look_at_heap
-from efprof.recorder.held import Held
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.places import Handles, Key
+from efprof.recorder.places import Handles, Held, Key
 from efprof.recorder.session import Session
 from efprof.recorder.watched_things import State, Thing, states_of
 

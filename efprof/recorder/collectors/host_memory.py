@@ -8,7 +8,7 @@ no line.
 import os
 import sys
 
-from efprof.recorder.exits import is_failure
+from efprof.recorder.exits import exit_code_of
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 
@@ -38,7 +38,7 @@ class HostMemory:
     def close(self) -> None:
         """Stop recording; the file of a process that never trained goes, unless an error may be why it did not."""
         self._tracker.__exit__(None, None, None)
-        has_failed = getattr(sys, "last_value", None) is not None or is_failure(self._session.exit_status)
+        has_failed = getattr(sys, "last_value", None) is not None or exit_code_of(self._session.exit_status) != 0
         if not self._is_moved and not has_failed:
             self._waiting.unlink(missing_ok=True)
 

@@ -22,8 +22,8 @@ from efprof.recorder.frames import callers
 from efprof.recorder.hooks import Undo, fetching, replace
 from efprof.recorder.open_step import num_samples
 from efprof.recorder.session import Session
+from efprof.recorder.sites import user_file_of
 from efprof.recorder.stand_in import StandIn
-from efprof.recorder.user_classes import user_file_of
 
 STEPS_TO_WAIT = 2
 """A loop with a DataLoader has asked it for a batch by then."""

@@ -1,19 +1,43 @@
-"""Notes where each DataLoader was constructed, or first gone through, and with what."""
+"""Notes where each DataLoader was constructed, or first gone through, and counts what frameworks fetch ahead.
+
+Accelerate, and with it the Hugging Face Trainer, always fetches one batch ahead of the one it hands out, to know the
+last one by its being the last; Lightning does where a loader has no length. By their fetches alone the first step of
+every epoch would count a batch too many, and the last one, for which nothing is fetched any more, a batch too few.
+"""
 
 import functools
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import LoaderBuilt
-from efprof.recorder.hooks import replace
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.session import Session
+
+GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
+"""Loaders whose `__iter__` yields what it fetched before."""
+
+FETCHERS = (
+    ("lightning.pytorch.loops.fetchers", "_PrefetchDataFetcher"),
+    ("pytorch_lightning.loops.fetchers", "_PrefetchDataFetcher"),
+)
+"""Iterators whose `__next__` does, where their `length` is not known."""
 
 
 def start(session: Session) -> None:
-    """Number every loader; its iterators carry the number to the loop."""
+    """Number every loader; its iterators carry the number to the loop.
+
+    And watch for the frameworks: each is imported by the time that its program makes a loader.
+    """
+    batches = BatchesAhead(session)
+    session.subscribe(session.loop.step_ended, "batches_ahead", batches.ended)
+    watch = session.shell.guarded("batches_ahead", batches.watch)
     original = DataLoader.__init__
     num_built = 0
 
@@ -29,10 +53,12 @@ def start(session: Session) -> None:
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        watch()
         original(self, *args, **kwargs)
         noted(self)
 
-    session.undo_at_end([replace(DataLoader, "__init__", build)])
+    watch()
+    session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop])
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
 
 
@@ -56,3 +82,76 @@ def _num_batches(loader: Any) -> int | None:
         return len(loader)
     except TypeError:  # an iterable data set without a length
         return None
+
+
+@dataclass(slots=True)
+class Handed:
+    """How many samples were handed out in this step."""
+
+    step: OpenStep
+    samples: int
+
+
+class BatchesAhead:
+    """Counts what is handed out; a step in which nothing is keeps the count of its fetches."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop = session.loop
+        self._handed: dict[int, Handed] = {}
+        self._undo: dict[tuple[str, str], Undo] = {}
+
+    def watch(self) -> None:
+        """Put the hooks into the frameworks that have been imported since the last call."""
+        count = self._session.shell.guarded("batches_ahead", self._count)
+        for names, hooked in (*((name, _yielding) for name in GENERATORS), *((name, _returning) for name in FETCHERS)):
+            owner = getattr(sys.modules.get(names[0]), names[1], None)
+            if owner is not None and names not in self._undo:
+                self._undo[names] = hooked(owner, count)
+
+    def stop(self) -> None:
+        """Take them out."""
+        for undo in self._undo.values():
+            undo()
+
+    def ended(self, step: OpenStep, record: StepRecord) -> None:
+        """A step ended: count what was handed out in it."""
+        handed = self._handed.pop(step.number, None)
+        if handed is not None and handed.step is step:
+            record.samples = handed.samples
+
+    def _count(self, batch: object) -> None:
+        if not self._loop.is_ours:
+            return
+        step = self._loop.step or self._loop.steps.reopen()
+        if step is None:
+            return
+        handed = self._handed.get(step.number)
+        if handed is None or handed.step is not step:
+            handed = self._handed[step.number] = Handed(step, 0)
+        handed.samples += num_samples(batch)
+
+
+def _yielding(owner: Any, count: Callable[[object], None]) -> Undo:
+    original = owner.__iter__
+
+    @functools.wraps(original)
+    def iterate(self: Any) -> Iterator[Any]:
+        for batch in original(self):
+            count(batch)
+            yield batch
+
+    return replace(owner, "__iter__", iterate)
+
+
+def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
+    original = owner.__next__
+
+    @functools.wraps(original)
+    def advance(self: Any) -> Any:
+        fetched = original(self)
+        if self.length is None:
+            count(fetched[0])  # beside it stand its number and its loader's
+        return fetched
+
+    return replace(owner, "__next__", advance)

@@ -9,7 +9,7 @@ Status = Literal["yes", "careful", "no", "unknown"]
 """`careful` works, and something about it needs a person's attention."""
 
 
-class Check(msgspec.Struct, kw_only=True, frozen=True):
+class Check(msgspec.Struct, frozen=True):
     """Whether `name` can be recorded, or is as it should be; why; and what to do, where there is anything to do.
 
     Where an essential one is `no`, training cannot be recorded at all.
@@ -24,8 +24,7 @@ class Check(msgspec.Struct, kw_only=True, frozen=True):
 
 def essential(name: str, *, is_met: bool, why: str, advice: str) -> Check:
     """A check without which training cannot be recorded at all; the advice is for where it is not met."""
-    status: Status = "yes" if is_met else "no"
-    return Check(name=name, status=status, why=why, advice="" if is_met else advice, is_essential=True)
+    return Check(name, "yes" if is_met else "no", why, "" if is_met else advice, is_essential=True)
 
 
 def can_record(checks: Sequence[Check]) -> bool:

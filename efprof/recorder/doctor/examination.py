@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from efprof.recorder.doctor import allocator, device, host, interpreter, place
+from efprof.recorder.doctor import allocator, device, host, interpreter
 from efprof.recorder.doctor.check import Check
 
 
@@ -11,8 +11,8 @@ def examine(folder: Path, runs: Path) -> list[Check]:
     torch = interpreter.import_torch()
     return [
         *interpreter.checks(torch),
-        *place.checks(folder, runs),
+        *host.checks_of_place(folder, runs),
         *(device.checks(torch) if torch is not None else ()),
         *(allocator.checks(torch) if torch is not None else ()),
-        *host.checks(torch),
+        *host.checks_of_memory(torch),
     ]

@@ -1,10 +1,7 @@
 """Whether a program can be recorded at all: Python, torch, the start-up hook."""
 
 import importlib
-import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,19 +19,7 @@ LEAST_TORCH = (2, 6)
 CHILD_TIMEOUT_S = 60
 """For a Python that does nothing: a cold start from a network drive takes seconds."""
 
-STARTERS = ("torchrun", "accelerate", "lightning", "deepspeed")
-"""Console scripts that people start training by."""
-
 _PROBE = "import sys; print(any(type(finder).__name__ == '_TorchWatcher' for finder in sys.meta_path))"
-
-PACKAGES = ("torch", "msgspec")
-"""What a Python has to have beside its standard library; efprof itself is found where it is."""
-
-_OTHER_PYTHON = f"""
-import importlib.util, sys
-found = [importlib.util.find_spec(name) is not None for name in {PACKAGES}]
-print(sys.prefix, ".".join(map(str, sys.version_info[:2])), *found, sep="\\n")
-"""
 
 
 def import_torch() -> ModuleType | None:
@@ -51,7 +36,6 @@ def checks(torch: ModuleType | None) -> Iterator[Check]:
     yield _python_of_commands()
     yield _torch(torch)
     yield _hook()
-    yield from _starters()
 
 
 def _python() -> Check:
@@ -70,28 +54,14 @@ def _python_of_commands() -> Check:
     try:
         path = find_program("python")
     except EfprofError:
-        return Check(
-            name=name, status="careful", why="There is none on PATH.", advice=f"Write {sys.executable} in the command."
-        )
-    done = _run([path, "-c", _OTHER_PYTHON], dict(os.environ))
-    lines = done.stdout.split("\n") if done is not None and done.returncode == 0 else []
-    if len(lines) < 4:
-        return Check(name=name, status="careful", why=f"{path} does not start.", advice="Mend it, or name another.")
-    prefix, version, *has = lines[:4]
-    if Path(prefix) == Path(sys.prefix):
-        return Check(name=name, status="yes", why="It is the Python that efprof is installed in.")
-    is_new = tuple(map(int, version.split("."))) >= LEAST_PYTHON
-    lacking = ["a newer version"] * (not is_new) + [
-        package for package, found in zip(PACKAGES, has, strict=True) if found != "True"
-    ]
-    if not lacking:
-        return Check(name=name, status="yes", why=f"{path} is another Python than efprof's, and can be recorded too.")
-    return Check(
-        name=name,
-        status="careful",
-        why=f"{path} (Python {version}) is another than efprof's and cannot be recorded: it lacks {lacking[0]}.",
-        advice=f"Write {sys.executable} in the command, or install efprof there.",
+        return Check(name, "careful", "There is none on PATH.", f"Write {sys.executable} in the command.")
+    if Path(path).parent == Path(sys.executable).parent:
+        return Check(name, "yes", "It is the Python that efprof is installed in.")
+    least = ".".join(map(str, LEAST_PYTHON))
+    why = (
+        f"{path} is another Python than efprof's: it can be recorded if it is {least} or newer, with torch and msgspec."
     )
+    return Check(name, "careful", why, f"Write {sys.executable} in the command, or install efprof there.")
 
 
 def _torch(torch: ModuleType | None) -> Check:
@@ -124,46 +94,16 @@ def _why_no_torch() -> str:
 
 def _hook() -> Check:
     """Really started: nothing else tells what a site's own customization does to it."""
-    done = _run([sys.executable, "-c", _PROBE], child_environment(Options()))
-    name = "start-up hook"
+    done, name = _run([sys.executable, "-c", _PROBE], child_environment(Options())), "start-up hook"
+    said = _last_line(done.stderr) if done is not None and done.stderr.strip() else ""
     if done is None or done.stdout.strip() != "True":
-        said = f" ({_last_line(done.stderr)})" if done is not None and done.stderr.strip() else ""
-        return essential(
-            name,
-            is_met=False,
-            why=f"A child of Python started without it{said}.",
-            advice="Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record().",
-        )
-    if done.stderr.strip():
-        return Check(
-            name=name,
-            status="careful",
-            why=f"A child of Python ran it, and said: {_last_line(done.stderr)}.",
-            advice="Mend the sitecustomize that says so.",
-        )
-    return Check(name=name, status="yes", why="A child of Python ran it (one started with -I, -E or -S would not).")
-
-
-def _starters() -> Iterator[Check]:
-    """Console scripts whose first line makes Python ignore the environment, and with it the hook."""
-    for name in STARTERS:
-        path = shutil.which(name)
-        first = _first_line(Path(path)) if path is not None else ""
-        if re.match(r"#!.*python\S*(\s+-\w+)*\s+-\w*[EIS]", first):
-            yield Check(
-                name=name,
-                status="careful",
-                why=f"{path} begins with '{first}', by which Python ignores the start-up hook.",
-                advice=f"Start it as 'python {path}'.",
-            )
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open(errors="replace") as file:
-            return file.readline(1000).rstrip("\n")
-    except OSError:
-        return ""
+        why = f"A child of Python started without it{f' ({said})' if said else ''}."
+        advice = "Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record()."
+        return essential(name, is_met=False, why=why, advice=advice)
+    if said:
+        why = f"A child of Python ran it, and said: {said}."
+        return Check(name, "careful", why, "Mend the sitecustomize that says so.")
+    return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str] | None":

@@ -111,7 +111,7 @@ def serve() -> None:
 def _import_what_a_child_needs() -> None:
     import torch._dynamo  # noqa: F401 - torch itself does at the first optimizer, for a second
 
-    import efprof.recorder.child_processes  # noqa: F401
+    import efprof.recorder.exits  # noqa: F401
     from efprof.recorder import collectors
 
     for module in pkgutil.iter_modules(collectors.__path__):

@@ -67,8 +67,8 @@ def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
 
 
 HANGS = """
-import ctypes, efprof.recorder.grace
-efprof.recorder.grace.GRACE_S = 0.1
+import ctypes, efprof.recorder.collectors.signals
+efprof.recorder.collectors.signals.GRACE_S = 0.1
 def hang():
     library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(lock)

@@ -1,0 +1,155 @@
+"""Counts and times the calls that make a step wait, by the user's line: what copies tensors to Python, and stalls.
+
+torch's own debug mode for synchronisations would see a few more (a mask as an index), but it speaks through `warnings`:
+a program's filters would hide them or turn them into errors, and it tells no time. Never run on a GPU so far.
+"""
+
+import functools
+import gc
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from efprof.recorder.frames import callers
+from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.session import Session
+from efprof.recorder.stand_in import StandIn
+
+READS = {
+    "item": "item",
+    "tolist": "tolist",
+    "cpu": "cpu",
+    "nonzero": "nonzero",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__int__": "int",
+    "__index__": "int",
+}
+"""Methods of a tensor that wait for its values on a device that works asynchronously, and their names in a report.
+
+Not `torch.nonzero`, which is looked up by what it is in tables of what a tensor's subclass does itself, and by the
+compiler: windows see its calls.
+"""
+
+STALLS = (
+    "torch.cuda.synchronize",
+    "torch.cuda.empty_cache",
+    "torch.cuda.reset_peak_memory_stats",
+    "torch.cuda.Stream.synchronize",
+    "torch.cuda.Event.synchronize",
+    "torch.accelerator.synchronize",
+    "torch.accelerator.empty_cache",
+    "torch.accelerator.reset_peak_memory_stats",
+    "gc.collect",
+)
+"""`reset_max_memory_allocated` and its like call `reset_peak_memory_stats`. On the CPU all but the last return at once:
+they are counted there too, since a run on a device would wait."""
+
+_MEMORY_MODULES = ("torch.cuda.memory", "torch.accelerator.memory")
+"""Where torch's own functions look up those that `torch.cuda` and `torch.accelerator` only name again."""
+
+FORMATTING = "torch/_tensor.py"
+"""`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
+
+_TORCH = torch.__file__.removesuffix("__init__.py")
+
+_Note = Callable[[str, FrameType, int], None]
+
+
+def start(session: Session) -> None:
+    """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
+    calls = _WaitingCalls(session)
+    undo: list[Undo] = []
+    for name, call in READS.items():
+        original = getattr(torch.Tensor, name)
+        undo.append(replace(torch.Tensor, name, StandIn(calls.read(call, original), original)))
+    undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
+    for name in STALLS:
+        owner, attribute = _owner_of(name)
+        original = getattr(owner, attribute, None)
+        if original is not None:
+            counted = calls.stall(name, original)
+            undo += [replace(place, attribute, counted) for place in _places(owner, attribute, original)]
+    session.undo_at_end(undo)
+
+
+class _WaitingCalls:
+    """Wraps what waits, in steps recorded in full; a call within another one is not counted again."""
+
+    def __init__(self, session: Session) -> None:
+        self._loop = session.loop
+        self._sites = session.sites
+        self._noted_read = session.shell.guarded("waiting_calls", self._note_read)
+        self._noted_stall = session.shell.guarded("waiting_calls", self._note_stall)
+        self._is_waiting = False
+
+    def read(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original`, counted at the user's line that called it, where it is given a tensor that it has to wait for."""
+        return self._counted(call, original, self._waits, self._noted_read)
+
+    def stall(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, whatever it is given."""
+        return self._counted(call, original, lambda _: True, self._noted_stall)
+
+    def _counted(
+        self, call: str, original: Callable[..., Any], waits: Callable[[object], bool], note: _Note
+    ) -> Callable[..., Any]:
+        loop = self._loop
+
+        @functools.wraps(original)
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            is_seen = not (loop.light.is_on or self._is_waiting) and loop.is_ours and loop.step is not None
+            if not is_seen or not waits(args[0] if args else None):
+                return original(*args, **kwargs)
+            self._is_waiting = True
+            start_ns = time.perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._is_waiting = False
+                note(call, sys._getframe(1), time.perf_counter_ns() - start_ns)
+
+        return wait
+
+    def _waits(self, tensor: object) -> bool:
+        """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device.
+
+        torch.fx calls with what is no tensor.
+        """
+        if self._loop.reads_by_design or not isinstance(tensor, torch.Tensor):
+            return False
+        return not (tensor.is_cpu is True and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def _note_read(self, call: str, caller: FrameType, spent_ns: int) -> None:
+        file = caller.f_code.co_filename
+        is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith(_TORCH)
+        site = self._sites.of_caller(caller) if is_of_user else None
+        if site is not None and self._loop.step is not None:
+            self._loop.step.note_read(site, call, spent_ns)
+
+    def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
+        for frame in callers(caller):
+            if frame.f_code is self._noted_stall.__code__:
+                return  # a function of the recorder's, which all run guarded, made the call
+            if self._sites.is_user_code(frame.f_code):
+                break
+        site = self._sites.of_caller(caller)
+        if site is not None and self._loop.step is not None:
+            self._loop.step.note_stall(site, call, spent_ns)
+
+
+def _owner_of(name: str) -> tuple[Any, str]:
+    *path, attribute = name.split(".")
+    owner: Any = {"torch": torch, "gc": gc}[path[0]]
+    for part in path[1:]:
+        owner = getattr(owner, part, None)
+    return owner, attribute
+
+
+def _places(owner: Any, attribute: str, original: object) -> list[Any]:
+    modules = (sys.modules.get(name) for name in _MEMORY_MODULES)
+    return [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
