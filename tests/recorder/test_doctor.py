@@ -63,6 +63,14 @@ def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest
     assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
 
 
+def test_the_same_python_by_a_relative_path_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = write_executable(tmp_path / "python", "#!/bin/sh\n")
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setattr(interpreter, "find_program", lambda _: f"{tmp_path.name}/python")
+    assert named(interpreter.checks(torch), "'python' of a command").status == "yes"
+
+
 def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     checks = examine(tmp_path, tmp_path)

@@ -55,7 +55,7 @@ def _python_of_commands() -> Check:
         path = find_program("python")
     except EfprofError:
         return Check(name, "careful", "There is none on PATH.", f"Write {sys.executable} in the command.")
-    if Path(path).parent == Path(sys.executable).parent:
+    if Path(path).absolute().parent == Path(sys.executable).parent:
         return Check(name, "yes", "It is the Python that efprof is installed in.")
     least = ".".join(map(str, LEAST_PYTHON))
     why = (
