@@ -20,8 +20,14 @@ settings.load_profile("repeatable")
 
 adopt_orphans()
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores the first two for what runs in its background, nohup the third; programs inherit that.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
