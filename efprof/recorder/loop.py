@@ -222,7 +222,7 @@ class Loop:
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
             if module is not None and not module.training and id(module) == self._trained:
-                steps.before_evaluation(entered)
+                steps.end_whole(entered)
             if steps.open is not None:
                 steps.open.evaluate(module)
             return
@@ -359,7 +359,7 @@ class Loop:
         self._leave_host(optimizer, entered)
         if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
             return
-        if has_closure:
+        if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
             self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
         step = self.steps.to_update(id(optimizer), entered)
         if step.is_light:

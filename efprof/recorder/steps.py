@@ -110,18 +110,10 @@ class Steps:
             return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
         return self._leave_behind(step, at) if self.skips.is_skipped(step) else step
 
-    def before_evaluation(self, at: int) -> None:
-        """The trained module is called without gradients, in evaluation mode: a step that is whole ends before it."""
+    def end_whole(self, at: int) -> None:
+        """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
         step = self.open
         if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
-            self.finish(step, at)
-
-    def end_whole(self, at: int) -> None:
-        """An optimizer is about to call back for its gradients: where no loader tells, it begins a step of its own."""
-        step = self.open
-        if step is None or not step.stepped or self.is_fed or self.has_marks:
-            return
-        if self.cycle.is_complete(step.stepped):
             self.finish(step, at)
 
     def to_update(self, optimizer: int, at: int) -> OpenStep:

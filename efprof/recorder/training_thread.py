@@ -172,9 +172,7 @@ class TrainingThread:
 
     def _begin_with(self, passes: list[Span]) -> None:
         steps, start = self._steps, passes[0][1]
-        step = steps.open
-        if step is not None and step.stepped and not steps.has_marks and steps.cycle.is_complete(step.stepped):
-            steps.finish(step, start)
+        steps.end_whole(start)
         step = steps.open or steps.begin(start)
         step.spans += passes
         step.num_backwards += sum(stage == "backward" for stage, _, _ in passes)
