@@ -16,11 +16,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.holders import Change, Watch, Watched
-from efprof.recorder.binding_lines import binding_lines
 from efprof.recorder.frames import callers
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
-from efprof.recorder.watched_things import Line, State, Thing, Variable, look_at_variables
+from efprof.recorder.watched_things import Line, State, Thing, Variable, binding_lines, look_at_variables
 
 MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""

@@ -21,9 +21,8 @@ from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.sampling import Sampling
 from efprof.recorder.scaled_losses import ScaledLosses
-from efprof.recorder.stages import StageClock
 from efprof.recorder.step_numbers import learning_rate_of
-from efprof.recorder.steps import Listener, Steps
+from efprof.recorder.steps import Listener, StageClock, Steps
 from efprof.recorder.training_thread import TrainingThread
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__

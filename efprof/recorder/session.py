@@ -67,9 +67,9 @@ class Session:
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole), self._steps.write, sampling)
         self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
+        """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.is_collecting = False
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
-        """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
         self._events = LineWriter(folder, EVENTS_FILE)

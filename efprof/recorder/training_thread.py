@@ -8,8 +8,7 @@ from threading import get_ident
 import torch
 
 from efprof.recorder.open_step import Span
-from efprof.recorder.stages import StageClock
-from efprof.recorder.steps import Steps
+from efprof.recorder.steps import StageClock, Steps
 
 NOBODY = 0
 """No thread has this number: while it stands for the training's, every entry point returns at once."""

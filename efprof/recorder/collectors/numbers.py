@@ -15,21 +15,24 @@ import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
-from efprof.recorder.gradients import (
+from efprof.recorder.graph import find_steep, find_suspects
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.session import Session
+from efprof.recorder.step_numbers import (
+    StepNumbers,
     answers_late,
     device_norm,
+    fill_norm,
     global_norm,
     is_a_mode_on,
     is_plain,
     is_set,
+    late_numbers,
+    learning_rate_of,
     outside_modes,
     read_value,
     weighted_losses,
 )
-from efprof.recorder.graph import find_steep, find_suspects
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
