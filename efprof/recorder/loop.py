@@ -101,11 +101,6 @@ class Loop:
         return get_ident() == self.thread.ident
 
     @property
-    def stage(self) -> str | None:
-        """The stage that is open."""
-        return self.clock.stage
-
-    @property
     def reads_by_design(self) -> bool:
         """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
         return self.clock.stage == "data" or self.clock.opener == "optimizer"
@@ -123,7 +118,7 @@ class Loop:
 
     def pause(self) -> None:
         """What the program does until `resume` is part of no step; one that is whole ends here."""
-        if not self.light.is_on and self.stage is None:
+        if not self.light.is_on and self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.pause()
 
@@ -143,7 +138,7 @@ class Loop:
         """The program ends: close the step if it is whole, drop it otherwise."""
         if self.light.is_on:
             self.light.wake()
-        elif self.stage is None:
+        elif self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.stop()
         for listeners in (
