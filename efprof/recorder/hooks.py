@@ -13,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from efprof.recorder.captured_steps import CapturedSteps
 from efprof.recorder.frames import callers
 from efprof.recorder.loop import Loop
 from efprof.recorder.shell import Shell
@@ -240,37 +239,6 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     for kind, name in _moves_of_schedules():
         undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
-
-
-def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
-    """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
-    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
-        return []
-    kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
-    paused = shell.guarded("loop", stepping.capture_began)
-    resumed = shell.guarded("loop", stepping.capture_ended)
-    replayed = shell.guarded("loop", stepping.replayed)
-    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
-
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        paused(self)
-        begin(self, *args, **kwargs)
-
-    @functools.wraps(end)
-    def capture_end(self: Any) -> None:
-        try:
-            end(self)
-        finally:
-            resumed()
-
-    @functools.wraps(replay)
-    def watched_replay(self: Any) -> None:
-        replay(self)
-        replayed(self)
-
-    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
-    return [replace(kind, name, function) for name, function in new.items()]
 
 
 def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -271,7 +271,7 @@ class Loop:
             return
         step = self.step_to_train(entered)
         if step.is_light and not self._has_closure:
-            self._rest(step)
+            self.rest(step)
             self.light.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
@@ -357,7 +357,7 @@ class Loop:
             self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
         step = self.steps.to_update(id(optimizer), entered)
         if step.is_light:
-            self._rest(step)
+            self.rest(step)
             return
         self._has_closure = has_closure
         if not has_closure:
@@ -421,26 +421,6 @@ class Loop:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
-    def replayed(self, graph: int, graphs: set[int], entered: int) -> None:
-        """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart.
-
-        It shares its step with others of the `graphs`, but with no optimizer that stepped by itself.
-        """
-        self.num_updates += 1
-        steps = self.steps
-        if self.light.is_on:
-            self.light.updated(graph)
-            return
-        if steps.open is not None and not graphs.issuperset(steps.open.stepped):
-            steps.finish(steps.open, entered)
-        step = steps.to_update(graph, entered)
-        if step.is_light:
-            self._rest(step)
-            self.light.updated(graph)
-            return
-        step.num_backwards += 1
-        self.steps.updated(step, graph, entered)
-
     def update_began(self) -> bool:
         """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
         step = self.steps.open
@@ -462,7 +442,7 @@ class Loop:
 
     # What the entry points have in common.
 
-    def _rest(self, step: OpenStep) -> None:
+    def rest(self, step: OpenStep) -> None:
         """This one is light."""
         self.clock.leave()
         self._depth = self._nested_backwards = 0
