@@ -3,13 +3,48 @@
 Never run on a GPU so far: the machine this was written on has none.
 """
 
+import functools
 from time import perf_counter_ns
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.loop import Loop
+from efprof.recorder.shell import Shell
+
+
+def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
+    """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
+    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
+        return []
+    kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
+    paused = shell.guarded("loop", stepping.capture_began)
+    resumed = shell.guarded("loop", stepping.capture_ended)
+    replayed = shell.guarded("loop", stepping.replayed)
+    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        paused(self)
+        begin(self, *args, **kwargs)
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        try:
+            end(self)
+        finally:
+            resumed()
+
+    @functools.wraps(replay)
+    def watched_replay(self: Any) -> None:
+        replay(self)
+        replayed(self)
+
+    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
+    return [replace(kind, name, function) for name, function in new.items()]
 
 
 class CapturedSteps:
@@ -35,9 +70,26 @@ class CapturedSteps:
         self._loop.thread.resume()
 
     def replayed(self, graph: Any) -> None:
-        """The graph was launched: what it holds belongs to the open step, or makes one."""
-        if graph in self._graphs and self._loop.is_ours:
-            self._loop.replayed(id(graph), {id(each) for each in self._graphs}, perf_counter_ns())
+        """The graph was launched: if it holds a whole update, that ends a step, whose stages cannot be told apart.
+
+        It shares its step with other such graphs, but with no optimizer that stepped by itself.
+        """
+        loop, steps, entered = self._loop, self._loop.steps, perf_counter_ns()
+        if graph not in self._graphs or not loop.is_ours:
+            return
+        loop.num_updates += 1
+        if loop.light.is_on:
+            loop.light.updated(id(graph))
+            return
+        if steps.open is not None and not set(map(id, self._graphs)).issuperset(steps.open.stepped):
+            steps.finish(steps.open, entered)
+        step = steps.to_update(id(graph), entered)
+        if step.is_light:
+            loop.rest(step)
+            loop.light.updated(id(graph))
+            return
+        step.num_backwards += 1
+        steps.updated(step, id(graph), entered)
 
     def _note_step(self) -> None:
         if self._capturing is not None:

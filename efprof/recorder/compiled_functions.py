@@ -107,7 +107,7 @@ class CompiledFunctions:
 
     def _go_forward(self) -> None:
         loop, entered = self._loop, perf_counter_ns()
-        if loop.stage is not None:
+        if loop.clock.stage is not None:
             return
         step = loop.step_to_train(entered)
         step.has_forward = True

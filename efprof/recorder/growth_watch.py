@@ -7,20 +7,19 @@ alive.
 """
 
 import sys
+import timeit
 from collections import Counter
 from collections.abc import Callable
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_OPTIMIZED
 from threading import get_ident
-from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.holders import Change, Watch, Watched
-from efprof.recorder.binding_lines import binding_lines
 from efprof.recorder.frames import callers
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
-from efprof.recorder.watched_things import Line, State, Thing, Variable, look_at_variables
+from efprof.recorder.watched_things import Line, State, Thing, Variable, binding_lines, look_at_variables
 
 MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
@@ -81,7 +80,7 @@ class GrowthWatch:
                 f"{users[0].f_code.co_qualname} calls locals(), eval() or the like, whose result a tracer would change"
             )
         look_at_variables(self._things)
-        self._event_ns += min(self._timed_check() for _ in range(NUM_TIMED))
+        self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1, repeat=NUM_TIMED)))
         self._at = self._line_around(frame)
         self._frames = {one.f_code: one for one in users if self._may_trace(one.f_code)}
         for one in users:
@@ -226,11 +225,6 @@ class GrowthWatch:
                 self._last[index] = now
                 if self._at is not None:
                     state.note(self._at, before, now)
-
-    def _timed_check(self) -> int:
-        began = perf_counter_ns()
-        self._check()
-        return perf_counter_ns() - began
 
     def _may_trace(self, code: CodeType) -> bool:
         known = self._is_user.get(code)

@@ -13,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from efprof.recorder.captured_steps import CapturedSteps
 from efprof.recorder.frames import callers
 from efprof.recorder.loop import Loop
 from efprof.recorder.shell import Shell
@@ -44,16 +43,11 @@ def replace(owner: Any, name: str, new: Any) -> Undo:
     return undo
 
 
-def _nothing() -> None: ...
-
-
 def _script_as(old: Any, new: Any) -> Undo:
     """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
-    known: dict[int, str] | None = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None)
-    name = None if known is None else known.get(id(old))
-    if known is None or name is None:
-        return _nothing
-    known[id(new)] = name
+    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+    if id(old) in known:
+        known[id(new)] = known[id(old)]
 
     def forget() -> None:
         known.pop(id(new), None)
@@ -142,12 +136,12 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     light, thread = loop.light, loop.thread
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = _Given(*args, **kwargs)
+        gradients, retains_graph, creates_graph = _given(*args, **kwargs)
         if light.is_on:
-            light.backward_entered(tensors, given.gradients)
+            light.backward_entered(tensors, gradients)
             return
         site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
-        loop.backward_entered(tensors, given.gradients, site, given.retains_graph, bool(given.create_graph))
+        loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
@@ -157,7 +151,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if light.is_on and light.ends_with_update and get_ident() == thread.ident:
-            lightly(tensors, _Given(*args, **kwargs).gradients if args or kwargs else None)
+            lightly(tensors, _given(*args, **kwargs)[0] if args or kwargs else None)
             original(tensors, *args, **kwargs)
             return
         try:  # from the first call on: a signal's handler may raise in it
@@ -179,20 +173,16 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
     return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
 
 
-class _Given:
-    """The arguments of `torch.autograd.backward` after its first one, as torch names and orders them."""
-
-    def __init__(
-        self,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        grad_variables: Any = None,
-        **_: Any,
-    ) -> None:
-        self.gradients = grad_variables if grad_tensors is None else grad_tensors  # an old name of them
-        self.create_graph = create_graph
-        self.retains_graph = bool(create_graph if retain_graph is None else retain_graph)
+def _given(
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    **_: Any,
+) -> tuple[Any, bool, bool]:
+    """The gradients, and whether it keeps and makes a graph: `torch.autograd.backward`'s arguments after its first."""
+    gradients = grad_variables if grad_tensors is None else grad_tensors  # an old name of them
+    return gradients, bool(create_graph if retain_graph is None else retain_graph), bool(create_graph)
 
 
 def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
@@ -249,37 +239,6 @@ def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
     for kind, name in _moves_of_schedules():
         undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
     return undo
-
-
-def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
-    """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
-    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
-        return []
-    kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
-    paused = shell.guarded("loop", stepping.capture_began)
-    resumed = shell.guarded("loop", stepping.capture_ended)
-    replayed = shell.guarded("loop", stepping.replayed)
-    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
-
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        paused(self)
-        begin(self, *args, **kwargs)
-
-    @functools.wraps(end)
-    def capture_end(self: Any) -> None:
-        try:
-            end(self)
-        finally:
-            resumed()
-
-    @functools.wraps(replay)
-    def watched_replay(self: Any) -> None:
-        replay(self)
-        replayed(self)
-
-    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
-    return [replace(kind, name, function) for name, function in new.items()]
 
 
 def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
-from efprof.recorder.gradients import read_values
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.step_numbers import copied
+from efprof.recorder.step_numbers import copied, read_values
 
 MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000

@@ -21,9 +21,8 @@ from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.sampling import Sampling
 from efprof.recorder.scaled_losses import ScaledLosses
-from efprof.recorder.stages import StageClock
 from efprof.recorder.step_numbers import learning_rate_of
-from efprof.recorder.steps import Listener, Steps
+from efprof.recorder.steps import Listener, StageClock, Steps
 from efprof.recorder.training_thread import TrainingThread
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
@@ -102,11 +101,6 @@ class Loop:
         return get_ident() == self.thread.ident
 
     @property
-    def stage(self) -> str | None:
-        """The stage that is open."""
-        return self.clock.stage
-
-    @property
     def reads_by_design(self) -> bool:
         """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
         return self.clock.stage == "data" or self.clock.opener == "optimizer"
@@ -124,7 +118,7 @@ class Loop:
 
     def pause(self) -> None:
         """What the program does until `resume` is part of no step; one that is whole ends here."""
-        if not self.light.is_on and self.stage is None:
+        if not self.light.is_on and self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.pause()
 
@@ -144,7 +138,7 @@ class Loop:
         """The program ends: close the step if it is whole, drop it otherwise."""
         if self.light.is_on:
             self.light.wake()
-        elif self.stage is None:
+        elif self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.stop()
         for listeners in (
@@ -222,7 +216,7 @@ class Loop:
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
             if module is not None and not module.training and id(module) == self._trained:
-                steps.before_evaluation(entered)
+                steps.end_whole(entered)
             if steps.open is not None:
                 steps.open.evaluate(module)
             return
@@ -277,7 +271,7 @@ class Loop:
             return
         step = self.step_to_train(entered)
         if step.is_light and not self._has_closure:
-            self._rest(step)
+            self.rest(step)
             self.light.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
@@ -359,11 +353,11 @@ class Loop:
         self._leave_host(optimizer, entered)
         if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
             return
-        if has_closure:
+        if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
             self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
         step = self.steps.to_update(id(optimizer), entered)
         if step.is_light:
-            self._rest(step)
+            self.rest(step)
             return
         self._has_closure = has_closure
         if not has_closure:
@@ -427,26 +421,6 @@ class Loop:
             listener(step, optimizer)
         self.steps.updated(step, id(optimizer), perf_counter_ns())
 
-    def replayed(self, graph: int, graphs: set[int], entered: int) -> None:
-        """A CUDA graph, by its `id`, that holds a whole update was launched; its stages cannot be told apart.
-
-        It shares its step with others of the `graphs`, but with no optimizer that stepped by itself.
-        """
-        self.num_updates += 1
-        steps = self.steps
-        if self.light.is_on:
-            self.light.updated(graph)
-            return
-        if steps.open is not None and not graphs.issuperset(steps.open.stepped):
-            steps.finish(steps.open, entered)
-        step = steps.to_update(graph, entered)
-        if step.is_light:
-            self._rest(step)
-            self.light.updated(graph)
-            return
-        step.num_backwards += 1
-        self.steps.updated(step, graph, entered)
-
     def update_began(self) -> bool:
         """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
         step = self.steps.open
@@ -468,7 +442,7 @@ class Loop:
 
     # What the entry points have in common.
 
-    def _rest(self, step: OpenStep) -> None:
+    def rest(self, step: OpenStep) -> None:
         """This one is light."""
         self.clock.leave()
         self._depth = self._nested_backwards = 0

@@ -1,6 +1,6 @@
 """The step that is being recorded, and how it becomes a line of steps.jsonl."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,8 @@ class OpenStep:
     """For each of the last spans, the CUDA events at its start and its end."""
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
-    reads: dict[tuple[str, str], ScalarReads] | None = None
-    stalls: dict[tuple[str, str], StallCalls] | None = None
+    reads: dict[tuple[str, str], ScalarReads] = field(default_factory=dict)
+    stalls: dict[tuple[str, str], StallCalls] = field(default_factory=dict)
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
     num_backwards: int = 0
@@ -69,14 +69,9 @@ class OpenStep:
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
     @property
-    def is_skipped(self) -> bool:
-        """Whether an optimizer was held back."""
-        return bool(self.held_back)
-
-    @property
     def loader(self) -> int | None:
         """The DataLoader that it took its last batch from."""
-        return last_of(self.loaders)
+        return next((loader for loader in reversed(self.loaders) if loader is not None), None)
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
         """As steps.jsonl has them: microseconds from the step's start."""
@@ -110,28 +105,15 @@ class OpenStep:
 
     def note_read(self, site: str, call: str, spent_ns: int) -> None:
         """A tensor's value was copied to Python at this line."""
-        if self.reads is None:
-            self.reads = {}
-        read = self.reads.get((site, call))
-        if read is None:
-            read = self.reads[site, call] = ScalarReads(site=site, call=call, count=0, us=0.0)
+        read = self.reads.setdefault((site, call), ScalarReads(site=site, call=call, count=0, us=0.0))
         read.count += 1
         read.us += spent_ns / 1000
 
     def note_stall(self, site: str, call: str, spent_ns: int) -> None:
         """A call at this line made the step wait."""
-        if self.stalls is None:
-            self.stalls = {}
-        stall = self.stalls.get((site, call))
-        if stall is None:
-            stall = self.stalls[site, call] = StallCalls(site=site, call=call, count=0, us=0.0)
+        stall = self.stalls.setdefault((site, call), StallCalls(site=site, call=call, count=0, us=0.0))
         stall.count += 1
         stall.us += spent_ns / 1000
-
-
-def last_of(loaders: Sequence[int | None]) -> int | None:
-    """The last one that is known."""
-    return next((loader for loader in reversed(loaders) if loader is not None), None)
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:
@@ -148,10 +130,10 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         micro_batches=step.num_backwards or step.num_gradient_calls,
         samples=step.samples,
         recorder_us=step.recorder_ns / 1000,
-        reads=list(step.reads.values()) if step.reads else [],
-        stalls=list(step.stalls.values()) if step.stalls else [],
+        reads=list(step.reads.values()),
+        stalls=list(step.stalls.values()),
         learning_rate=step.learning_rate,
-        is_skipped=step.is_skipped,
+        is_skipped=bool(step.held_back),
         backward_site=step.backward_site,
         loader=step.loader,
         sequence=step.sequence,

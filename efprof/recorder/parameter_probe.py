@@ -77,9 +77,7 @@ class ParameterProbe:
         if now == self._versions and gradient is known and not self._has_other_values(parameter):
             return False
         self._versions = None
-        if self._is_optimized is None:
-            self._is_optimized = _has_optimizer(parameter)
-        return not self._is_optimized
+        return self._is_free(parameter)
 
     def _note_start(self) -> None:
         """A backward pass begins."""
@@ -95,9 +93,10 @@ class ParameterProbe:
         self._is_replaced |= self._versions is not None and self._is_free()
         return True
 
-    def _is_free(self) -> bool:
+    def _is_free(self, parameter: torch.Tensor | None = None) -> bool:
+        """Whether no torch optimizer is in charge of it, or of any."""
         if self._is_optimized is None:
-            self._is_optimized = _has_optimizer(None)
+            self._is_optimized = _has_optimizer(parameter)
         return not self._is_optimized
 
     def _has_other_values(self, parameter: torch.Tensor) -> bool:

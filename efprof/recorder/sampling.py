@@ -122,21 +122,17 @@ class Sampling:
 
     def note_light(self, steps: Sequence[LightStep]) -> None:
         """Light ones did."""
-        for step in steps:
-            if step.is_usual:
-                self._note_light(step)
+        for step in (one for one in steps if one.is_usual):
+            self._light_ns.append(step.length_ns)
+            self._light_costs.append(step.cost_ns)
+            self._num_light += 1
+            if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
+                self._estimate()
+            self._credit_ns += self._income_ns(step.number, step.length_ns)
+            if self._credit_ns >= self._price * BURST_STEPS * self._full_cost:
+                self._price = 0.5 + self._random.random()
+                self._is_due = True
         self.look_at = 0
-
-    def _note_light(self, step: LightStep) -> None:
-        self._light_ns.append(step.length_ns)
-        self._light_costs.append(step.cost_ns)
-        self._num_light += 1
-        if self._num_light % NUM_BETWEEN_ESTIMATES == 1:
-            self._estimate()
-        self._credit_ns += self._income_ns(step.number, step.length_ns)
-        if self._credit_ns >= self._price * BURST_STEPS * self._full_cost:
-            self._price = 0.5 + self._random.random()
-            self._is_due = True
 
     def _income_ns(self, number: int, length_ns: float) -> float:
         """What a light step earns for bursts."""

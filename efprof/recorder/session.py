@@ -26,9 +26,10 @@ from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import collectors, current
 from efprof.recorder.budget import Budget
+from efprof.recorder.captured_steps import watch_captures
 from efprof.recorder.exits import note_survival, shortage_behind
 from efprof.recorder.failed_stage import failed_stage
-from efprof.recorder.hooks import Undo, watch_backward, watch_captures, watch_loaders, watch_optimizers, watch_updates
+from efprof.recorder.hooks import Undo, watch_backward, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.loop import Loop
 from efprof.recorder.memory import Memory
 from efprof.recorder.module_calls import ModuleCalls
@@ -67,9 +68,9 @@ class Session:
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole), self._steps.write, sampling)
         self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
+        """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.is_collecting = False
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
-        """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
         self._events = LineWriter(folder, EVENTS_FILE)

@@ -1,4 +1,4 @@
-"""Where one step ends and the next begins, and what is written of each."""
+"""Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
 
 import time
 from collections.abc import Callable
@@ -110,18 +110,10 @@ class Steps:
             return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
         return self._leave_behind(step, at) if self.skips.is_skipped(step) else step
 
-    def before_evaluation(self, at: int) -> None:
-        """The trained module is called without gradients, in evaluation mode: a step that is whole ends before it."""
+    def end_whole(self, at: int) -> None:
+        """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
         step = self.open
         if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
-            self.finish(step, at)
-
-    def end_whole(self, at: int) -> None:
-        """An optimizer is about to call back for its gradients: where no loader tells, it begins a step of its own."""
-        step = self.open
-        if step is None or not step.stepped or self.is_fed or self.has_marks:
-            return
-        if self.cycle.is_complete(step.stepped):
             self.finish(step, at)
 
     def to_update(self, optimizer: int, at: int) -> OpenStep:
@@ -263,3 +255,40 @@ class Steps:
         for listener in self.manual_updates_found:
             listener(step)
         self.manual_updates_found.clear()
+
+
+class StageClock:
+    """Opens and closes stages of the open step; on a device it has them timed there as well."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.stage: str | None = None
+        self.opener: str | None = None
+        """Which entry point opened the stage: it is the one to close it."""
+        self._steps = steps
+        self._start_ns = 0
+
+    def open(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
+        """A stage begins; its entry point was entered at `entered`."""
+        self.stage, self.opener = stage, opener
+        if self._steps.clock is not None:
+            self._steps.clock.open()
+        self._start_ns = now = perf_counter_ns()
+        step.recorder_ns += now - max(entered, step.start_ns)
+
+    def close(self, step: OpenStep, entered: int) -> None:
+        """It ended at `entered`."""
+        step.spans.append((self.stage or "other", self._start_ns, entered))
+        if self._steps.clock is not None:
+            step.device_marks = step.device_marks or []
+            step.device_marks.append(self._steps.clock.close())
+        self.stage = self.opener = None
+
+    def take_back(self, step: OpenStep) -> None:
+        """The stage that was closed last is none."""
+        step.spans.pop()
+        if step.device_marks:
+            step.device_marks.pop()
+
+    def leave(self) -> None:
+        """No stage is open, whatever was."""
+        self.stage = self.opener = None

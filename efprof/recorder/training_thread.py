@@ -1,15 +1,14 @@
 """Which thread it is that trains."""
 
 import threading
-import weakref
 from collections.abc import Callable
 from threading import get_ident
+from weakref import WeakSet
 
 import torch
 
 from efprof.recorder.open_step import Span
-from efprof.recorder.stages import StageClock
-from efprof.recorder.steps import Steps
+from efprof.recorder.steps import StageClock, Steps
 
 NOBODY = 0
 """No thread has this number: while it stands for the training's, every entry point returns at once."""
@@ -37,10 +36,11 @@ class TrainingThread:
         self._has_taken_over = False
         self._changing = threading.Lock()
         self._paused: int | None = None
-        self._known_optimizers: set[int] = set()
-        self._living_optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
-        """Those our thread stepped, by `id`: another one may lie where one of them lay."""
-        steps.ended.append(lambda step, _: self._known_optimizers.update(step.stepped))
+        self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """Those our thread stepped."""
+        self._known_updates: set[int] = set()
+        """Optimizers of finished steps by `id`, and 0 for an update that was none of an optimizer's."""
+        steps.ended.append(lambda step, _: self._known_updates.update(step.stepped))
 
     @property
     def is_ours(self) -> bool:
@@ -93,9 +93,7 @@ class TrainingThread:
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """The thread that trains steps it."""
-        known = self._living_optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._living_optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._optimizers.add(optimizer)
 
     def take_turn(self) -> bool:
         """Another thread begins a step, or goes on with one: whether it trains from here on.
@@ -127,13 +125,10 @@ class TrainingThread:
 
     def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
         """Whether our thread has stepped it, too; None is an update that was none of an optimizer's."""
-        number = 0
-        if optimizer is not None:
-            number, known = id(optimizer), self._living_optimizers.get(id(optimizer))
-            if known is None or known() is not optimizer:
-                return False
-        step = self._steps.open
-        return number in self._known_optimizers or (step is not None and number in step.stepped)
+        if optimizer is not None and optimizer not in self._optimizers:  # another one may lie where one of them lay
+            return False
+        number, step = 0 if optimizer is None else id(optimizer), self._steps.open
+        return number in self._known_updates or (step is not None and number in step.stepped)
 
     def _is_idle(self) -> bool:
         """Whether our thread is in no stage, and did nothing since the calling one began."""
@@ -172,9 +167,7 @@ class TrainingThread:
 
     def _begin_with(self, passes: list[Span]) -> None:
         steps, start = self._steps, passes[0][1]
-        step = steps.open
-        if step is not None and step.stepped and not steps.has_marks and steps.cycle.is_complete(step.stepped):
-            steps.finish(step, start)
+        steps.end_whole(start)
         step = steps.open or steps.begin(start)
         step.spans += passes
         step.num_backwards += sum(stage == "backward" for stage, _, _ in passes)

@@ -22,14 +22,14 @@ class UserMarks:
         if loop.light.is_on:
             loop.light.step_marked()
             return
-        if loop.stage is not None and steps.open is not None:
+        if loop.clock.stage is not None and steps.open is not None:
             loop.clock.close(steps.open, entered)
         steps.finish_and_begin(entered)
 
     def stage_began(self, stage: str) -> None:
         """This stage begins here; whatever is seen within belongs to it."""
         loop, steps = self._loop, self._steps
-        if loop.light.is_on or not loop.is_ours or loop.stage is not None:
+        if loop.light.is_on or not loop.is_ours or loop.clock.stage is not None:
             return
         entered = perf_counter_ns()
         step = steps.before_fetch(entered) if stage == "data" else loop.step_to_train(entered)
@@ -42,7 +42,7 @@ class UserMarks:
     def stage_ended(self) -> None:
         """The stage that was marked ends."""
         loop, steps = self._loop, self._steps
-        step, stage = steps.open, loop.stage
+        step, stage = steps.open, loop.clock.stage
         if loop.clock.opener != "user" or step is None or not loop.is_ours:
             return
         entered = perf_counter_ns()

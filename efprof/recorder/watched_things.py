@@ -1,7 +1,10 @@
-"""What is compared after each line of a watch: lengths of containers, and what has a name, by handles taken once."""
+"""What is compared after each line of a watch: lengths of containers, and what has a name, by handles taken once;
+and which lines bind a variable.
+"""
 
+import dis
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
@@ -17,6 +20,8 @@ MAX_HANDLES = 8
 
 FEW = 64
 """A container with as many entries has these compared one by one, where it does not get longer."""
+
+_STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -159,3 +164,34 @@ def _identity(value: Any) -> tuple[int, int]:
 
 def _base_of(container: Any) -> type[Any]:
     return next(base for base in _BASES if issubclass(type(container), base))
+
+
+def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:
+    """Code and line of each statement of a function, and of those within it, that binds the name, by its bytecode."""
+    found = set()
+    for one in [code, *_within(code, name)]:
+        line = 0
+        for instruction in dis.get_instructions(one):
+            if instruction.positions is not None and instruction.positions.lineno is not None:
+                line = instruction.positions.lineno
+            if name in _bound_by(instruction):
+                found.add((one, line))
+    return found
+
+
+def _within(code: CodeType, name: str) -> Iterator[CodeType]:
+    """Functions in it that know its variable as theirs: `nonlocal`."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and name in constant.co_freevars:
+            yield constant
+            yield from _within(constant, name)
+
+
+def _bound_by(instruction: dis.Instruction) -> tuple[str, ...]:
+    """From Python 3.13 on one instruction may bind two names, or bind one and load another."""
+    bound = instruction.argval
+    if instruction.opname in _STORES:
+        return (bound,)
+    if instruction.opname == "STORE_FAST_STORE_FAST":
+        return tuple(bound)
+    return (bound[0],) if instruction.opname == "STORE_FAST_LOAD_FAST" else ()

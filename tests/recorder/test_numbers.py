@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from efprof.recorder.gradients import weighted_losses
+from efprof.recorder.step_numbers import weighted_losses
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model
 

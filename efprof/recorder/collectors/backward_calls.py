@@ -9,7 +9,6 @@ keep each other alive: that is seen as leaves that are never let go.
 import sys
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.frames import callers
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.saved_tensors import Nodes, Storage, storage_of
+from efprof.recorder.saved_tensors import Nodes, storage_of
 from efprof.recorder.session import Session
 from efprof.recorder.sites import Sites
 from efprof.recorder.variables import locals_of, may_read_locals
@@ -187,13 +187,9 @@ def _walk(roots: list[Any], nodes: Nodes) -> list[Any]:
 def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int:
     """What the nodes saved; a parameter is there with or without them."""
     kept: dict[int, int] = dict(storage for node in found for storage in nodes.of(node)[0])
-    for address, _ in _storages(leaves):
+    for address, _ in filter(None, map(storage_of, leaves)):
         kept.pop(address, None)
     return sum(kept.values())
-
-
-def _storages(tensors: list[torch.Tensor]) -> Iterator[Storage]:
-    yield from (storage for one in tensors if (storage := storage_of(one)) is not None)
 
 
 def _has_graph(leaf: torch.Tensor | None) -> bool:
@@ -203,9 +199,7 @@ def _has_graph(leaf: torch.Tensor | None) -> bool:
 
 def _name_of(leaf: torch.Tensor, sites: Sites) -> str | None:
     """The variable of the innermost function of the user's that has it."""
-    frame = sys._getframe()
-    while frame is not None and not sites.is_user_code(frame.f_code):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = next((one for one in callers(sys._getframe()) if sites.is_user_code(one.f_code)), None)
     if frame is None or sys.gettrace() is not None:
         return None
     names = locals_of(frame) if may_read_locals(frame.f_code) else frame.f_globals

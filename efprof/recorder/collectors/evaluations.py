@@ -107,7 +107,7 @@ class Evaluations:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
     def _begin(self, iterator: Any, now: int) -> None:
-        before = self._read(0)
+        before = EvaluationMemory(0, self._session.memory.read()[0])
         self._open = _Pass(
             iterator=ref(iterator, self._dropped),
             record=EvaluationRecord(
@@ -166,14 +166,11 @@ class Evaluations:
 
     def _note(self, record: EvaluationRecord) -> None:
         """Read memory; at the end once more after the last batch."""
-        reading = self._read(record.num_batches)
+        reading = EvaluationMemory(record.num_batches, self._session.memory.read()[0])
         if record.memory[-1].num_batches == reading.num_batches:
             record.memory.pop()
         record.memory.append(reading)
         record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
-
-    def _read(self, num_batches: int) -> EvaluationMemory:
-        return EvaluationMemory(num_batches, self._session.memory.read()[0])
 
 
 def start(session: Session) -> None:

@@ -17,11 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from efprof.artifacts.events import GradientClearing
-from efprof.recorder.gradients import answers_late, is_plain, outside_modes, read_value, read_values
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.sampling import FIRST_STEPS
 from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import copied
+from efprof.recorder.step_numbers import answers_late, copied, is_plain, outside_modes, read_value, read_values
 
 MAX_GRADIENTS = 4
 """Of an optimizer, that are looked at: its last ones, which nearly every backward pass reaches."""

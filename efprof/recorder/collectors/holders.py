@@ -235,7 +235,8 @@ class Holders:
             path, scope = (one.place.path, one.place.scope) if one.place is not None else (None, None)
             file = one.place.file and self._session.sites.file(one.place.file) if one.place is not None else None
             found.append((Thing(path, scope, file, address), Handles(containers=[one.value]), True))
-        found = [item for item in found if self._is_wanted(item[0])][:MAX_WATCHED]
+        seen = self._seen
+        found = [one for one in found if seen[one[0].scope, one[0].path, one[0].number] < MAX_TIMES_SEEN][:MAX_WATCHED]
         states = [
             state for thing, handles, is_longer in found for state in states_of(thing, handles, got_longer=is_longer)
         ]
@@ -253,9 +254,6 @@ class Holders:
                 if max(more) > 0:
                     growth[key] = more
         return sorted(growth, key=lambda key: growth[key], reverse=True)
-
-    def _is_wanted(self, thing: Thing) -> bool:
-        return self._seen[thing.scope, thing.path, thing.number] < MAX_TIMES_SEEN
 
     def _write_watch(self, watch: Watch) -> None:
         self._num_watches += 1

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from efprof.recorder.hooks import Undo, replace, updating
+from efprof.recorder.loop import Loop
 from efprof.recorder.session import Session
 
 
@@ -45,10 +46,11 @@ def _is_enabled(scaler: Any) -> bool:
 
 def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
-    kind, watch = torch.amp.GradScaler, _ScalerWatch(session)
-    note_scaled = session.shell.guarded("loss_scaling", watch.note_scaled)
-    note_step = session.shell.guarded("loss_scaling", watch.note_step)
-    note_scale = session.shell.guarded("loss_scaling", watch.note_scale)
+    kind = torch.amp.GradScaler
+    note_scaled, note_step, note_scale = (
+        session.shell.guarded("loss_scaling", functools.partial(note, session.loop))
+        for note in (_note_scaled, _note_step, _note_scale)
+    )
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
     in_update = functools.partial(updating, session.loop, session.shell)
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
@@ -83,29 +85,25 @@ def _watch_scalers(session: Session) -> list[Undo]:
     return [replace(kind, name, function) for name, function in new.items()]
 
 
-class _ScalerWatch:
-    """Leaves what it sees in the loop and its open step, where the numbers of the step are read from."""
+def _note_scaled(loop: Loop, scaler: Any, outputs: Any, scaled: Any) -> None:
+    """Backward will be called on `scaled`; the loss to show is `outputs`."""
+    if loop.is_ours:
+        loop.scaled_losses.note(outputs, scaled, getattr(scaler, "_scale", None))
 
-    def __init__(self, session: Session) -> None:
-        self._loop = session.loop
 
-    def note_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
-        """Backward will be called on `scaled`; the loss to show is `outputs`."""
-        if self._loop.is_ours:
-            self._loop.scaled_losses.note(outputs, scaled, getattr(scaler, "_scale", None))
+def _note_step(loop: Loop, optimizer: torch.optim.Optimizer, num_before: int) -> None:
+    """After `scaler.step`: where no optimizer stepped, the scaler held it back.
 
-    def note_step(self, optimizer: torch.optim.Optimizer, num_before: int) -> None:
-        """After `scaler.step`: where no optimizer stepped, the scaler held it back.
+    Any, since the one that the scaler knows may be the program's own class around another one.
+    """
+    if loop.num_updates == num_before:
+        loop.optimizer_skipped(optimizer)
 
-        Any, since the one that the scaler knows may be the program's own class around another one.
-        """
-        if self._loop.num_updates == num_before:
-            self._loop.optimizer_skipped(optimizer)
 
-    def note_scale(self, scaler: Any) -> None:
-        """Keep the scale as the tensor it is: reading it would wait for the device."""
-        if self._loop.is_ours:
-            self._loop.scaled_losses.used_up()
-        step, scale = self._loop.step, scaler._scale
-        if step is not None and self._loop.is_ours and isinstance(scale, torch.Tensor):
-            step.scale = scale.detach().clone()
+def _note_scale(loop: Loop, scaler: Any) -> None:
+    """Keep the scale as the tensor it is: reading it would wait for the device."""
+    if loop.is_ours:
+        loop.scaled_losses.used_up()
+    step, scale = loop.step, scaler._scale
+    if step is not None and loop.is_ours and isinstance(scale, torch.Tensor):
+        step.scale = scale.detach().clone()

@@ -2,33 +2,37 @@
 without waiting.
 """
 
+import contextlib
 import math
 import sys
 import time
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
-from efprof.recorder.clips import Clips
-from efprof.recorder.gradients import (
+from efprof.recorder.graph import find_steep, find_suspects
+from efprof.recorder.open_step import OpenStep
+from efprof.recorder.session import Session
+from efprof.recorder.step_numbers import (
+    StepNumbers,
     answers_late,
     device_norm,
+    fill_norm,
     global_norm,
     is_a_mode_on,
     is_plain,
     is_set,
+    late_numbers,
+    learning_rate_of,
     outside_modes,
     read_value,
     weighted_losses,
 )
-from efprof.recorder.graph import find_steep, find_suspects
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import StepNumbers, fill_norm, late_numbers, learning_rate_of
 
 MAX_BAD_READS = 8
 """Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
@@ -82,43 +86,26 @@ class Numbers:
         self, number: int, tensors: Any, gradients: Any, sequence: int | None, site: str | None
     ) -> list[float | torch.Tensor]:
         """Each of them, times what it is given as its gradient; of those on a device a copy that lies there."""
-        losses = weighted_losses(tensors, gradients)
-        if not is_a_mode_on():
-            return self._values(number, losses, sequence, site)
-        with outside_modes():  # what other kinds of tensors do, a mode may be needed for
-            plain = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
-            return self._values(number, plain, sequence, site)
-
-    def _values(
-        self,
-        number: int,
-        losses: list[tuple[torch.Tensor, torch.Tensor | None]],
-        sequence: int | None,
-        site: str | None,
-    ) -> list[float | torch.Tensor]:
-        values: list[float | torch.Tensor] = []
-        for loss, gradient in losses:
-            shown = self._session.loop.scaled_losses.unscaled(loss)
-            if shown.is_cpu:
-                self._loss = weakref.ref(loss)
-                # A gradient of -1 makes a score of it.
-                factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
-                values.append(value := factor * float(read_value(shown)))
-                if not self._has_walked and not math.isfinite(value):
-                    self._note_bad_loss(number, value, loss, sequence, site)
-            elif answers_late(shown):
-                # A copy: the program may average the loss over its ranks, in place, before it is read.
-                copied = shown.detach().reshape(()).to(torch.float32, copy=True)
-                values.append(copied if gradient is None else copied * gradient.detach().reshape(()))
+        losses, values = weighted_losses(tensors, gradients), list[float | torch.Tensor]()
+        if is_a_mode_on():  # what other kinds of tensors do, a mode may be needed for
+            losses = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
+        with _unseen():
+            for loss, gradient in losses:
+                shown = self._session.loop.scaled_losses.unscaled(loss)
+                if shown.is_cpu:
+                    self._loss = weakref.ref(loss)
+                    # A gradient of -1 makes a score of it.
+                    factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
+                    values.append(value := factor * float(read_value(shown)))
+                    if not self._has_walked and not math.isfinite(value):
+                        suspects = find_suspects(loss, sequence or 0)
+                        site = site or self._session.sites.of_caller(sys._getframe())
+                        self._note(number, "loss", value, site, suspects)
+                elif answers_late(shown):
+                    # A copy: the program may average the loss over its ranks, in place, before it is read.
+                    copied = shown.detach().reshape(()).to(torch.float32, copy=True)
+                    values.append(copied if gradient is None else copied * gradient.detach().reshape(()))
         return values
-
-    def _note_bad_loss(
-        self, number: int, value: float, loss: torch.Tensor, sequence: int | None, site: str | None
-    ) -> None:
-        self._has_walked = True
-        session = self._session
-        suspects = find_suspects(loss, sequence or 0)
-        self._note(number, "loss", value, site or session.sites.of_caller(sys._getframe()), suspects)
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
         """Gradients of this norm were clipped to that one at most."""
@@ -126,21 +113,16 @@ class Numbers:
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate, count the gradients about to be applied, and more."""
-        if not is_a_mode_on():
-            self._note_gradients(step, optimizer)
-            return
-        with outside_modes():
-            self._note_gradients(step, optimizer)
-
-    def _note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         opened = _numbers_of(step)
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
-        self._num_held_back = self._count_held_back(optimizer, id(optimizer) in step.held_back or is_set(found_inf))
-        if opened.learning_rate is None and step.learning_rate is None:
-            opened.learning_rate = learning_rate_of(optimizer)
-        self._read_gradients(step, optimizer, self._clips.take(step.number))
+        with _unseen():
+            is_held_back = id(optimizer) in step.held_back or is_set(found_inf)
+            self._num_held_back = self._count_held_back(optimizer, is_held_back)
+            if opened.learning_rate is None and step.learning_rate is None:
+                opened.learning_rate = learning_rate_of(optimizer)
+            self._read_gradients(step, optimizer, self._clips.take(step.number))
 
     def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
         if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
@@ -205,27 +187,29 @@ class Numbers:
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
         if not (self._has_walked or 0 < self._num_held_back < MAX_HELD_BACK):
-            self._has_walked = True
             loss = None if self._loss is None else self._loss()
             suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
             self._note(step.number, "gradient", norm, step.backward_site, suspects)
 
     def note_late_loss(self, number: int, value: float, site: str | None) -> None:
         """The device has told the loss of a light step, which is not finite."""
-        if not self._has_walked:
-            self._has_walked = True
-            self._note(number, "loss", value, site, [])
+        self._note(number, "loss", value, site)
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
         """The device has told; by now backward has freed the graph that would show its birth."""
-        if not self._has_walked:
-            self._has_walked = True
-            self._note(record.step, what, value, record.backward_site, [])
+        self._note(record.step, what, value, record.backward_site)
 
-    def _note(self, number: int, what: str, value: float, site: str | None, suspects: list[SuspectOperation]) -> None:
+    def _note(
+        self, number: int, what: str, value: float, site: str | None, suspects: Sequence[SuspectOperation] = ()
+    ) -> None:
+        """The first of them is told of."""
+        if self._has_walked:
+            return
+        self._has_walked = True
         self._session.ask_for_window("non-finite")
+        now, known = time.time_ns(), list(suspects)
         self._session.note(
-            NonFiniteSeen(at_ns=time.time_ns(), step=number, what=what, value=str(value), site=site, suspects=suspects)
+            NonFiniteSeen(at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known)
         )
 
 
@@ -245,3 +229,48 @@ def _numbers_of(step: OpenStep) -> StepNumbers:
         step.numbers = StepNumbers()
     opened: StepNumbers = step.numbers
     return opened
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """The program's modes, where one is on, see nothing of what is read."""
+    return outside_modes() if is_a_mode_on() else contextlib.nullcontext()
+
+
+class Clips:
+    """The norm that `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, torch.Tensor, float] | None = None
+        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
+        self._clipped_to: float | None = None
+        self._are_partial = self._is_waiting = False
+
+    def note(self, number: int, norm: torch.Tensor, max_norm: float) -> None:
+        """The norm of this step was computed already: take it, from before the clipping."""
+        if self._is_waiting:  # as where each module is clipped by itself, whose optimizers step after that
+            self._are_partial = True
+        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
+            self._last = (number, norm, max_norm)
+            self._is_waiting = max_norm != math.inf  # some only ask for the norm so
+
+    def backward_began(self) -> None:
+        """What is clipped next may be the same gradients, to which others were added."""
+        self._is_waiting = False
+
+    def take(self, number: int) -> torch.Tensor | None:
+        """The norm that this step's gradients were clipped by, where it stands for all of them."""
+        clip, self._last = self._last, None
+        self._clipped_to, self._is_waiting = None, False
+        if self._are_partial or clip is None or clip[0] != number:
+            return None
+        self._clipped_to = clip[2]
+        return clip[1]
+
+    def are_of_all(self, clip_norm: float, norm: float) -> bool:
+        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
+        if self._clipped_to is None:
+            return True
+        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
+        if math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6):
+            self._are_partial = True
+        return not self._are_partial
