@@ -93,9 +93,8 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
-    change, sources = _change(run, headroom, blame), run.get(Sources)
-    trees = [tree for file in sources.files if (tree := sources.tree(file)) is not None]
-    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, trees, change)
+    change = _change(run, headroom, blame)
+    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
     return Fix(
         summary=f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on "
         "the batch: its learning rate may have to follow.",
