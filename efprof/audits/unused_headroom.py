@@ -10,7 +10,8 @@ from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTimes
 from efprof.facts.user_settings import UserSettings
-from efprof.fixes.batch_size import prove_by_fit, set_batch_size
+from efprof.fixes.batch_size import prove_by_fit
+from efprof.fixes.loader_call import loader_setting
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
@@ -112,4 +113,4 @@ def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationVal
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return set_batch_size(blame.file, lines, tree, blame.line, old=old, new=new)
+    return loader_setting(blame.file, lines, tree, blame.line, "batch_size", old, new)

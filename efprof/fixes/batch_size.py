@@ -1,11 +1,9 @@
 """Another batch size: the setting under the name that the user's source gives it, and the command that proves it."""
 
-import ast
 import re
 import shlex
 from collections.abc import Sequence
 
-from efprof.fixes.loader_call import set_loader_arguments
 from efprof.model import ConfigurationValue
 from efprof.units import GIB, MIB
 
@@ -14,14 +12,6 @@ PLACE = "{batch}"
 BATCH_OPTION = re.compile(r"(?:^|[-_.])(?:batch|bs|bsz)(?:$|[-_.=]|size)", re.IGNORECASE)
 OTHER_LOOP = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
 """Options of loops that do not train."""
-
-
-def set_batch_size(
-    file: str, lines: Sequence[str], tree: ast.Module | None, line: int, *, old: int, new: int
-) -> ConfigurationValue:
-    """The setting of the loader that is built on that line; no edit, since the size is often given by its place."""
-    changes = set_loader_arguments(file, lines, tree, line, old={"batch_size": old}, new={"batch_size": new})
-    return next(change for change in changes if isinstance(change, ConfigurationValue))
 
 
 def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:

@@ -112,7 +112,6 @@ def _environment() -> jinja2.Environment:
         wording.sentence,
         wording.change_name,
         wording.change_sides,
-        wording.changes_to_make,
     )
     parts = (
         page.charts_of,

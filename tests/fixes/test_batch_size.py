@@ -1,10 +1,8 @@
-"""The command that proves a batch size, and the setting's name in the user's source."""
-
-import ast
+"""The command that proves a batch size."""
 
 import pytest
 
-from efprof.fixes.batch_size import fit_command, prove_by_fit, set_batch_size
+from efprof.fixes.batch_size import fit_command, prove_by_fit
 from efprof.model import ConfigurationValue
 from efprof.units import GIB, MIB
 
@@ -47,17 +45,3 @@ def test_where_no_option_is_known_it_says_what_the_place_is_for() -> None:
 
 def test_words_with_spaces_stay_one_word() -> None:
     assert "'my run'" in fit_command(["python", "train.py", "--name", "my run"], 16, GIB)[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("DataLoader(data, batch_size=args.size)", "args.size"),
-        ("DataLoader(data, batch_size=16)", "batch_size"),
-        ("DataLoader(data, 16, shuffle=True)", "batch_size"),
-    ],
-)
-def test_the_setting_has_the_name_that_the_source_gives_it(call: str, name: str) -> None:
-    text = f"loader = {call}"
-    change = set_batch_size("train.py", [text], ast.parse(text), 1, old=16, new=64)
-    assert (change.name, change.old, change.new) == (name, "16", "64")
