@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -28,8 +28,8 @@ class OpenStep:
     """For each of the last spans, the CUDA events at its start and its end."""
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
-    reads: dict[tuple[str, str], ScalarReads] | None = None
-    stalls: dict[tuple[str, str], StallCalls] | None = None
+    reads: dict[tuple[str, str], SiteCalls] | None = None
+    stalls: dict[tuple[str, str], SiteCalls] | None = None
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
     num_backwards: int = 0
@@ -114,7 +114,7 @@ class OpenStep:
             self.reads = {}
         read = self.reads.get((site, call))
         if read is None:
-            read = self.reads[site, call] = ScalarReads(site=site, call=call, count=0, us=0.0)
+            read = self.reads[site, call] = SiteCalls(site=site, call=call, count=0, us=0.0)
         read.count += 1
         read.us += spent_ns / 1000
 
@@ -124,7 +124,7 @@ class OpenStep:
             self.stalls = {}
         stall = self.stalls.get((site, call))
         if stall is None:
-            stall = self.stalls[site, call] = StallCalls(site=site, call=call, count=0, us=0.0)
+            stall = self.stalls[site, call] = SiteCalls(site=site, call=call, count=0, us=0.0)
         stall.count += 1
         stall.us += spent_ns / 1000
 
