@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from efprof.artifacts.lines import numbered_files
 from efprof.model import NotRecorded, UnreadableInput
 
 
@@ -42,7 +43,7 @@ SEPARATOR = "\n"
 
 def allocation_paths(rank_folder: Path) -> list[Path]:
     """The rank's allocation windows in order; raises NotRecorded where there is none."""
-    paths = sorted(rank_folder.glob("allocations-*.parquet"), key=lambda path: int(path.stem.split("-")[1]))
+    paths = numbered_files(rank_folder, "allocations", ".parquet")
     if not paths:
         raise NotRecorded("allocations-<n>.parquet is missing; record the run without '--windows none'.")
     return paths

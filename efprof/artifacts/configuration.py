@@ -4,6 +4,7 @@ import importlib
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,6 @@ from efprof.units import KIB
 
 MAX_BYTES = 256 * KIB
 """Of all files together, and of what is kept of them: run.json is read whole by every command."""
-
-MAX_DEPTH = 20
-"""An alias in YAML may hold itself."""
 
 
 def read_configuration(files: Sequence[Path]) -> dict[str, str]:
@@ -50,12 +48,14 @@ def _values(file: Path, text: str) -> dict[str, str] | None:
         return None
     values: dict[str, str] = {}
     num_left = MAX_BYTES
-    for key, value in _flat("", content, 0):
-        num_left -= len(key) + len(value)
-        if num_left < 0:
-            return None  # aliases in YAML can make a short file very long
-        values[key] = value
-    return values
+    with suppress(RecursionError):  # an alias in YAML may hold itself
+        for key, value in _flat("", content):
+            num_left -= len(key) + len(value)
+            if num_left < 0:
+                return None  # aliases can make a short file very long
+            values[key] = value
+        return values
+    return None
 
 
 def _parsed(suffix: str, text: str) -> Any:
@@ -80,13 +80,11 @@ def _parsed_yaml(text: str) -> Any:
         return None
 
 
-def _flat(key: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Tables by their keys, lists of tables by their places, anything else as it would be written."""
     is_list = isinstance(value, list) and any(isinstance(element, dict | list) for element in value)
-    if depth < MAX_DEPTH and (is_list or (isinstance(value, dict) and value)):
+    if is_list or (isinstance(value, dict) and value):
         for name, inner in enumerate(value) if is_list else value.items():
-            yield from _flat(f"{key}.{name}" if key else str(name), inner, depth + 1)
-    elif depth == MAX_DEPTH and isinstance(value, dict | list):
-        yield key, "..."
+            yield from _flat(f"{key}.{name}" if key else str(name), inner)
     else:
         yield key, value if isinstance(value, str) else json.dumps(value, default=str)

@@ -5,7 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.artifacts.lines import read_json
+from efprof.model import NotRecorded
 
 CYCLES_FILE = "cycles-1.json"
 
@@ -74,7 +75,4 @@ def read_cycles(rank_folder: Path) -> CollectedGarbage:
     path = rank_folder / CYCLES_FILE
     if not path.exists():
         raise NotRecorded(f"{CYCLES_FILE} is missing; record the run with 'efprof record -- COMMAND'.")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CollectedGarbage)
-    except msgspec.DecodeError as error:
-        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
+    return read_json(path, CollectedGarbage)

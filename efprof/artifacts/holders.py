@@ -2,13 +2,12 @@
 lines made them grow, as they were seen to do it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
+from efprof.artifacts.lines import numbered_files, read_json
 from efprof.model import NotRecorded, UnreadableInput
 
 Moment = Literal["step", "loader_ended", "loader_began", "end"]
@@ -119,7 +118,7 @@ class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def read_counts(rank_folder: Path) -> list[Count]:
     """What every holders-<n>.json of a rank counted, in order; raises NotRecorded where there is none."""
-    paths = _numbered(rank_folder, "holders")
+    paths = numbered_files(rank_folder, "holders", ".json")
     if not paths:
         raise NotRecorded(
             "holders-<n>.json is missing: holders are counted after 20 steps, and never with 'record --no-holders'."
@@ -129,7 +128,7 @@ def read_counts(rank_folder: Path) -> list[Count]:
 
 def read_watches(rank_folder: Path) -> list[Watch]:
     """What every watch-<n>.json of a rank saw, in order; empty where there is none."""
-    return [_decoded(path, Watch) for path in _numbered(rank_folder, "watch")]
+    return [read_json(path, Watch) for path in numbered_files(rank_folder, "watch", ".json")]
 
 
 class _OldCensus(msgspec.Struct, kw_only=True):
@@ -149,31 +148,10 @@ class _Either(msgspec.Struct):
     step_before: int | None = None
 
 
-_File = TypeVar("_File")
-
-
-def _numbered(folder: Path, stem: str) -> list[Path]:
-    return sorted(folder.glob(f"{stem}-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-
-
-def _decoded(path: Path, kind: type[_File]) -> _File:
-    with _refusing(path):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Refuse what is in the file by its name."""
-    try:
-        yield
-    except msgspec.DecodeError as error:
-        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
-
-
 def _counts_in(path: Path) -> list[Count]:
-    if _decoded(path, _Either).step_before is None:
-        return [_decoded(path, Count)]
-    old = _decoded(path, _OldCensus)
+    if read_json(path, _Either).step_before is None:
+        return [read_json(path, Count)]
+    old = read_json(path, _OldCensus)
     return [
         Count(
             step=step,
@@ -188,5 +166,7 @@ def _counts_in(path: Path) -> list[Count]:
 def _counted(path: Path, holder: dict[str, Any], when: str) -> Counted:
     """What views take of their storages was not counted then: they count as all of it."""
     fields = {name.removesuffix(f"_{when}"): value for name, value in holder.items() if value is not None}
-    with _refusing(path):
+    try:
         return msgspec.convert({"file": None, **fields, "value_bytes": fields.get("tensor_bytes")}, Counted)
+    except msgspec.DecodeError as error:
+        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None

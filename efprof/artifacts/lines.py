@@ -1,5 +1,6 @@
-"""Append-only files of one JSON object per line, readable whatever instant the writer died at."""
+"""Files of one JSON object, and append-only ones of one per line, readable whatever instant the writer died at."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,21 @@ def read_lines(path: Path, kind: type[T], how_to_record: str, *others: type[T]) 
     decoded = [_decoded(line, decoders) for line in lines]
     records = [record for record in decoded if record is not None]
     return records, len(decoded) - len(records) + bool(torn)
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The file's one object as `kind`; raises UnreadableInput where it is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
+
+
+def numbered_files(folder: Path, stem: str, suffix: str) -> list[Path]:
+    """`<stem>-<n><suffix>` of a folder, by their numbers."""
+    form = re.compile(rf"{stem}-(\d+){re.escape(suffix)}")
+    found = [(form.fullmatch(path.name), path) for path in folder.glob(f"{stem}-*{suffix}")]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
 def _decoded(line: bytes, decoders: list[msgspec.json.Decoder[T]]) -> T | None:

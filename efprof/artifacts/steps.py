@@ -12,17 +12,10 @@ from efprof.artifacts.lines import read_lines
 STEPS_FILE = "steps.jsonl"
 
 
-class ScalarReads(msgspec.Struct, kw_only=True):
-    """Calls at one line that copied tensor values to Python; `us` is the time spent inside them."""
-
-    site: str
-    call: str
-    count: int
-    us: float
-
-
-class StallCalls(msgspec.Struct, kw_only=True):
-    """Calls at one line that make a step wait (`torch.cuda.empty_cache`, `gc.collect`); `us` is spent inside them."""
+class SiteCalls(msgspec.Struct, kw_only=True):
+    """Calls at one line that copy tensor values to Python, or make a step wait (`torch.cuda.empty_cache`); `us` is the
+    time spent inside them.
+    """
 
     site: str
     call: str
@@ -94,8 +87,8 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     scaler_scale: float | None = None
     is_skipped: bool = False
     learning_rate: float | None = None
-    reads: list[ScalarReads] = []
-    stalls: list[StallCalls] = []
+    reads: list[SiteCalls] = []
+    stalls: list[SiteCalls] = []
     backward_site: str | None = None
     loader: int | None = None
     sequence: int | None = None

@@ -1,7 +1,6 @@
 """trace-<n>.json.gz: a torch.profiler window, read into columns with integer nanoseconds."""
 
 import gzip
-import re
 import zlib
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.lines import numbered_files
 from efprof.model import NotRecorded, UnreadableInput
 
 
@@ -67,15 +67,14 @@ class Trace:
 
 
 _NO_ARGUMENTS = TraceArguments()
-_TRACE_NAME = re.compile(r"trace-(\d+)\.json\.gz")
 
 
 def trace_paths(rank_folder: Path) -> list[Path]:
     """The rank's windows in the order they were recorded; raises NotRecorded where there is none."""
-    paths = [path for path in rank_folder.glob("trace-*.json.gz") if _TRACE_NAME.fullmatch(path.name)]
+    paths = numbered_files(rank_folder, "trace", ".json.gz")
     if not paths:
         raise NotRecorded("trace-<n>.json.gz is missing; record the run without '--windows none'.")
-    return sorted(paths, key=lambda path: int(path.name.removeprefix("trace-").split(".")[0]))
+    return paths
 
 
 def read_trace(path: Path) -> Trace:

@@ -5,7 +5,7 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTimes
-from efprof.fixes.delete_statement import delete_statement
+from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
 

@@ -86,11 +86,6 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
             f"Keep `{name}` as `weakref.WeakMethod(...)` and call it by `{name}()(...)`, or look the method up when it "
             "is called."
         )
-    if isinstance(value, ast.Lambda) or (link.kind == "closure" and value is None):
-        return by_hand(
-            f"Give `{name}` to itself as an argument instead of naming it from within, make it a function of the "
-            f"module, or `{name} = None` once it has been used."
-        )
     if error := caught_error(value, tree):
         return without_traceback(file, sources.files[file], name, error)
     if link.owner.endswith("Backward") and value is not None:  # the context of an autograd function

@@ -10,7 +10,8 @@ from efprof.facts.sources import Sources
 from efprof.facts.stall_lines import StallLines
 from efprof.facts.step_times import StepTimes
 from efprof.facts.user_settings import UserSettings
-from efprof.fixes.batch_size import prove_by_fit, set_batch_size
+from efprof.fixes.batch_size import prove_by_fit
+from efprof.fixes.loader_call import loader_setting
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
@@ -93,9 +94,8 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
-    change, sources = _change(run, headroom, blame), run.get(Sources)
-    trees = [tree for file in sources.files if (tree := sources.tree(file)) is not None]
-    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, trees, change)
+    change = _change(run, headroom, blame)
+    proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
     return Fix(
         summary=f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on "
         "the batch: its learning rate may have to follow.",
@@ -113,4 +113,4 @@ def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationVal
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return set_batch_size(blame.file, lines, tree, blame.line, old=old, new=new)
+    return loader_setting(blame.file, lines, tree, blame.line, "batch_size", old, new)

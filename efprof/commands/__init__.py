@@ -9,6 +9,13 @@ from efprof.model import EfprofError
 WRONG_USAGE = EfprofError.exit_code
 
 
+def print_json(result: object) -> None:
+    """What was found, for a program to read."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+
+
 class NamingGroup(click.Group):
     """Names the nearest subcommand where the one given does not exist, and shows its help where none is given."""
 

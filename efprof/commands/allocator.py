@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from efprof.commands import NamingGroup
+from efprof.commands import NamingGroup, print_json
 from efprof.model import UnreadableInput
 
 if TYPE_CHECKING:
@@ -110,14 +110,6 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
     _answer(file, predict, render_predictions, is_json=is_json)
 
 
-def given_path(given: Path, link: Path) -> Path:
-    """The path under which a snapshot was given; `link` leads to it in a run made of foreign files."""
-    if not given.is_dir():
-        return given
-    real = link.readlink()
-    return given / real.name if (given / real.name).exists() else real  # else it is a link itself
-
-
 def _run_folder(file: Path) -> Path | None:
     """The run that is meant; None where it is a snapshot, there or not, or a folder of them."""
     from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES, is_foreign
@@ -134,7 +126,7 @@ def _files(file: Path) -> "list[Path]":
     from efprof.facts.run import open_run
 
     with as_run(file) as folder:
-        return [given_path(file, rank / "memory-0.pickle") for rank in open_run(folder).rank_folders]
+        return [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
 
 
 def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], str]", *, is_json: bool) -> None:
@@ -152,7 +144,7 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
         except UnreadableInput as error:
             errors.append(error)
     if is_json:
-        _print_json(results)
+        print_json(results)
     else:
         for result in results:
             click.echo(f"{result.file}:")
@@ -165,7 +157,7 @@ def _answer(file: Path, read: "Callable[[Path], Any]", render: "Callable[[Any], 
 
 def _print(result: Any, render: "Callable[[Any], str]", *, is_json: bool) -> None:
     if is_json:
-        _print_json(result)
+        print_json(result)
         return
     for device in result.devices:
         click.echo(render(device))
@@ -270,9 +262,3 @@ def _advice(device: "DevicePredictions") -> str:
     if not device.best:
         return "Best: unset PYTORCH_CUDA_ALLOC_CONF."
     return f"Best: PYTORCH_CUDA_ALLOC_CONF={device.best}"
-
-
-def _print_json(result: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())

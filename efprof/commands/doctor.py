@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from efprof.commands import print_json
+
 if TYPE_CHECKING:
     from efprof.recorder.doctor.check import Check
 
@@ -26,20 +28,30 @@ def doctor(is_json: bool) -> int:
 
     Exit code: 0 where training can be recorded, 1 where it cannot.
     """
-    import msgspec
-
     from efprof.artifacts.runs import runs_folder
     from efprof.recorder.doctor.check import can_record
-    from efprof.recorder.doctor.examination import examine
 
     checks = examine(Path.cwd(), runs_folder())
     is_fine = can_record(checks)
     if is_json:
-        found = {"can_record": is_fine, "checks": checks}
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print_json({"can_record": is_fine, "checks": checks})
     else:
         click.echo(render_checks(checks, is_fine))
     return 0 if is_fine else CANNOT_RECORD
+
+
+def examine(folder: Path, runs: Path) -> "list[Check]":
+    """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
+    from efprof.recorder.doctor import allocator, device, host, interpreter
+
+    torch = interpreter.import_torch()
+    return [
+        *interpreter.checks(torch),
+        *host.checks_of_place(folder, runs),
+        *(device.checks(torch) if torch is not None else ()),
+        *(allocator.checks(torch) if torch is not None else ()),
+        *host.checks_of_memory(torch),
+    ]
 
 
 def render_checks(checks: "Sequence[Check]", is_fine: bool) -> str:

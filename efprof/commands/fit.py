@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from efprof.commands import print_json
 from efprof.commands.allocator import SIZES, parse_size
 from efprof.model import EfprofError
 
@@ -50,7 +51,7 @@ def fit(budget: int, max_batch: int | None, min_batch: int, is_json: bool, comma
 
     found = search(measure, budget, smallest=min_batch, largest_allowed=max_batch)
     if is_json:
-        _print_json(found)
+        print_json(found)
     else:
         click.echo(render_result(found, budget))
     return 0 if found.largest else 1
@@ -92,9 +93,3 @@ def _why(found: "Fitted") -> str:
     if found.recommended == found.largest:
         return "the line leaves room for three times what it misses"
     return "a margin for what a few steps do not show"
-
-
-def _print_json(found: "Fitted") -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from efprof.commands.allocator import SIZES, given_path, parse_size
+from efprof.commands.allocator import SIZES, parse_size
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -62,18 +62,17 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
             result = analyse(folder, budget)
-            _refuse_unreadable(result, folder, run)
+            _refuse_unreadable(result, folder)
         return replace(result, run=replace(result.run, path=run))
     return analyse(find_run(run), budget)
 
 
-def _refuse_unreadable(report: "Report", folder: Path, run: str) -> None:
-    """A file that no audit could read is an error, told under the name by which it was given."""
+def _refuse_unreadable(report: "Report", folder: Path) -> None:
+    """A file that no audit could read is an error, told by the name of the file that the run folder links to."""
     broken = [audit.reason for audit in report.audits if audit.status == "errored" and str(folder) in audit.reason]
     if broken and not any(audit.status in ("passed", "failed") for audit in report.audits):
-        # By a function: a backslash in the name is no escape.
         links = rf"{re.escape(str(folder))}\S*\.pickle"
-        raise UnreadableInput(re.sub(links, lambda link: str(given_path(Path(run), Path(link[0]))), broken[0]))
+        raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), broken[0]))
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":

@@ -1,13 +1,29 @@
-"""Two reports -> what changed between their runs."""
+"""Two reports -> what changed between their runs; what must be equal for that, a branch may change everything else."""
 
 import difflib
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
+from typing import Literal
 
-from efprof.compare.comparability import find_differences
-from efprof.compare.findings import compare_findings
 from efprof.compare.metrics import compare_metrics, has_failed
-from efprof.model import Comparison, EfprofError, NotComparable, Report
+from efprof.model import (
+    AuditResult,
+    Comparison,
+    EfprofError,
+    Finding,
+    FindingChange,
+    NotComparable,
+    Report,
+    RunIdentity,
+)
+
+EQUAL_ENVIRONMENT = ("cpu", "python", "torch", "cuda")
+"""The machine and the versions that set its pace, by their names in a run's environment."""
+
+_SEVERITIES = ("high", "medium", "low")
+_Located = tuple[AuditResult, Finding]
 
 
 def compare_reports(
@@ -43,6 +59,34 @@ def compare_reports(
     )
 
 
+def find_differences(base: Report, head: Report) -> tuple[str, ...]:
+    """Each thing that differs and must not, as `name: value in base, value in head`; empty where all is equal.
+
+    What only a training process writes is left out for a run that ended before its first step.
+    """
+    pairs = _entries(base.run), _entries(head.run)
+    if base.run.num_steps and head.run.num_steps:
+        for entries, report in zip(pairs, (base, head), strict=True):
+            entries |= _entries_of_training(report)
+    names = dict.fromkeys([*pairs[0], *pairs[1]])
+    missing = "none"
+    differing = [(name, *(entries.get(name, missing) for entries in pairs)) for name in names]
+    return tuple(f"{name}: {old} in base, {new} in head" for name, old, new in differing if old != new)
+
+
+def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
+    """Added, unchecked, kept and gone, in this order, the most severe first.
+
+    A finding is `unchecked` where the other run lacks what its audit needs: nobody knows whether it is there.
+    """
+    of_base, of_head = _by_key(base), _by_key(head)
+    kept = [_change(key, "kept", *of_head[key]) for key in _sorted(of_head) if key in of_base]
+    added = [_missing(key, *of_head[key], "added", base, "base") for key in _sorted(of_head) if key not in of_base]
+    gone = [_missing(key, *of_base[key], "gone", head, "head") for key in _sorted(of_base) if key not in of_head]
+    order = ("added", "unchecked", "kept", "gone")
+    return tuple(sorted((*added, *kept, *gone), key=lambda finding: order.index(finding.change)))
+
+
 def _check_names(budgets: Mapping[str, float], base: Report, head: Report) -> None:
     known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
     for name in budgets:
@@ -56,3 +100,68 @@ def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:
     measurements = report.measurements
     metrics = tuple(replace(each, budget=budgets.get(each.name, each.budget)) for each in measurements.metrics)
     return replace(report, measurements=replace(measurements, metrics=metrics))
+
+
+def _entries(run: RunIdentity) -> dict[str, str]:
+    """What is known of a run before its program starts."""
+    environment = dict(run.environment)
+    place = environment.get("working folder", "")
+    words = [_without_place(word, place) for word in run.command]
+    variables = {name: _without_place(value, place) for name, value in environment.items() if name.isupper()}
+    configuration = {f"configuration {name}": value for name, value in run.configuration}
+    return {"command": shlex.join(words), **variables, **configuration}
+
+
+def _entries_of_training(report: Report) -> dict[str, str]:
+    environment = dict(report.run.environment)
+    return {
+        "devices": ", ".join(report.run.devices) or "none",
+        "ranks": str(report.run.num_ranks),
+        "memory read from": report.measurements.memory_source,
+        **{name: environment[name] for name in EQUAL_ENVIRONMENT if name in environment},
+    }
+
+
+def _without_place(word: str, working_folder: str) -> str:
+    """A path as seen from the working folder: two checkouts of one repository run the same command."""
+    path = PurePath(word)
+    if not path.is_absolute():
+        return word
+    is_inside = working_folder and path.is_relative_to(working_folder)
+    return str(path.relative_to(working_folder)) if is_inside else path.name
+
+
+def _by_key(report: Report) -> dict[str, _Located]:
+    return {audit.key_of(finding): (audit, finding) for audit in report.audits for finding in audit.findings}
+
+
+def _sorted(findings: dict[str, _Located]) -> list[str]:
+    return sorted(findings, key=lambda key: _SEVERITIES.index(findings[key][1].severity))
+
+
+def _missing(
+    key: str, audit: AuditResult, finding: Finding, change: Literal["added", "gone"], other: Report, side: str
+) -> FindingChange:
+    """A finding the other run does not have: because it is not there, or because nobody could look."""
+    there = next((result for result in other.audits if result.audit_id == audit.audit_id), None)
+    if there is not None and there.status in ("passed", "failed"):
+        return _change(key, change, audit, finding)
+    why = there.reason if there is not None else "its report has no such check."
+    return _change(key, "unchecked", audit, finding, f" Not looked for in {side}: {why}")
+
+
+def _change(
+    key: str,
+    change: Literal["added", "gone", "kept", "unchecked"],
+    audit: AuditResult,
+    finding: Finding,
+    remark: str = "",
+) -> FindingChange:
+    return FindingChange(
+        key=key,
+        change=change,
+        audit_id=audit.audit_id,
+        headline=finding.headline,
+        location=str(finding.blame),
+        message=finding.message + remark,
+    )

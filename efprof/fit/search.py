@@ -108,20 +108,20 @@ def search(
         runs.append(Measured(batch=wanted, peak_bytes=measure(wanted)))
     return Fitted(
         runs=tuple(runs),
-        model=_model(runs),
+        model=fit_line(runs),
         largest=_largest(runs, budget_bytes),
         recommended=recommended(runs, budget_bytes),
     )
 
 
-def fit_line(runs: Sequence[Measured]) -> MemoryModel:
-    """Least squares over the runs whose peak depends on the batch; raises ValueError where fewer than two sizes ran.
+def fit_line(runs: Sequence[Measured]) -> MemoryModel | None:
+    """Least squares over the runs whose peak depends on the batch; None where fewer than two sizes ran.
 
     At small sizes another instant makes the peak, such as the optimizer's, whatever the batch: memory is flat there.
     """
     points = _rising([(float(run.batch), float(run.peak_bytes)) for run in runs if run.peak_bytes is not None])
     if len({batch for batch, _ in points}) < 2:
-        raise ValueError("a line needs two sizes")
+        return None
     line = statistics.linear_regression([batch for batch, _ in points], [peak for _, peak in points])
     misses = [peak - line.slope * batch - line.intercept for batch, peak in points]
     freedom = max(1, len(points) - 2)
@@ -145,7 +145,7 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def recommended(runs: Sequence[Measured], budget_bytes: int) -> int:
     """The size to train with: surely below the budget, and no larger than what ran; 0 where none did."""
-    largest, model = _largest(runs, budget_bytes), _model(runs)
+    largest, model = _largest(runs, budget_bytes), fit_line(runs)
     if model is None or model.num_points < MIN_POINTS_TO_TRUST:
         return max(min(1, largest), int(largest * MARGIN))
     surely = model.largest(budget_bytes, certainty=CERTAINTY)
@@ -162,7 +162,7 @@ def _next_small(runs: list[Measured], budget_bytes: int, largest_allowed: int | 
         return None
     is_flat = len(runs) > 1 and last.peak_bytes - first.peak_bytes < LEVEL_SHARE * first.peak_bytes
     batch = last.batch * (GROWTH_WHERE_FLAT if is_flat else GROWTH)
-    model = _model(runs)
+    model = fit_line(runs)
     promised = model.largest(budget_bytes) if model is not None and has_risen else None
     limits = [limit for limit in (largest_allowed, promised) if limit is not None]
     batch = min([batch, *limits])
@@ -171,7 +171,7 @@ def _next_small(runs: list[Measured], budget_bytes: int, largest_allowed: int | 
 
 def _next(runs: list[Measured], budget_bytes: int, largest_allowed: int | None) -> int | None:
     """The size to try; None where what ran is as good as the largest there is."""
-    model, best = _model(runs), _largest(runs, budget_bytes)
+    model, best = fit_line(runs), _largest(runs, budget_bytes)
     failed = min((run.batch for run in runs if not _fits(run, budget_bytes)), default=None)
     if model is None and failed is not None:
         return (best + failed) // 2 or None if failed - best > 1 else None
@@ -198,13 +198,6 @@ def _has_levelled(runs: list[Measured]) -> bool:
         return False
     first, before, last = points[0][1], points[-2], points[-1]
     return before[1] - first > LEVEL_SHARE * first and last[1] - before[1] < LEVEL_SHARE * before[1]
-
-
-def _model(runs: Sequence[Measured]) -> MemoryModel | None:
-    try:
-        return fit_line(runs)
-    except ValueError:
-        return None
 
 
 def _largest(runs: Iterable[Measured], budget_bytes: int) -> int:

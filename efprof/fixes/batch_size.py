@@ -1,11 +1,9 @@
 """Another batch size: the setting under the name that the user's source gives it, and the command that proves it."""
 
-import ast
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-from efprof.fixes.loader_call import set_loader_arguments
 from efprof.model import ConfigurationValue
 from efprof.units import GIB, MIB
 
@@ -14,27 +12,11 @@ PLACE = "{batch}"
 BATCH_OPTION = re.compile(r"(?:^|[-_.])(?:batch|bs|bsz)(?:$|[-_.=]|size)", re.IGNORECASE)
 OTHER_LOOP = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
 """Options of loops that do not train."""
-DECLARING = frozenset({"add_argument", "option"})
-"""Calls that declare an option: of argparse, of click."""
 
 
-def set_batch_size(
-    file: str, lines: Sequence[str], tree: ast.Module | None, line: int, *, old: int, new: int
-) -> ConfigurationValue:
-    """The setting of the loader that is built on that line; no edit, since the size is often given by its place."""
-    changes = set_loader_arguments(file, lines, tree, line, old={"batch_size": old}, new={"batch_size": new})
-    return next(change for change in changes if isinstance(change, ConfigurationValue))
-
-
-def prove_by_fit(
-    command: Sequence[str],
-    batch: int,
-    budget_bytes: int,
-    trees: Iterable[ast.Module],
-    change: ConfigurationValue | None,
-) -> str:
+def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:
     """A clause: the command that finds the size by running, or what it lacks; `change` is where the size stands."""
-    fit, is_known = fit_command(command, batch, budget_bytes, trees)
+    fit, is_known = fit_command(command, batch, budget_bytes)
     if is_known:
         return f"'{fit}' measures the largest that fits"
     place = "" if change is None else f", now `{change.name}`{f' in {change.file}' if change.file else ''}"
@@ -44,20 +26,13 @@ def prove_by_fit(
     )
 
 
-def fit_command(command: Sequence[str], batch: int, budget_bytes: int, trees: Iterable[ast.Module]) -> tuple[str, bool]:
-    """`efprof fit` for a recorded command, and whether it is known where the command takes its batch size.
-
-    `trees` are of the program's files: an option that they declare with this size as its default is put at the end.
-    """
+def fit_command(command: Sequence[str], batch: int, budget_bytes: int) -> tuple[str, bool]:
+    """`efprof fit` for a recorded command, and whether it is known where the command takes its batch size."""
     words, place = list(command), _place_of_batch(command, batch)
-    option = _option_left_out(command, batch, trees)
     if place is not None:
         name, equals, _ = words[place].partition("=")
         words[place] = f"{name}={PLACE}" if equals else PLACE
-    elif option is not None:
-        words += [option, PLACE]
-    is_known = place is not None or option is not None
-    return f"efprof fit --budget {_size(budget_bytes)} -- {_quoted(words)}", is_known
+    return f"efprof fit --budget {_size(budget_bytes)} -- {_quoted(words)}", place is not None
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
@@ -70,36 +45,6 @@ def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
             return index
         if not equals and command[index + 1 : index + 2] == [str(batch)]:
             return index + 1
-    return None
-
-
-def _option_left_out(command: Sequence[str], batch: int, trees: Iterable[ast.Module]) -> str | None:
-    """The one option for the size that the program declares and the command leaves at its default."""
-    is_python = "-m" in command or any(word.endswith(".py") for word in command)  # a shell script passes nothing on
-    declared = [names for tree in trees for names in _options_with_default(tree, batch)]
-    if not is_python or len(declared) != 1:
-        return None
-    given = {word.partition("=")[0] for word in command}
-    return None if given & set(declared[0]) else max(declared[0], key=len)
-
-
-def _options_with_default(tree: ast.Module, batch: int) -> Iterator[list[str]]:
-    """All spellings of each option for a batch size whose default is this one."""
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or _name(call.func) not in DECLARING:
-            continue
-        words = (word.value for word in call.args if isinstance(word, ast.Constant))
-        names = [word for word in words if isinstance(word, str) and word.startswith("-")]
-        default = next((keyword.value for keyword in call.keywords if keyword.arg == "default"), None)
-        is_default = isinstance(default, ast.Constant) and str(default.value) == str(batch)
-        if is_default and any(BATCH_OPTION.search(name) and not OTHER_LOOP.search(name) for name in names):
-            yield names
-
-
-def _name(function: ast.expr) -> str | None:
-    match function:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
     return None
 
 

@@ -19,23 +19,24 @@ def set_loader_arguments(
     old: Mapping[str, object],
     new: Mapping[str, object],
 ) -> tuple[Change, ...]:
-    """The settings to change, each under its name in the call, and the edit where the call's text allows one.
+    """The edit of the call where its text allows one, else the settings to change, each under its name in the call.
 
     `old` and `new` map the arguments of DataLoader to their values.
     """
     call = _find_call(tree, line) if tree else None
-    written = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
-    settings = tuple(
-        ConfigurationValue(
-            name=name if _is_literal(written.get(name)) else text_of(lines, written[name]),
-            old=str(old[name]),
-            new=str(new[name]),
-            file=file,
-        )
-        for name in new
+    edit = _edit_call(file, lines, call, _written(call), new) if call else None
+    return (
+        (edit,) if edit else tuple(loader_setting(file, lines, tree, line, name, old[name], new[name]) for name in new)
     )
-    edit = _edit_call(file, lines, call, written, new) if call else None
-    return (*settings, edit) if edit else settings
+
+
+def loader_setting(
+    file: str, lines: Sequence[str], tree: ast.Module | None, line: int, name: str, old: object, new: object
+) -> ConfigurationValue:
+    """An argument of DataLoader, under the name that its value has in the call on that line."""
+    value = _written(_find_call(tree, line) if tree else None).get(name)
+    written = name if value is None or isinstance(value, ast.Constant) else text_of(lines, value)
+    return ConfigurationValue(name=written, old=str(old), new=str(new), file=file)
 
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
@@ -46,6 +47,10 @@ def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
             case ast.Name(id=name) | ast.Attribute(attr=name) if name.endswith("Loader") or name == "__init__":
                 return call
     return None
+
+
+def _written(call: ast.Call | None) -> dict[str, ast.expr]:
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
 
 
 def _is_literal(value: ast.expr | None) -> bool:

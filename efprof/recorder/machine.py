@@ -90,15 +90,19 @@ def read_git(folder: Path) -> Git | None:
     )
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def read_from_git(folder: Path, *arguments: str) -> bytes | None:
+    """What it prints; None where it fails, takes too long, or is not installed."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_TIMEOUT_S
-        )
+        done = subprocess.run(command, capture_output=True, check=False, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    printed = read_from_git(folder, *arguments)
+    return None if printed is None else printed.decode(errors="replace").strip()
 
 
 def _sums(numbers: str) -> tuple[int, int]:

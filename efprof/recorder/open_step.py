@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads, StageSpan, StallCalls, StepRecord
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -28,8 +28,8 @@ class OpenStep:
     """For each of the last spans, the CUDA events at its start and its end."""
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
-    reads: dict[tuple[str, str], ScalarReads] = field(default_factory=dict)
-    stalls: dict[tuple[str, str], StallCalls] = field(default_factory=dict)
+    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
     num_backwards: int = 0
@@ -105,15 +105,17 @@ class OpenStep:
 
     def note_read(self, site: str, call: str, spent_ns: int) -> None:
         """A tensor's value was copied to Python at this line."""
-        read = self.reads.setdefault((site, call), ScalarReads(site=site, call=call, count=0, us=0.0))
-        read.count += 1
-        read.us += spent_ns / 1000
+        _add(self.reads, site, call, spent_ns)
 
     def note_stall(self, site: str, call: str, spent_ns: int) -> None:
         """A call at this line made the step wait."""
-        stall = self.stalls.setdefault((site, call), StallCalls(site=site, call=call, count=0, us=0.0))
-        stall.count += 1
-        stall.us += spent_ns / 1000
+        _add(self.stalls, site, call, spent_ns)
+
+
+def _add(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
+    called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
+    called.count += 1
+    called.us += spent_ns / 1000
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:

@@ -2,15 +2,12 @@
 
 import os
 import re
-import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import IO
 
 from efprof.artifacts.run_file import DIFF_FILE, Git
-from efprof.recorder.machine import EMPTY_TREE, GIT_TIMEOUT_S
+from efprof.recorder.machine import EMPTY_TREE, read_from_git
 from efprof.recorder.redaction import without_secret_line, without_secrets
 from efprof.units import KIB, MIB
 
@@ -59,41 +56,15 @@ def keep_diff(run_folder: Path, git: Git | None) -> None:
         (run_folder / DIFF_FILE).write_bytes(head + b"".join(kept))
 
 
-@contextmanager
-def _git(root: Path, *arguments: str) -> Iterator[IO[bytes]]:
-    """What it prints, until GIT_TIMEOUT_S is over."""
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        timer = threading.Timer(GIT_TIMEOUT_S, process.kill)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            yield process.stdout
-        finally:
-            timer.cancel()
-            process.kill()
-
-
 def _changed_files(root: Path, base: str) -> Iterator[tuple[str, str | None]]:
     """(file, its part of the diff) of those git knows; None where that part is too long."""
-    name, num_bytes = "", 0
-    part: list[bytes] = []
-    with _git(root, *DIFF, base) as output:
-        for line in output:
-            if line.startswith(b"diff --git "):  # a line of a file begins with a space, + or -
-                if name:
-                    yield name, _joined(part, num_bytes)
-                name = _text_of(line).rstrip("\n").rpartition(" b/")[2].strip('"')
-                part, num_bytes = [], 0
-            num_bytes += len(line)
-            if num_bytes <= MAX_BYTES:
-                part.append(line)
-    if name:
-        yield name, _joined(part, num_bytes)
-
-
-def _joined(part: list[bytes], num_bytes: int) -> str | None:
-    return _text_of(b"".join(part)) if num_bytes <= MAX_BYTES else None
+    diff = read_from_git(root, *DIFF, base)
+    if diff is None:
+        yield "every changed file, since git gave no diff", None
+        return
+    for part in re.split(rb"(?m)^(?=diff --git )", diff)[1:]:  # a line of a file begins with a space, + or -
+        name = _text_of(part.partition(b"\n")[0]).rpartition(" b/")[2].strip('"')
+        yield name, _text_of(part) if len(part) <= MAX_BYTES else None
 
 
 def _text_of(content: bytes) -> str:
@@ -103,9 +74,8 @@ def _text_of(content: bytes) -> str:
 
 def _new_files(root: Path) -> Iterator[tuple[str, str | None]]:
     """The files git neither knows nor ignores; None where one is no text, too long, or of a name git would quote."""
-    with _git(root, "ls-files", "--others", "--exclude-standard", "-z") as output:
-        names = _text_of(output.read()).split("\0")
-    for name in sorted(filter(None, names)):
+    names = _text_of(read_from_git(root, "ls-files", "--others", "--exclude-standard", "-z") or b"")
+    for name in sorted(filter(None, names.split("\0"))):
         try:
             text = _text(root / name)
         except OSError:

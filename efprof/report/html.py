@@ -13,7 +13,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from efprof.model import Comparison, Metric, Report
+from efprof.model import Comparison, Report
 from efprof.report import comparison_form, page, palette, segment_picture, tables, timeline_charts, verdict, wording
 from efprof.report.chart import Chart
 from efprof.report.evidence_charts import metric_chart
@@ -83,11 +83,7 @@ def _metric_pictures(base: Report, head: Report) -> list[Chart]:
     """One picture for every metric that both sides sampled more than once."""
     heads = {metric.name: metric for metric in head.measurements.metrics}
     pairs = [(metric, heads[metric.name]) for metric in base.measurements.metrics if metric.name in heads]
-    return [metric_chart(*pair) for pair in pairs if min(map(_num_finite, pair)) > 1]
-
-
-def _num_finite(metric: Metric) -> int:
-    return sum(map(math.isfinite, metric.samples))
+    return [metric_chart(*pair) for pair in pairs if all(sum(map(math.isfinite, side.samples)) > 1 for side in pair)]
 
 
 def _rendered(template: str, **content: Any) -> str:
@@ -112,7 +108,6 @@ def _environment() -> jinja2.Environment:
         wording.sentence,
         wording.change_name,
         wording.change_sides,
-        wording.changes_to_make,
     )
     parts = (
         page.charts_of,
@@ -130,7 +125,7 @@ def _environment() -> jinja2.Environment:
         "prose": _prose,
         "side": comparison_form.side_phrase,
         "diff": page.diff_of,
-        "figure": _figure_json,
+        "figure": lambda chart: _script_json(figure_of(chart)),
         "script_json": _script_json,
         "map_fill": _map_fill,
     }
@@ -160,10 +155,6 @@ def _prose(text: str) -> Markup:
 def _template_text(name: str) -> str:
     """Our own style and scripts go in as they are: they hold nothing from outside."""
     return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _figure_json(chart: Chart) -> Markup:
-    return _script_json(figure_of(chart))
 
 
 def _script_json(content: Any) -> Markup:

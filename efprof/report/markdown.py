@@ -18,7 +18,6 @@ from efprof.report.wording import (
     APPLICABILITY_PHRASES,
     change_name,
     change_sides,
-    changes_to_make,
     code_spans,
     gain_phrase,
     one_line,
@@ -98,7 +97,7 @@ def _finding(item: RankedFinding) -> str:
         f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
         f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
     ]
-    for change in changes_to_make(finding.fix.changes):
+    for change in finding.fix.changes:
         old, new = change_sides(change)
         removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
         parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))

@@ -69,8 +69,7 @@ def window_chart(report: Report) -> Chart | None:
     series = report.measurements.window_memory
     if series is None or series in _evidence_of_findings(report):
         return None
-    chart = series_chart(series)
-    return chart if has_curve(chart) else None
+    return next(iter(charts_of([series])), None)
 
 
 def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
@@ -80,17 +79,15 @@ def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
     highest = max(evaluations, key=lambda each: each.peak_bytes)
     num_batches, num_bytes = zip(*highest.memory, strict=True)
     line = SeriesLine(label=highest.when, x=tuple(map(float, num_batches)), y=tuple(map(float, num_bytes)))
-    chart = series_chart(
-        Series(
-            title="Memory through an evaluation",
-            x_label="batches evaluated",
-            x_unit="",
-            y_label="allocated",
-            y_unit="bytes",
-            lines=(line,),
-        )
+    series = Series(
+        title="Memory through an evaluation",
+        x_label="batches evaluated",
+        x_unit="",
+        y_label="allocated",
+        y_unit="bytes",
+        lines=(line,),
     )
-    return chart if has_curve(chart) else None
+    return next(iter(charts_of([series])), None)
 
 
 def code_lines(snippet: Snippet) -> tuple[CodeLine, ...]:

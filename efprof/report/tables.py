@@ -151,14 +151,10 @@ def recorder_ms(step: StepSample) -> float:
 def totals(measurements: Measurements) -> tuple[Number, ...]:
     """Loss from first to last, gradient norm, scale, counts; only what was seen."""
     steps = measurements.timeline.steps
-    losses = [s.loss for s in steps if s.loss is not None]
+    columns = zip(*map(_numbers, steps), strict=True) if steps else ((),) * 7
+    losses, norms, scales, counts, sizes, nan, inf = ([v for v in column if v is not None] for column in columns)
     finite = [loss for loss in losses if math.isfinite(loss)]
-    norms = [s.gradient_norm for s in steps if s.gradient_norm is not None and math.isfinite(s.gradient_norm)]
-    scales = [s.scaler_scale for s in steps if s.scaler_scale is not None]
-    counts = [s.num_gradients for s in steps if s.num_gradients is not None]
-    sizes = [s.gradient_bytes for s in steps if s.gradient_bytes is not None]
-    nan = [s.num_nan for s in steps if s.num_nan is not None]
-    inf = [s.num_inf for s in steps if s.num_inf is not None]
+    norms = [norm for norm in norms if math.isfinite(norm)]
     numbers: tuple[tuple[str, float | None, str], ...] = (
         ("first loss", finite[0] if finite else None, ""),
         ("last finite loss", finite[-1] if finite else None, ""),
@@ -203,16 +199,12 @@ def _evaluation_row(each: Evaluation) -> tuple[Cell, ...]:
 
 def _step_row(step: StepSample) -> tuple[Cell, ...]:
     stages = (*step.stage_ms, recorder_ms(step)) if step.stage_ms else ("",) * (len(STAGES) + 1)
-    numbers = (
-        step.loss,
-        step.gradient_norm,
-        step.scaler_scale,
-        step.num_gradients,
-        step.gradient_bytes,
-        step.num_nan,
-        step.num_inf,
-    )
-    return (step.step, step.total_ms, *stages, *map(_known, numbers), _note(step))
+    return (step.step, step.total_ms, *stages, *map(_known, _numbers(step)), _note(step))
+
+
+def _numbers(step: StepSample) -> tuple[float | None, ...]:
+    counts = step.num_gradients, step.gradient_bytes, step.num_nan, step.num_inf
+    return (step.loss, step.gradient_norm, step.scaler_scale, *counts)
 
 
 def _note(step: StepSample) -> str:

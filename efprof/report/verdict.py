@@ -1,6 +1,5 @@
 """What a person reads first: which run, three lines of verdict, and how many checks said what."""
 
-import re
 import shlex
 import signal
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Final, Literal
 from efprof.model import Overhead, Report, RunIdentity, SourceLine
 from efprof.report.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings
 from efprof.report.wording import count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
-from efprof.units import format_bytes, format_share
+from efprof.units import format_share
 
 Tone = Literal["high", "medium", "low", "none"]
 
@@ -32,7 +31,6 @@ NEXT: Final[dict[str, str]] = {
     FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
     "running": "Report again when it has ended; what was recorded until now is below.",
 }
-REQUEST: Final = re.compile(r"tried to allocate (\d+) bytes")
 FIRST_SIGNAL_CODE: Final = 128
 """A shell gives 128 + n for a program that signal n ended."""
 MAX_MESSAGE: Final = 300
@@ -170,7 +168,7 @@ def error_phrase(run: RunIdentity) -> str:
         return ""
     error = run.error
     stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
-    message = shorten(_with_sizes(error.message), MAX_MESSAGE)
+    message = shorten(error.message, MAX_MESSAGE)
     return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
 
 
@@ -277,11 +275,6 @@ def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
         return (_what_if(run),)
     command = one_line(shlex.join(run.command))
     return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
-
-
-def _with_sizes(message: str) -> str:
-    """The request that failed in words too: torch's CPU allocator tells it in plain bytes, ten digits and more."""
-    return REQUEST.sub(lambda found: f"{found[0]} ({format_bytes(int(found[1]))})", message)
 
 
 def _signal_name(run: RunIdentity) -> str:

@@ -114,17 +114,6 @@ def gain_phrase(gain: Gain) -> str:
     return f"{gain_verb(gain)} {' and '.join(parts)}, by {gain.basis}" if parts else "no saving is claimed"
 
 
-def changes_to_make(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Every change once: a setting that the edit of a call in its own file already holds is not shown beside it."""
-    edits = [change for change in changes if isinstance(change, CodeEdit)]
-    return tuple(
-        change
-        for change in changes
-        if not isinstance(change, ConfigurationValue)
-        or not any(edit.file == change.file and _holds(edit, change) for edit in edits)
-    )
-
-
 def change_name(change: Change) -> str:
     """What a change touches: the variable, the setting, or the place in the code."""
     match change:
@@ -156,12 +145,6 @@ def anchor_of(key: str) -> str:
     """An HTML id made of a finding's key alone, so that links to it survive the next report of the same code."""
     name = re.sub(r"[^a-z0-9]+", "-", key.split(":", 1)[0].lower()).strip("-")
     return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
-
-
-def _holds(edit: CodeEdit, setting: ConfigurationValue) -> bool:
-    """Whether the setting is in the new text; `batch_size=32` is neither `size=32` nor `batch_size=3`."""
-    setting_itself = rf"(?<!\w){re.escape(setting.name)}={re.escape(setting.new)}(?![\w.])"
-    return re.search(setting_itself, edit.new) is not None
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None, unit: str) -> str:

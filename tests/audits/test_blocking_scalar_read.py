@@ -1,6 +1,6 @@
 import pytest
 
-from efprof.artifacts.steps import ScalarReads
+from efprof.artifacts.steps import SiteCalls
 from efprof.audits.blocking_scalar_read import blocking_scalar_read
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from tests.builders import GPU, make_steps, write_run
@@ -19,7 +19,7 @@ STEP_MS = 15.5
 
 
 def reads(line, *, call="item", count=1, us=100.0):
-    return ScalarReads(site=f"train.py:{line}:main", call=call, count=count, us=us)
+    return SiteCalls(site=f"train.py:{line}:main", call=call, count=count, us=us)
 
 
 def examine(folder, step_reads, **run):
@@ -58,7 +58,7 @@ def get_batch(data):
 """
 
     def examine_cuts(folder, us, **run):
-        cuts = [ScalarReads(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
+        cuts = [SiteCalls(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
         steps = make_steps(40, reads=lambda _: cuts)
         return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run)).findings
 
@@ -141,7 +141,7 @@ def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
 
 
 def test_calls_on_one_line_are_one_finding(tmp_path):
-    both = [reads(5, count=6), ScalarReads(site="train.py:5:main.<locals>.<listcomp>", call="float", count=2, us=100)]
+    both = [reads(5, count=6), SiteCalls(site="train.py:5:main.<locals>.<listcomp>", call="float", count=2, us=100)]
     (finding,) = examine(tmp_path / "run", both).findings
     assert finding.gain.step_ms == pytest.approx(0.2)
     assert finding.blame.function == "main"

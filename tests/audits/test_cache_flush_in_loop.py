@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.steps import StallCalls
+from efprof.artifacts.steps import SiteCalls
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.cache_flushes import CacheFlushes
@@ -39,7 +39,7 @@ def run_of(folder: Path, *, every: int = 1, text: str = TRAIN, source: str = "CU
     for number in range(40):
         step = make_step(number)
         if number % every == 0:
-            step.stalls = [StallCalls(site=FLUSH, call="torch.cuda.empty_cache", count=1, us=3_000.0)]
+            step.stalls = [SiteCalls(site=FLUSH, call="torch.cuda.empty_cache", count=1, us=3_000.0)]
         steps.append(step)
     return write_run(
         folder, steps=steps, sources={"train.py": text}, snapshots=[flushing().snapshot()], devices=[GPU],

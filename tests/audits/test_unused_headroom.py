@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.run_file import Device
-from efprof.artifacts.steps import BoundaryMemory, StallCalls, StepRecord
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StepRecord
 from efprof.audits.unused_headroom import unused_headroom
 from efprof.facts.headroom import Headroom
 from efprof.facts.run import Run
@@ -172,7 +172,7 @@ def test_memory_that_grows_is_on_its_way_to_being_used(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_is_emptied_hides_the_peak(tmp_path: Path) -> None:
-    flush = [StallCalls(site="train.py:9:main", call="torch.cuda.empty_cache", count=1, us=900.0)]
+    flush = [SiteCalls(site="train.py:9:main", call="torch.cuda.empty_cache", count=1, us=900.0)]
     with pytest.raises(ThinEvidence, match="hides the peak"):
         unused_headroom(run_of(tmp_path / "run", sixty(stalls=flush)))
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from efprof.artifacts.events import Event, LoaderBuilt
 from efprof.artifacts.snapshot import Snapshot
-from efprof.artifacts.steps import BoundaryMemory, StallCalls, StepRecord
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StepRecord
 from efprof.facts.allocator import caching_allocator
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
@@ -165,7 +165,7 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
         self._is_emptying = True
         self.recording.empty_cache()
         self._is_emptying = False
-        self._stalls.append(StallCalls(site=self._site(), call="torch.cuda.empty_cache", count=1, us=1000.0))
+        self._stalls.append(SiteCalls(site=self._site(), call="torch.cuda.empty_cache", count=1, us=1000.0))
 
     def _seeing_loaders(self) -> Callable[..., None]:
         original = torch.utils.data.DataLoader.__init__
@@ -188,7 +188,7 @@ class _MadeDevice(_python_dispatch.TorchDispatchMode):
         else:
             self._watch.next_step()
         self._started_us = self.recording.now_us
-        self._stalls: list[StallCalls] = []
+        self._stalls: list[SiteCalls] = []
         self._memory: dict[str, BoundaryMemory] = {}
         self._backward_site: str | None = None
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from efprof.compare.comparability import find_differences
+from efprof.compare.comparison import find_differences
 from tests.compare.reports import RUN, make_report
 
 

@@ -1,6 +1,6 @@
 """Findings are paired by the keys that survive moved lines."""
 
-from efprof.compare.findings import compare_findings
+from efprof.compare.comparison import compare_findings
 from efprof.model import AuditResult
 from tests.compare.reports import failed_audit, make_finding, make_report
 

@@ -6,7 +6,7 @@ import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
 from efprof.artifacts.run_file import write_run_file
-from efprof.artifacts.steps import BoundaryMemory, ScalarReads
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls
 from efprof.facts.measurements import Measured
 from efprof.facts.run import open_run
 from tests.builders import make_run_file, make_step, make_steps, write_run
@@ -60,8 +60,8 @@ def test_a_step_whose_memory_was_read_at_its_end_only_has_no_peak(tmp_path):
 
 def test_scalar_reads_are_counted_per_step(tmp_path):
     reads = [
-        ScalarReads(site="train.py:1:f", call="item", count=3, us=9),
-        ScalarReads(site="a:1:f", call="cpu", count=1, us=1),
+        SiteCalls(site="train.py:1:f", call="item", count=3, us=9),
+        SiteCalls(site="a:1:f", call="cpu", count=1, us=1),
     ]
     measurements = measure(tmp_path / "run", steps=make_steps(10, reads=reads))
     assert set(metric(measurements, "scalar_reads_per_step").samples) == {4.0}

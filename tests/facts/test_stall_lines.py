@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.steps import StallCalls
+from efprof.artifacts.steps import SiteCalls
 from efprof.facts.measurements import Measured
 from efprof.facts.stall_lines import StallLines
 from tests.builders import make_steps, write_run
@@ -12,10 +12,10 @@ from tests.builders import make_steps, write_run
 SOURCE = "import gc\n\ndef train():\n    gc.collect()\n    torch.cuda.empty_cache()\n"
 
 
-def stalls(step: int) -> list[StallCalls]:
+def stalls(step: int) -> list[SiteCalls]:
     """One collection of 10 ms in every other step, and two calls of 1 ms in each."""
-    collected = [StallCalls(site="train.py:4:train", call="gc.collect", count=1, us=10_000.0)] if step % 2 else []
-    return [*collected, StallCalls(site="train.py:5:train", call="torch.cuda.empty_cache", count=2, us=2000.0)]
+    collected = [SiteCalls(site="train.py:4:train", call="gc.collect", count=1, us=10_000.0)] if step % 2 else []
+    return [*collected, SiteCalls(site="train.py:5:train", call="torch.cuda.empty_cache", count=2, us=2000.0)]
 
 
 def test_the_calls_of_a_line_are_averaged_over_the_steady_steps(tmp_path: Path) -> None:

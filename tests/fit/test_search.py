@@ -107,8 +107,7 @@ def test_few_points_are_given_a_margin_and_a_line_that_is_sure_none() -> None:
 
 
 def test_a_line_needs_two_sizes() -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)])
+    assert fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)]) is None
 
 
 @settings(max_examples=200)

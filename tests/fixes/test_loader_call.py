@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.loader_call import set_loader_arguments
+from efprof.fixes.loader_call import loader_setting, set_loader_arguments
 from efprof.model import CodeEdit, ConfigurationValue
 
 OLD = {"num_workers": 0, "persistent_workers": False}
@@ -26,14 +26,13 @@ def change(source, line=1, **new):
     ],
 )
 def test_the_argument_is_set_in_the_call(before, after):
-    setting, edit = change(before, num_workers=3)
-    assert setting == ConfigurationValue(name="num_workers", old="0", new="3", file="train.py")
+    (edit,) = change(before, num_workers=3)
     assert (edit.old, edit.new) == (before, after)
 
 
 def test_a_call_over_several_lines_keeps_its_form():
     source = "loader = DataLoader(\n    data,\n    num_workers=0,\n    shuffle=True,\n)"
-    *_, edit = change(source, num_workers=2, persistent_workers=True)
+    (edit,) = change(source, num_workers=2, persistent_workers=True)
     assert edit == CodeEdit(
         file="train.py",
         line=1,
@@ -43,7 +42,7 @@ def test_a_call_over_several_lines_keeps_its_form():
 
 
 def test_the_last_argument_is_set_and_another_added_behind_it():
-    *_, edit = change("x = DataLoader(data, num_workers=0)", num_workers=2, persistent_workers=True)
+    (edit,) = change("x = DataLoader(data, num_workers=0)", num_workers=2, persistent_workers=True)
     assert edit.new == "x = DataLoader(data, num_workers=2, persistent_workers=True)"
 
 
@@ -61,3 +60,17 @@ def test_a_call_whose_arguments_are_not_written_there_is_not_edited(source):
 
 def test_a_file_without_text_gives_the_setting():
     assert len(set_loader_arguments("train.py", [], None, 4, old=OLD, new={"num_workers": 3})) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("DataLoader(data, batch_size=args.size)", "args.size"),
+        ("DataLoader(data, batch_size=16)", "batch_size"),
+        ("DataLoader(data, 16, shuffle=True)", "batch_size"),
+    ],
+)
+def test_the_setting_has_the_name_that_the_source_gives_it(call, name):
+    text = f"loader = {call}"
+    setting = loader_setting("train.py", [text], ast.parse(text), 1, "batch_size", 16, 64)
+    assert (setting.name, setting.old, setting.new) == (name, "16", "64")

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from efprof.commands.doctor import examine
 from efprof.recorder import machine
 from efprof.recorder.doctor import allocator, device, host, interpreter
 from efprof.recorder.doctor.check import Check, can_record
-from efprof.recorder.doctor.examination import examine
 from efprof.recorder.machine import driver_version
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.artifacts.steps import StallCalls
+from efprof.artifacts.steps import SiteCalls
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 HERE = Path(__file__)
@@ -80,7 +80,7 @@ def synchronize_any() -> None:
         torch.accelerator.synchronize()  # synchronize any
 
 
-def stalls_of(recorded: Recorded) -> list[StallCalls]:
+def stalls_of(recorded: Recorded) -> list[SiteCalls]:
     return [stall for step in recorded.steps for stall in step.stalls]
 
 

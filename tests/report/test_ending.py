@@ -53,9 +53,3 @@ def test_a_run_that_goes_on_is_not_called_sound() -> None:
     lines = describe_verdict(clean(run=make_run(ended="running", exit_code=None)))
     assert lines.tone != "none"
     assert "Report again when it has ended" in lines.next
-
-
-def test_the_request_that_failed_is_told_in_words() -> None:
-    error = RunError(kind="RuntimeError", message="you tried to allocate 4503599627370496 bytes.", step=5, stage=None,
-                     blame=None)  # fmt: skip
-    assert "4503599627370496 bytes (4096 TiB)" in error_phrase(make_run(ended="out_of_memory", error=error))

@@ -2,30 +2,8 @@
 
 from typing import Any
 
-from efprof.model import CodeEdit, ConfigurationValue, Gain
-from efprof.report.wording import changes_to_make, gain_phrase
-
-SETTING = ConfigurationValue(name="num_workers", old="0", new="1", file="train.py")
-EDIT = CodeEdit(file="train.py", line=9, old="DataLoader(data)", new="DataLoader(data, num_workers=1)")
-
-
-def test_a_setting_that_an_edit_holds_is_shown_once() -> None:
-    assert changes_to_make((SETTING, EDIT)) == (EDIT,)
-
-
-def test_a_setting_that_no_edit_holds_is_shown() -> None:
-    elsewhere = ConfigurationValue(name="num_workers", old="0", new="1", file="config.toml")
-    other_value = ConfigurationValue(name="num_workers", old="0", new="2", file="train.py")
-    assert changes_to_make((SETTING,)) == (SETTING,)
-    assert changes_to_make((elsewhere, other_value, EDIT)) == (elsewhere, other_value, EDIT)
-
-
-def test_a_setting_whose_text_is_only_part_of_another_one_in_the_edit_is_shown() -> None:
-    edit = CodeEdit(file="train.py", line=9, old="Loader(data)", new="Loader(data, batch_size=32, share=0.5)")
-    others = [("batch_size", "3"), ("size", "32"), ("share", "0")]
-    settings = tuple(ConfigurationValue(name=name, old="1", new=new, file="train.py") for name, new in others)
-    assert changes_to_make((*settings, edit)) == (*settings, edit)
-    assert changes_to_make((ConfigurationValue(name="share", old="1", new="0.5", file="train.py"), edit)) == (edit,)
+from efprof.model import Gain
+from efprof.report.wording import gain_phrase
 
 
 def phrase(**fields: Any) -> str:

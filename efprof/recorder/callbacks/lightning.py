@@ -9,6 +9,7 @@ except ImportError:  # the older name of the same package
 
 from efprof.recorder.callbacks.marks import TrainingMarks
 from efprof.recorder.in_code import Wanted
+from efprof.recorder.user_marks import UserMarks
 
 
 class RecordTraining(Callback):
@@ -31,17 +32,17 @@ class RecordTraining(Callback):
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         """Begin the first step; its batch has been fetched already where Lightning fetches ahead."""
         self._num_updates = trainer.global_step
-        self._marks.made_ready()
+        self._marks.mark(UserMarks.begin_unless_fetched)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """End the step, if this batch was its last."""
         if trainer.global_step != self._num_updates:
             self._num_updates = trainer.global_step
-            self._marks.step_ended()
+            self._marks.mark(UserMarks.step_ended)
 
     def on_validation_end(self, *_: Any) -> None:
         """Begin the next step only here."""
-        self._marks.evaluated()
+        self._marks.mark(UserMarks.begin_anew)
 
     def on_fit_end(self, *_: Any) -> None:
         """End the recording, if it was started here."""

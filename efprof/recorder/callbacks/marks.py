@@ -28,28 +28,17 @@ class TrainingMarks:
     def begin(self) -> None:
         """Training begins: from now on steps end where this says."""
         self._session = current.session
-        self._mark(UserMarks.training_began)
-
-    def made_ready(self) -> None:
-        """What ran since the training began was none of its work, unless a loader was started."""
-        self._mark(UserMarks.begin_unless_fetched)
-
-    def step_ended(self) -> None:
-        """The optimizer has updated the weights."""
-        self._mark(UserMarks.step_ended)
-
-    def evaluated(self) -> None:
-        """What ran since the last step was an evaluation."""
-        self._mark(UserMarks.begin_anew)
+        self.mark(UserMarks.training_began)
 
     def end(self, error: BaseException | None = None) -> None:
         """Training is over, by this error or in good order; safe to call twice."""
         recording, self._recording = self._recording, None
-        self._mark(UserMarks.training_ended)
+        self.mark(UserMarks.training_ended)
         self._session = None
         if recording is not None:
             recording.end(error)
 
-    def _mark(self, mark: Callable[[UserMarks], None]) -> None:
+    def mark(self, mark: Callable[[UserMarks], None]) -> None:
+        """Say what has happened in the training."""
         if self._session is not None:
             self._session.shell.guarded("loop", mark)(self._session.marks)

@@ -6,6 +6,7 @@ from transformers import TrainerCallback
 
 from efprof.recorder.callbacks.marks import TrainingMarks
 from efprof.recorder.in_code import Wanted
+from efprof.recorder.user_marks import UserMarks
 
 
 class RecordTraining(TrainerCallback):
@@ -26,11 +27,11 @@ class RecordTraining(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """End the step."""
-        self._marks.step_ended()
+        self._marks.mark(UserMarks.step_ended)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         """Begin the next step only here."""
-        self._marks.evaluated()
+        self._marks.mark(UserMarks.begin_anew)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the recording, if it was started here."""

@@ -26,9 +26,6 @@ Trap = tuple[str, str]
 
 Version = tuple[int, int]
 
-FRACTION_SINCE: Version = (2, 10)
-"""The first release of torch that knows `per_process_memory_fraction`."""
-
 
 def checks(torch: ModuleType) -> Iterator[Check]:
     """A check for every trap in the settings; one that says so where there is none."""
@@ -87,7 +84,7 @@ def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Tra
     settings = settings_in_effect(environment, version)
     if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
         settings = parse(environment.get(PLAIN_VARIABLE, ""))
-    yield from _of_combination(dict(settings), version)
+    yield from _of_combination(dict(settings))
 
 
 def refusals(torch: ModuleType) -> Iterator[Trap]:
@@ -111,7 +108,7 @@ def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[
         yield why, f"Set {CUDA_VARIABLE} instead."
 
 
-def _of_combination(settings: Mapping[str, str], version: Version) -> Iterator[Trap]:
+def _of_combination(settings: Mapping[str, str]) -> Iterator[Trap]:
     if settings.get("backend") == "cudaMallocAsync" and len(settings) > 1:
         ignored = ", ".join(key for key in settings if key != "backend")
         yield f"The allocator cudaMallocAsync ignores {ignored}.", "Take out 'backend', or the others."
@@ -121,9 +118,7 @@ def _of_combination(settings: Mapping[str, str], version: Version) -> Iterator[T
             "so memory is mapped anew although gigabytes are free.",
             "Take out 'max_split_size_mb'.",
         )
-    fraction = settings.get("per_process_memory_fraction", "1").rstrip("0").rstrip(".")
-    is_capped = version >= FRACTION_SINCE and fraction != "1"
-    if "garbage_collection_threshold" in settings and not is_capped:
+    if "garbage_collection_threshold" in settings and "per_process_memory_fraction" not in settings:
         yield (
             "'garbage_collection_threshold' does nothing unless the program caps its memory by "
             "torch.cuda.set_per_process_memory_fraction with a share below 1.",

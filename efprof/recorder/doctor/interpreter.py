@@ -94,9 +94,15 @@ def _why_no_torch() -> str:
 
 def _hook() -> Check:
     """Really started: nothing else tells what a site's own customization does to it."""
-    done, name = _run([sys.executable, "-c", _PROBE], child_environment(Options())), "start-up hook"
-    said = _last_line(done.stderr) if done is not None and done.stderr.strip() else ""
-    if done is None or done.stdout.strip() != "True":
+    command, name = [sys.executable, "-c", _PROBE], "start-up hook"
+    try:
+        done = subprocess.run(
+            command, env=child_environment(Options()), capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
+        )
+        printed, said = done.stdout.strip(), ("\n" + done.stderr.strip()).splitlines()[-1].rstrip(".")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        printed, said = "", str(error)
+    if printed != "True":
         why = f"A child of Python started without it{f' ({said})' if said else ''}."
         advice = "Find what removes PYTHONPATH or sitecustomize here, or record in code: with efprof.record()."
         return essential(name, is_met=False, why=why, advice=advice)
@@ -104,16 +110,3 @@ def _hook() -> Check:
         why = f"A child of Python ran it, and said: {said}."
         return Check(name, "careful", why, "Mend the sitecustomize that says so.")
     return Check(name, "yes", "A child of Python ran it (one started with -I, -E or -S would not).")
-
-
-def _run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str] | None":
-    try:
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=CHILD_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].rstrip(".")
