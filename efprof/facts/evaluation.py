@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Final, Self
 
 from efprof.artifacts.evaluations import EvaluationMemory, EvaluationRecord, read_evaluations
+from efprof.facts.live_memory import WindowPeaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import Evaluation, NotRecorded, UnreadableInput
 from efprof.units import MIB, format_bytes, format_ms, format_share
 

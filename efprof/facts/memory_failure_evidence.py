@@ -10,8 +10,7 @@ from efprof.facts.device_evidence import (
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.device_use import device_use_evidence
 from efprof.facts.memory_failure import MemoryFailure
-from efprof.facts.peak_composition import PeakComposition, most_by_line
-from efprof.facts.peak_evidence import peak_bars
+from efprof.facts.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.segment_evidence import segment_map

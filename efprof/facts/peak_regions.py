@@ -12,8 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from efprof.facts.block_categories import Category
-from efprof.facts.live_memory import LiveWindow
+from efprof.facts.live_memory import Category, LiveWindow
 from efprof.facts.sources import Sources, split_site
 
 Chain = tuple[str, ...]

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.block_categories import CATEGORIES, Category, categories_of
 from efprof.facts.drawn_instants import Changes, changes_of, drawn_instants, sums_at
-from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.live_memory import CATEGORIES, Category, LiveMemory, LiveWindow, bytes_before, categories_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
-from efprof.facts.window_peaks import bytes_before
 from efprof.model import Series, SeriesLine, StageBand
 from efprof.units import format_bytes
 

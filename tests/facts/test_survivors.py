@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.survivors import Survivors
+from efprof.facts.growth_blame import Survivors
 from tests.builders import START_NS, make_steps, write_run
 
 SOURCES = {"train.py": "loss = model(x)\n"}

@@ -7,7 +7,7 @@ import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import BoundaryMemory
-from efprof.facts.window_peaks import WindowPeaks
+from efprof.facts.live_memory import WindowPeaks
 from efprof.model import NotRecorded
 from tests.builders import make_step, write_allocations, write_run
 
