@@ -7,7 +7,7 @@ from efprof.facts.headroom import Headroom, headroom_evidence
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.stall_lines import StallLines
+from efprof.facts.stall_lines import stall_lines
 from efprof.facts.step_times import StepTimes
 from efprof.facts.user_settings import UserSettings
 from efprof.fixes.batch_size import prove_by_fit, set_batch_size
@@ -47,7 +47,7 @@ def unused_headroom(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if not headroom.is_even:
         raise ThinEvidence(f"{looked_at}, but steps differ in size: a longer one may need it.")
-    if any("empty_cache" in line.call for line in run.get(StallLines).lines):
+    if any("empty_cache" in line.call for line in stall_lines(run)):
         raise ThinEvidence(f"{looked_at} when it was read; the cache is emptied between, which hides the peak.")
     if headroom.largest_micro_batch <= headroom.micro_batch:
         return Examination(looked_at=looked_at)

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch
+from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.sources import Sources, place_of
 from efprof.model import Bar, MemoryMap, Narrative, Number, Numbers
 from efprof.units import MIB, format_bytes, format_share
 
@@ -160,12 +159,11 @@ class BackwardJump:
 
 def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
     """What is alive at the peak, by the user's line and whether forward or backward made it."""
-    sources, events = run.get(Sources), jump.window.events
+    sites, events = sites_of(jump.window, run.get(Sources)), jump.window.events
     sizes: Counter[tuple[str, str]] = Counter()
     for block in jump.window.alive_after(jump.window.peak_index):
-        stack = events[block].forward_stack if events[block].is_backward else events[block].stack
-        site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
-        place = "no line of yours" if site is None else site.rpartition(":")[0]
+        site = sites[block]
+        place = "no line of yours" if site is None else place_of(site)
         sizes["backward" if events[block].is_backward else "forward", place] += events[block].num_bytes
     bars = [
         Bar(
@@ -214,7 +212,10 @@ def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
 def _temporaries(
     window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources
 ) -> tuple[tuple[Temporaries, ...], Temporaries | None]:
-    origins = [_origin(event, sources) for event in window.events]
+    origins = [
+        None if site is None else _Origin(site, event.modules)
+        for site, event in zip(sites_of(window, sources), window.events, strict=True)
+    ]
     by_origin = _blocks_by_origin(window, origins)
     found: dict[_Origin, list[int]] = {}
     for block in at_peak:
@@ -317,13 +318,6 @@ def _blocks_by_origin(window: LiveWindow, origins: list[_Origin | None]) -> dict
         if event.num_bytes > 0 and block not in needed and origin is not None:
             by_origin.setdefault(origin, []).append(block)
     return by_origin
-
-
-def _origin(event: AllocationEvent, sources: Sources) -> _Origin | None:
-    """The innermost line of the user's own code; of what backward did, the forward line behind it."""
-    stack = event.forward_stack if event.is_backward else event.stack
-    site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
-    return None if site is None else _Origin(site, event.modules)
 
 
 def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:

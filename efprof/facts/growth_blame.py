@@ -9,7 +9,7 @@ from typing import Self
 from efprof.facts.host_growth import grown_containers
 from efprof.facts.kept import Kept
 from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
-from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.retained_backward import BackwardSites
 from efprof.facts.run import Run
@@ -69,10 +69,10 @@ class UnheldGrowth:
             advice += "no variable that was counted; look for a cache, a hook that each step registers anew, or an "
             advice += "object that only C++ holds."
         with contextlib.suppress(NotRecorded):
-            for line in run.get(Survivors).lines[:1]:
-                if line.bytes_per_step >= LEAST_SHARE * slope:
+            for site, bytes_per_step in surviving_lines(run)[:1]:
+                if bytes_per_step >= LEAST_SHARE * slope:
                     why = "most of it is allocated by this line and still alive a step later"
-                    return cls(blame=sources.line(line.site), why=why, advice=advice)
+                    return cls(blame=sources.line(site), why=why, advice=advice)
         why = "what holds it is not known, so this is the line that runs backward"
         return cls(blame=backward_line(run), why=why, advice=advice, is_guess=True)
 
@@ -94,34 +94,16 @@ class UnheldGrowth:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SurvivingLine:
-    """A user's line and the bytes that each of its steps left behind, on average."""
+def surviving_lines(run: Run) -> list[tuple[str, float]]:
+    """Sites, most bytes first, whose allocations outlive the next step in every step seen, and the mean bytes of each.
 
-    site: str
-    bytes_per_step: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Survivors:
-    """The lines of all windows, most bytes first."""
-
-    lines: tuple[SurvivingLine, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Compare each step of a window with the end of the next; raises NotRecorded without allocation windows."""
-        sources, windows = run.get(Sources), run.get(LiveMemory).windows
-        per_step = [left for window in windows for left in _left_behind(window, sources)]
-        sites = set.intersection(*(set(left) for left in per_step)) if per_step else set()
-        lines = [
-            SurvivingLine(
-                site=site,
-                bytes_per_step=sum(left[site] for left in per_step) / len(per_step),
-            )
-            for site in sites
-        ]
-        return cls(lines=tuple(sorted(lines, key=lambda line: (-line.bytes_per_step, line.site))))
+    Each step of a window is compared with the end of the next; raises NotRecorded without allocation windows.
+    """
+    sources, windows = run.get(Sources), run.get(LiveMemory).windows
+    per_step = [left for window in windows for left in _left_behind(window, sources)]
+    sites = set.intersection(*(set(left) for left in per_step)) if per_step else set()
+    lines = [(site, sum(left[site] for left in per_step) / len(per_step)) for site in sites]
+    return sorted(lines, key=lambda line: (-line[1], line[0]))
 
 
 def _container(run: Run, slope: float) -> Kept | None:
@@ -140,26 +122,24 @@ def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
 
     What is made between two steps, such as a batch by hand, must outlive the time between the next two as well.
     """
+    sites = sites_of(window, sources)
     steps = sorted({stretch.step for stretch in window.stretches})
     bounds = [(window.stretches_of(step)[0].first, window.stretches_of(step)[-1].end) for step in steps]
     left = []
     for place, ((first, end), (next_first, next_end)) in enumerate(pairwise(bounds), 2):
         until = bounds[place][0] if place < len(bounds) else len(window.events)
-        lines = _bytes_by_line(window, first, end, next_end, sources)
+        lines = _bytes_by_line(window, sites, range(first, end), next_end)
         if until > next_end:
-            lines += _bytes_by_line(window, end, next_first, until, sources)
+            lines += _bytes_by_line(window, sites, range(end, next_first), until)
         left.append(lines)
     return left
 
 
-def _bytes_by_line(window: LiveWindow, first: int, end: int, until: int, sources: Sources) -> Counter[str]:
+def _bytes_by_line(window: LiveWindow, sites: list[str | None], blocks: range, until: int) -> Counter[str]:
+    """What of these is not released before event `until`."""
     lines: Counter[str] = Counter()
-    for index in range(first, end):
-        if window.released_at[index] < until:
-            continue
-        event = window.events[index]
-        stack = event.forward_stack if event.is_backward else event.stack
-        site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
-        if site is not None:
-            lines[site] += event.num_bytes
+    for block in blocks:
+        site = sites[block]
+        if site is not None and window.released_at[block] >= until:
+            lines[site] += window.events[block].num_bytes
     return lines

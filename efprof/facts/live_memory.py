@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, Self
 
 import numpy as np
@@ -11,8 +12,11 @@ from numpy.typing import NDArray
 from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allocation_paths, read_allocations
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
-from efprof.facts.step_times import StepTimes
+from efprof.facts.sources import Sources
 from efprof.model import NotRecorded
+
+Chain = tuple[str, ...]
+"""The user's lines of a stack, outermost first."""
 
 Category = Literal["activations", "gradients", "optimizer state", "inputs", "work space"]
 
@@ -117,6 +121,21 @@ def replay(window: AllocationWindow, records: Iterable[StepRecord]) -> LiveWindo
     )
 
 
+def chains_of(window: LiveWindow, sources: Sources) -> list[Chain]:
+    """For each event the user's lines that led to it; of what backward does, those of the forward operation."""
+
+    @cache
+    def lines(stack: tuple[str, ...]) -> Chain:
+        return tuple(site for site in stack if sources.is_user_code(site))
+
+    return [lines(event.forward_stack if event.is_backward else event.stack) for event in window.events]
+
+
+def sites_of(window: LiveWindow, sources: Sources) -> list[str | None]:
+    """The innermost line of each; None where there is none of the user's."""
+    return [chain[-1] if chain else None for chain in chains_of(window, sources)]
+
+
 def categories_of(window: LiveWindow) -> tuple[Category, ...]:
     """One for each event of the window; that of a release says nothing.
 
@@ -134,18 +153,14 @@ def categories_of(window: LiveWindow) -> tuple[Category, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowPeaks:
-    """Bytes in use at the highest instant of each allocation window, what was there before it included."""
+def window_peaks(run: Run) -> tuple[int, ...]:
+    """Bytes in use at the highest instant of each allocation window, what was there before it included.
 
-    peaks: tuple[int, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded where no allocations were recorded."""
-        records = [time.record for time in run.get(StepTimes).every if time.record.memory]
-        found = [(bytes_before(window, records), window.peak_bytes) for window in run.get(LiveMemory).windows]
-        return cls(peaks=tuple(before + peak for before, peak in found if before is not None))
+    Boundaries of a step's stages miss that instant. Raises NotRecorded where no allocations were recorded.
+    """
+    records = [record for record in read_steps(run.rank_folder)[0] if record.memory]
+    found = [(bytes_before(window, records), window.peak_bytes) for window in run.get(LiveMemory).windows]
+    return tuple(before + peak for before, peak in found if before is not None)
 
 
 def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:

@@ -3,17 +3,16 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Final, Self
+from typing import Final
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.evaluation import Evaluations
-from efprof.facts.live_memory import WindowPeaks
+from efprof.facts.evaluation import evaluations_of, notes_on
+from efprof.facts.live_memory import window_peaks
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.stall_lines import StallLines
+from efprof.facts.stall_lines import stall_lines
 from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps
 from efprof.facts.window_memory import WindowMemory
 from efprof.facts.worker_memory import process_table
@@ -60,44 +59,35 @@ LEAST_STAGE = 0.5
 """A stage is named where it takes at least half of the step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The measurements of a run; empty where no step was finished."""
-
-    measurements: Measurements
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Measure; never raises NotRecorded, since a run without steps is shown too."""
-        source = run.run_file.memory_source
-        try:
-            times = run.get(StepTimes)
-            events, _ = read_events(run.rank_folder)
-        except NotRecorded:
-            empty = Measurements(
-                metrics=(),
-                timeline=Timeline(steps=(), memory=()),
-                stage_deltas=(),
-                overhead=None,
-                memory_source=source,
-            )
-            return cls(measurements=empty)
-        return cls(
-            measurements=Measurements(
-                metrics=_metrics(times, run),
-                timeline=_timeline(times),
-                stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
-                overhead=_overhead(times, events),
-                memory_source=source,
-                num_skipped_steps=_num_skipped(times.every),
-                recommendations=recommendations(times),
-                stalls=run.get(StallLines).lines,
-                window_memory=_window_memory(run),
-                processes=process_table(run),
-                evaluations=run.get(Evaluations).every,
-                evaluation_notes=run.get(Evaluations).notes,
-            )
+def measurements_of(run: Run) -> Measurements:
+    """The measurements of a run; empty where no step was finished, since such a run is shown too."""
+    source = run.run_file.memory_source
+    try:
+        times = run.get(StepTimes)
+        events, _ = read_events(run.rank_folder)
+    except NotRecorded:
+        return Measurements(
+            metrics=(),
+            timeline=Timeline(steps=(), memory=()),
+            stage_deltas=(),
+            overhead=None,
+            memory_source=source,
         )
+    evaluations = evaluations_of(run)
+    return Measurements(
+        metrics=_metrics(times, run),
+        timeline=_timeline(times),
+        stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
+        overhead=_overhead(times, events),
+        memory_source=source,
+        num_skipped_steps=_num_skipped(times.every),
+        recommendations=recommendations(times),
+        stalls=stall_lines(run),
+        window_memory=_window_memory(run),
+        processes=process_table(run),
+        evaluations=evaluations,
+        evaluation_notes=notes_on(evaluations, run),
+    )
 
 
 def as_number(value: float | str | None) -> float | None:
@@ -169,7 +159,7 @@ def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: 
 
 def _window_peaks(run: Run) -> tuple[int, ...]:
     try:
-        return run.get(WindowPeaks).peaks
+        return window_peaks(run)
     except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
         return ()
 

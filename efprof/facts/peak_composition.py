@@ -8,9 +8,17 @@ from typing import Final, Literal, Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.backward_jump import BackwardJump
-from efprof.facts.live_memory import CATEGORIES, Category, LiveMemory, LiveWindow, bytes_before, categories_of
+from efprof.facts.live_memory import (
+    CATEGORIES,
+    Category,
+    LiveMemory,
+    LiveWindow,
+    bytes_before,
+    categories_of,
+    chains_of,
+)
 from efprof.facts.memory_failure import MemoryFailure
-from efprof.facts.peak_regions import chains_of, peak_checkpointed, regions_of
+from efprof.facts.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
@@ -295,10 +303,9 @@ def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) 
     """Bytes by owner, most first; `preferred` is a line that owns all that is made beneath it."""
     sources, window = run.get(Sources), peak.window
     sizes: Counter[Owner] = Counter()
+    chains = chains_of(window, sources)
     for block in window.alive_after(window.peak_index):
-        event = window.events[block]
-        stack = event.forward_stack if event.is_backward else event.stack
-        lines = [site for site in stack if sources.is_user_code(site)]
+        lines = chains[block]
         site = preferred if preferred in lines else lines[-1] if lines else None
-        sizes[site, peak.categories[block]] += event.num_bytes
+        sizes[site, peak.categories[block]] += window.events[block].num_bytes
     return sizes.most_common()

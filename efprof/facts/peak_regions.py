@@ -7,16 +7,12 @@ import ast
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from efprof.facts.live_memory import Category, LiveWindow
+from efprof.facts.live_memory import Category, Chain, LiveWindow
 from efprof.facts.sources import Sources, split_site
-
-Chain = tuple[str, ...]
-"""The user's lines of a stack, outermost first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,16 +98,6 @@ def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain
             removed[block] += window.events[block].num_bytes
             removed[begins] -= window.events[block].num_bytes
     return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))
-
-
-def chains_of(window: LiveWindow, sources: Sources) -> list[Chain]:
-    """For each event the user's lines that led to it; of what backward does, those of the forward operation."""
-
-    @cache
-    def lines(stack: tuple[str, ...]) -> Chain:
-        return tuple(site for site in stack if sources.is_user_code(site))
-
-    return [lines(event.forward_stack if event.is_backward else event.stack) for event in window.events]
 
 
 def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterator[tuple[str, Chain, list[int]]]:
