@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 from efprof.facts.headroom import Headroom, headroom_evidence
 from efprof.facts.memory_growth import MemoryGrowth
@@ -108,8 +109,8 @@ def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationVal
     """Of the user's own key where there is one, else of what the loader is given."""
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     key, loader, sources = run.get(UserSettings).micro_batch, headroom.loader, run.get(Sources)
-    if key is not None and key.value == str(old):
-        return key.becomes(new)
+    if key is not None and key.old == str(old):
+        return replace(key, new=str(new))
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.input_waits import loader_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, device_name, memory_fraction
 from efprof.facts.step_times import StepTimes
@@ -71,7 +72,7 @@ class Headroom:
             micro_batch=micro_batch,
             num_steps=len(steady),
             is_even=_is_even(steady),
-            loader=_loader_of(run, steady),
+            loader=loader_of(run, steady),
         )
 
     @property
@@ -178,13 +179,3 @@ def _kept(record: StepRecord) -> int:
     """What the step has allocated at most, above its lowest boundary."""
     sizes = [here.allocated_bytes for here in record.memory]
     return max(sizes) - min(sizes)
-
-
-def _loader_of(run: Run, steady: Sequence[StepRecord]) -> LoaderBuilt | None:
-    """The loader that fed most of the steps."""
-    numbers = Counter(record.loader for record in steady if record.loader is not None)
-    if not numbers:
-        return None
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
-    number = numbers.most_common(1)[0][0]
-    return next((event for event in built if event.loader == number), None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.resampling import mean_interval
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTime, StepTimes, part_of_steps
@@ -59,8 +60,7 @@ class InputWaits:
         """Measure the waits; raises NotRecorded or ThinEvidence where there are no steady steps."""
         times = run.get(StepTimes)
         steady = times.at_least(1)
-        events, _ = read_events(run.rank_folder)
-        loader = _loader_of(steady, [event for event in events if isinstance(event, LoaderBuilt)])
+        loader = loader_of(run, [time.record for time in steady])
         num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts = _restarts(steady, loader, num_steps)
         waits_ms = _without_longest([time.of("data") for time in steady if time not in restarts])
@@ -165,19 +165,17 @@ class InputWaits:
         return min(float(self.num_cpus), training_ms / self.rest_ms) if self.rest_ms else 1.0
 
 
+def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
+    """The loader that fed most of these steps; None where it was not seen being built."""
+    numbers = Counter(record.loader for record in records if record.loader is not None).most_common(1)
+    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
+    return next((event for event in built for number, _ in numbers if event.loader == number), None)
+
+
 def _without_longest(waits_ms: Sequence[float]) -> list[float]:
     """A few waits are long for reasons of the machine, and would decide a mean."""
     longest_kept = sorted(waits_ms)[math.ceil(len(waits_ms) * (1 - LONGEST_SHARE)) - 1]
     return [wait_ms for wait_ms in waits_ms if wait_ms <= longest_kept]
-
-
-def _loader_of(steady: Sequence[StepTime], built: Sequence[LoaderBuilt]) -> LoaderBuilt | None:
-    """The loader that fed most of the steps."""
-    numbers = Counter(time.record.loader for time in steady if time.record.loader is not None)
-    if not numbers:
-        return None
-    number = numbers.most_common(1)[0][0]
-    return next((event for event in built if event.loader == number), None)
 
 
 def _num_epochs(every: Sequence[StepTime], loader: LoaderBuilt | None) -> int:

@@ -21,8 +21,6 @@ from efprof.facts.step_times import StepTime, StepTimes
 from efprof.model import SourceLine
 
 PYTHON_CALL = "python_function"
-FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
-"""How torch's profiler names the call of a Python function."""
 BETWEEN_STAGES = "other"
 STAGE_CALLS: Final = {
     "data": re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$"),
@@ -184,17 +182,8 @@ class _WindowSums:
 
         A comprehension's frame belongs to the line it is written in, which its call site names.
         """
-        frame = FRAME.fullmatch(name)
-        if frame is None or COMPREHENSION.search(frame["function"]):
-            return None
-        # The profiler leaves out the folder on `sys.path`, the recorder that of the repository.
-        files = (
-            file
-            for file in self._sources.files
-            if f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}")
-        )
-        file = next(files, None)
-        return f"{file}:{frame['line']}:{frame['function']}" if file else None
+        sites = self._sources.sites_of_frame(name)
+        return next((site for site in sites if not COMPREHENSION.search(site)), None)
 
 
 @cache

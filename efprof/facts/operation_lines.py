@@ -13,7 +13,7 @@ from typing import Self
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.sources import Sources, split_site
 from efprof.facts.syntax import MODULE, placed_nodes
 
 OPERATORS: dict[str, type[ast.operator]] = {
@@ -21,8 +21,6 @@ OPERATORS: dict[str, type[ast.operator]] = {
     "bmm": ast.MatMult, "remainder": ast.Mod, "floordivide": ast.FloorDiv,
 }  # fmt: skip
 """Operations that the source may spell with an operator: no call is recorded for it, only the function around it."""
-FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
-"""How the profiler names a call of Python code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,14 +109,12 @@ def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources)
 
 def _function_of(call: TraceEvent, sources: Sources) -> tuple[str, str, ast.AST] | None:
     """The user's function that a call runs: file, name and definition; None for a call of anything else."""
-    frame = FRAME.fullmatch(call.name)
-    for file in sources.files if frame else ():
-        tree = sources.tree(file)
-        if frame and tree is not None and (file.endswith(frame["file"]) or frame["file"].endswith(file)):
-            name, line = frame["function"], int(frame["line"])
-            definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
-            if definitions:
-                return file, name, definitions[0]
+    for site in sources.sites_of_frame(call.name):
+        file, line, name = split_site(site)
+        tree = sources.tree(file) or ast.Module([], [])
+        definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
+        if definitions:
+            return file, name, definitions[0]
     return None
 
 

@@ -265,10 +265,10 @@ def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationVal
     """Empty where the user's key for the micro-batch is not known."""
     if settings.micro_batch is None:
         return ()
-    micro_batch = settings.micro_batch.becomes(settings.samples_per_micro_batch // parts)
+    micro_batch = replace(settings.micro_batch, new=str(settings.samples_per_micro_batch // parts))
     if settings.accumulation is None:
         return (micro_batch,)
-    return micro_batch, settings.accumulation.becomes(settings.micro_batches * parts)
+    return micro_batch, replace(settings.accumulation, new=str(settings.micro_batches * parts))
 
 
 def _batch_words(settings: UserSettings, parts: int, changes: tuple[ConfigurationValue, ...]) -> str:
