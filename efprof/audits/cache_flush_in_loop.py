@@ -3,8 +3,7 @@
 from efprof.facts.cache_flushes import CacheFlushes
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.stall_lines import stall_lines
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, stall_lines
 from efprof.fixes.delete_statement import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
@@ -63,7 +62,6 @@ def _finding(run: Run, line: StallLine) -> Finding:
         evidence=(
             sources.snippet(line.blame),
             Narrative(
-                title="What it means, how we know, when it is wrong",
                 paragraphs=(
                     "Each call was timed where it is made. It is right where the memory is meant for another process "
                     "on the same device, which cannot have what lies in this one's cache.",

@@ -8,8 +8,7 @@ from efprof.facts.headroom import Headroom, headroom_evidence
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.stall_lines import stall_lines
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, stall_lines
 from efprof.facts.user_settings import UserSettings
 from efprof.fixes.batch_size import prove_by_fit, set_batch_size
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence

@@ -290,7 +290,6 @@ def _narrative(*, has_history: bool) -> Narrative:
         "only as far as the stage has one."
     )
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
             "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "

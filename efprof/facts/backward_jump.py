@@ -195,7 +195,6 @@ def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
     assert jump.stretch is not None
     share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "The largest batch that fits is set by one instant: when this line's gradient is computed. The gradient of "
             "a large result is as large as that, and here it exists more than once, beside all that forward saved.",

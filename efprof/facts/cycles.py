@@ -178,7 +178,6 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
         )
         line += f"those that make a part of it{f' (others: {others})' if others else ''}."
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
             "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "

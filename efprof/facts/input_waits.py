@@ -72,7 +72,7 @@ class InputWaits:
             rest_ms=statistics.median(time.total_ms - time.of("data") for time in steady),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
-            cpu_ms=times.median_cpu_ms(),
+            cpu_ms=statistics.median(time.cpu_ms for time in steady),
             restarts=tuple(time.step for time in restarts),
             restart_ms=sum(time.of("data") - data_ms for time in restarts) / num_steps,
         )
@@ -213,42 +213,31 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
-    """All of it, the picture first."""
+    """The picture, what the advice was computed from, and how that is known."""
     marks = tuple((float(step), "workers started") for step in waits.restarts)
-    picture = part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks)
-    return picture, wait_numbers(waits), what_waiting_means(waits)
-
-
-def wait_numbers(waits: InputWaits) -> Numbers:
-    """What the advice was computed from."""
-    return Numbers(
-        title="The loader and the machine",
-        numbers=(
-            Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
-            Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
-            Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
-            Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
-            Number(label="workers now", value=waits.num_workers, unit="count"),
-            Number(label="processors", value=waits.num_cpus, unit="count"),
-        ),
+    numbers = (
+        Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
+        Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
+        Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
+        Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
+        Number(label="workers now", value=waits.num_workers, unit="count"),
+        Number(label="processors", value=waits.num_cpus, unit="count"),
     )
-
-
-def what_waiting_means(waits: InputWaits) -> Narrative:
-    """What it means, how we know, when it is wrong."""
     who = (
         f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
         if waits.num_workers
         else "The training process makes each batch itself, and trains nothing meanwhile"
     )
-    return Narrative(
-        title="What it means, how we know, when it is wrong",
-        paragraphs=(
-            f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
-            "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the "
-            "workers, and all CPU time divided by the processors. Its interval reaches from workers that cost the "
-            "training nothing to workers that share its cores and memory, and the prediction lies midway.",
-            "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
-            "the data set holds a lock.",
-        ),
+    paragraphs = (
+        f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
+        "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the workers, "
+        "and all CPU time divided by the processors. Its interval reaches from workers that cost the training nothing "
+        "to workers that share its cores and memory, and the prediction lies midway.",
+        "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where the "
+        "data set holds a lock.",
+    )
+    return (
+        part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks),
+        Numbers(title="The loader and the machine", numbers=numbers),
+        Narrative(paragraphs=paragraphs),
     )

@@ -50,10 +50,8 @@ class LineWindow:
     `lines` is by `file:line`, and by `file:function()` for functions.
     """
 
-    name: str
     first_step: int
     last_step: int
-    num_steps: int
     step_ms: float
     lines: dict[str, LineTime]
 
@@ -78,7 +76,7 @@ class LineTimes:
             name = path.name.split(".")[0]
             steps = [time for time in times.every if time.record.window == name]
             if steps:
-                windows.append(_window(name, steps, read_trace(path), sources))
+                windows.append(_window(steps, read_trace(path), sources))
         return cls(windows=tuple(windows))
 
 
@@ -100,7 +98,7 @@ class _OpenCall:
     end_ns: int
 
 
-def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) -> LineWindow:
+def _window(steps: list[StepTime], trace: Trace, sources: Sources) -> LineWindow:
     num_steps = len(steps)
     sums = _WindowSums(sources)
     # Sorting is stable: within a thread the calls stay in order of their start, outer before inner.
@@ -108,10 +106,8 @@ def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) ->
     for _, in_thread in groupby(calls, key=lambda call: str(call.thread)):
         sums.add_thread(in_thread)
     return LineWindow(
-        name=name,
         first_step=steps[0].step,
         last_step=steps[-1].step,
-        num_steps=num_steps,
         step_ms=sum(time.total_ms for time in steps) / num_steps,
         lines={
             place: LineTime(

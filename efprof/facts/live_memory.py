@@ -20,6 +20,13 @@ Chain = tuple[str, ...]
 
 Category = Literal["activations", "gradients", "optimizer state", "inputs", "work space"]
 
+KEPT_OF: Final[dict[str, Category]] = {
+    "forward": "activations",
+    "backward": "gradients",
+    "optimizer": "optimizer state",
+}
+"""What a stage makes and leaves alive."""
+
 CATEGORIES: Final[tuple[Category, ...]] = ("activations", "gradients", "optimizer state", "inputs", "work space")
 
 
@@ -145,8 +152,9 @@ def categories_of(window: LiveWindow) -> tuple[Category, ...]:
     found: list[Category] = ["inputs"] * len(window.events)
     for step in sorted({stretch.step for stretch in window.stretches}):
         for stage, first, end in _parts_of(window, step):
+            kept = KEPT_OF.get(stage, "inputs")
             for block in range(first, end):
-                found[block] = _category(stage, outlives=int(window.released_at[block]) >= end)
+                found[block] = kept if kept == "inputs" or window.released_at[block] >= end else "work space"
     for block, event in enumerate(window.events):  # another thread's clock may differ a little from the stages'
         if event.is_backward and found[block] in {"activations", "inputs"}:
             found[block] = "gradients" if window.released_at[block] == len(window.events) else "work space"
@@ -201,17 +209,6 @@ def _parts_of(window: LiveWindow, step: int) -> list[tuple[str, int, int]]:
             end = stretches[place + 1].first
         parts.append((stretch.stage, stretch.first, end))
     return parts
-
-
-def _category(stage: str, *, outlives: bool) -> Category:
-    match stage:
-        case "forward":
-            return "activations" if outlives else "work space"
-        case "backward":
-            return "gradients" if outlives else "work space"
-        case "optimizer":
-            return "optimizer state" if outlives else "work space"
-    return "inputs"
 
 
 def _step_window(window: LiveWindow) -> str:

@@ -12,8 +12,7 @@ from efprof.facts.evaluation import evaluations_of, notes_on
 from efprof.facts.live_memory import window_peaks
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.stall_lines import stall_lines
-from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps
+from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
 from efprof.facts.window_memory import WindowMemory
 from efprof.facts.worker_memory import process_table
 from efprof.model import (
@@ -301,7 +300,7 @@ def _about_memory(times: StepTimes) -> list[str]:
 def _about_time(times: StepTimes) -> list[str]:
     if not times.steady:
         return []
-    by_stage = {stage: times.median_of(stage) for stage in STAGES}
+    by_stage = {stage: statistics.median(time.of(stage) for time in times.steady) for stage in STAGES}
     stage = max(STAGES, key=lambda name: by_stage[name])
     share = by_stage[stage] / times.median_ms()
     if share < LEAST_STAGE:

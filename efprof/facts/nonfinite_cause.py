@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from efprof.artifacts.events import SuspectOperation
 from efprof.facts.nonfinite import NonFinite
-from efprof.facts.operation_lines import OperationLines, operation_of
+from efprof.facts.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import MODULE, called_name, name_of, placed_nodes
@@ -60,8 +60,8 @@ class NonFiniteCause:
         sources, why = run.get(Sources), ""
         sites: dict[int, tuple[str, ...]] = {}
         try:
-            lines = run.get(OperationLines)
-            sites = {index: lines.sites_of(one.node, one.offset) for index, one in enumerate(suspects)}
+            operations = forward_operations(run)
+            sites = {index: sites_of_node(operations, one.node, one.offset) for index, one in enumerate(suspects)}
         except NotRecorded as absent:
             why = str(absent)
         index = next((index for index, places in sites.items() if len(places) == 1), 0)
@@ -165,7 +165,6 @@ def suspect_table(found: NonFinite) -> tuple[Table, ...]:
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
     """What it means, how we know, and when it is wrong."""
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
             "parameter, and no later step can repair them.",

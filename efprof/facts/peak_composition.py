@@ -17,9 +17,9 @@ from efprof.facts.live_memory import (
     categories_of,
     chains_of,
 )
-from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.peak_regions import peak_checkpointed, regions_of
 from efprof.facts.run import Run
+from efprof.facts.run_limits import MemoryFailure
 from efprof.facts.sources import Sources, place_of
 from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
 from efprof.units import format_bytes, format_ms
@@ -210,7 +210,6 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
 def how_peak_is_known(peak: PeakComposition) -> Narrative:
     """What it means, how we know, and when it is wrong."""
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "Memory must hold the highest instant of a step; this is what it is made of. Activations are what the "
             "forward pass keeps for backward, work space what ends within its own stage.",
@@ -279,7 +278,7 @@ def _checkpointing(run: Run, window: LiveWindow, categories: tuple[Category, ...
             peak_bytes=before + left,
             extra_ms=region.ns_per_step / 1e6 * share,
             site=region.site,
-            num_parts=round(region.calls_per_step),
+            num_parts=round(len(region.calls) / region.num_steps),
         )
 
 

@@ -30,10 +30,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """What runs beneath one line of the user's, `depth` lines deep, in all steps of a window."""
+    """What runs beneath one line of the user's, in all steps of a window."""
 
     site: str
-    depth: int
     calls: tuple[Call, ...]
     num_steps: int
 
@@ -41,11 +40,6 @@ class Region:
     def ns_per_step(self) -> float:
         """What its forward passes take, as a window sees them."""
         return sum(call.duration_ns for call in self.calls) / self.num_steps
-
-    @property
-    def calls_per_step(self) -> float:
-        """How often the line is run."""
-        return len(self.calls) / self.num_steps
 
 
 def regions_of(
@@ -60,7 +54,6 @@ def regions_of(
     `chains` are those of `chains_of`; `loop_site` is a line of the function that trains.
     """
     found: dict[str, list[Call]] = {}
-    depths: dict[str, int] = {}
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
     for step in steps:
@@ -68,13 +61,12 @@ def regions_of(
             executions = _executions(window, _within(chain, loop_site), events, sources)
             if executions is None:
                 unclear.add(site)
-            depths[site] = len(chain)
             for execution in executions or ():
                 call = _call(window, categories, execution)
                 if len(call.blocks) > 1:
                     found.setdefault(site, []).append(call)
     return [
-        Region(site=site, depth=depths[site], calls=tuple(calls), num_steps=len(steps))
+        Region(site=site, calls=tuple(calls), num_steps=len(steps))
         for site, calls in found.items()
         if site not in unclear
     ]

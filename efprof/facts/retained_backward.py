@@ -123,7 +123,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
                 Number(label="highest memory at the boundaries of the steps", value=found.peak_bytes, unit="bytes"),
             ),
         ),
-        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
+        Narrative(paragraphs=paragraphs),
     )
 
 

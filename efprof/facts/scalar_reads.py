@@ -6,7 +6,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from efprof.facts.resampling import median_interval
 from efprof.facts.run import Run
@@ -76,43 +75,34 @@ class ReadingLine:
         return tuple(ms for ms, count in zip(self.ms, self.counts, strict=True) if count)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScalarReadLines:
-    """Every line that read in a steady step, the most expensive first."""
-
-    lines: tuple[ReadingLine, ...]
-    num_steps: int
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Add up the reads of each line; raises NotRecorded where no step was finished."""
-        steady = run.get(StepTimes).at_least(1)
-        sources = run.get(Sources)
-        sites: dict[str, str] = {}
-        counts: dict[str, list[int]] = defaultdict(lambda: [0] * len(steady))
-        ms: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(steady))
-        calls: dict[str, Counter[str]] = defaultdict(Counter)
-        for index, time in enumerate(steady):
-            for read in time.record.reads:
-                place = place_of(read.site)
-                sites.setdefault(place, read.site)
-                counts[place][index] += read.count
-                ms[place][index] += read.us / 1000
-                calls[place][read.call] += read.count
-        num_micro_batches = statistics.median(time.record.micro_batches for time in steady)
-        lines = [
-            ReadingLine(
-                blame=sources.line(site),
-                calls=tuple(call for call, _ in calls[place].most_common()),
-                counts=tuple(counts[place]),
-                ms=tuple(ms[place]),
-                num_micro_batches=num_micro_batches,
-                is_cut_on_host=set(calls[place]) == {"int"} and is_cut_on_host(sources.line(site), sources),
-            )
-            for place, site in sites.items()
-        ]
-        lines.sort(key=lambda line: (-line.typical_ms, line.blame.key))
-        return cls(lines=tuple(lines), num_steps=len(steady))
+def scalar_reads(run: Run) -> list[ReadingLine]:
+    """Every line that read in a steady step, the most expensive first; raises ThinEvidence without such a step."""
+    steady = run.get(StepTimes).at_least(1)
+    sources = run.get(Sources)
+    sites: dict[str, str] = {}
+    counts: dict[str, list[int]] = defaultdict(lambda: [0] * len(steady))
+    ms: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(steady))
+    calls: dict[str, Counter[str]] = defaultdict(Counter)
+    for index, time in enumerate(steady):
+        for read in time.record.reads:
+            place = place_of(read.site)
+            sites.setdefault(place, read.site)
+            counts[place][index] += read.count
+            ms[place][index] += read.us / 1000
+            calls[place][read.call] += read.count
+    num_micro_batches = statistics.median(time.record.micro_batches for time in steady)
+    lines = [
+        ReadingLine(
+            blame=sources.line(site),
+            calls=tuple(call for call, _ in calls[place].most_common()),
+            counts=tuple(counts[place]),
+            ms=tuple(ms[place]),
+            num_micro_batches=num_micro_batches,
+            is_cut_on_host=set(calls[place]) == {"int"} and is_cut_on_host(sources.line(site), sources),
+        )
+        for place, site in sites.items()
+    ]
+    return sorted(lines, key=lambda line: (-line.typical_ms, line.blame.key))
 
 
 def read_numbers(line: ReadingLine, share: float) -> Numbers:
@@ -137,7 +127,6 @@ def what_reading_means(line: ReadingLine, *, is_gpu: bool) -> Narrative:
         "calls; how long they would wait on a GPU cannot be told from this run."
     )
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
             f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",

@@ -259,7 +259,6 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
         else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
     )
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "The work of a step depends on how many steps came before it, so it goes on growing.",
             f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "

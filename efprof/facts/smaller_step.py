@@ -10,10 +10,9 @@ from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.growth_blame import UnheldGrowth
 from efprof.facts.leaks import Leaks
-from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.run_limits import RunLimits
+from efprof.facts.run_limits import MemoryFailure, RunLimits
 from efprof.facts.user_settings import UserSettings
 from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence
 from efprof.units import format_bytes
@@ -61,15 +60,10 @@ class Shortage:
         return max(self.in_use_bytes + self.requested_bytes - self.kept_bytes, self.usual_bytes or 0)
 
     @property
-    def capacity_bytes(self) -> int:
-        """What tensors had, or could have had."""
-        return self.in_use_bytes + self.requested_bytes - self.missing_bytes
-
-    @property
     def budget_bytes(self) -> int:
-        """What they may take: of what is left for the batch, less the margin."""
-        kept = self.kept_bytes or 0
-        return kept + round((1 - MARGIN) * (self.capacity_bytes - kept))
+        """What tensors may take: of what they had, or could have had, less the margin of what is left for the batch."""
+        kept, capacity = self.kept_bytes or 0, self.in_use_bytes + self.requested_bytes - self.missing_bytes
+        return kept + round((1 - MARGIN) * (capacity - kept))
 
     def peak_in(self, num_parts: int) -> int | None:
         """What would be in use at most with micro-batches of one part in `num_parts`."""

@@ -6,7 +6,7 @@ import pytest
 
 from efprof.artifacts.steps import StallCalls
 from efprof.facts.measurements import measurements_of
-from efprof.facts.stall_lines import stall_lines
+from efprof.facts.step_times import stall_lines
 from tests.builders import make_steps, write_run
 
 SOURCE = "import gc\n\ndef train():\n    gc.collect()\n    torch.cuda.empty_cache()\n"
