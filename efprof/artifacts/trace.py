@@ -20,10 +20,8 @@ class TraceArguments(msgspec.Struct):
     forward_thread: int | None = msgspec.field(name="Fwd thread id", default=None)
     call_site: str | None = msgspec.field(name="Call site", default=None)
     python_id: int | None = msgspec.field(name="Python id", default=None)
-    python_parent: int | None = msgspec.field(name="Python parent id", default=None)
     num_bytes: int | None = msgspec.field(name="Bytes", default=None)
     address: int | None = msgspec.field(name="Addr", default=None)
-    input_sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
 
 
 class _RawEvent(msgspec.Struct):

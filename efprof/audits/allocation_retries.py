@@ -2,9 +2,14 @@
 
 from collections import Counter
 
-from efprof.facts.allocation_retries import AllocationRetries, retried_sites
+from efprof.facts.allocation_retries import (
+    AllocationRetries,
+    RetryAdvice,
+    how_much_slower,
+    retried_sites,
+    retry_evidence,
+)
 from efprof.facts.headroom import own_limit, smaller_micro_batch
-from efprof.facts.retry_advice import RetryAdvice, how_much_slower, retry_evidence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes

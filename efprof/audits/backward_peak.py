@@ -1,7 +1,6 @@
 """A peak of memory that one forward line's gradient makes."""
 
-from efprof.facts.backward_evidence import how_jump_is_known, jump_numbers, peak_map
-from efprof.facts.backward_jump import BackwardJump, Temporaries
+from efprof.facts.backward_jump import BackwardJump, Temporaries, how_jump_is_known, jump_numbers, peak_map
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.window_memory import WindowMemory

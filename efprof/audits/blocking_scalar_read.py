@@ -3,7 +3,7 @@
 import math
 
 from efprof.facts.run import Run
-from efprof.facts.scalar_reads import ReadingLine, ScalarReadLines, read_numbers, what_reading_means
+from efprof.facts.scalar_reads import ReadingLine, read_numbers, scalar_reads, what_reading_means
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes, part_of_steps
 from efprof.fixes.scalar_read import read_less
@@ -48,11 +48,11 @@ def blocking_scalar_read(run: Run) -> Examination:
     The measured time inside the reading calls: an upper bound, since a later read may wait in their place.
     """
     times = run.get(StepTimes)
-    times.at_least(LEAST_STEPS)
-    reads = run.get(ScalarReadLines)
+    num_steps = len(times.at_least(LEAST_STEPS))
+    reads = scalar_reads(run)
     is_gpu, step_ms = bool(run.run_file.devices), times.median_ms()
-    guilty = [line for line in reads.lines if _is_guilty(line, step_ms, is_gpu=is_gpu)]
-    looked_at = f"{reads.num_steps} steps, {len(reads.lines)} line{'' if len(reads.lines) == 1 else 's'} that read"
+    guilty = [line for line in reads if _is_guilty(line, step_ms, is_gpu=is_gpu)]
+    looked_at = f"{num_steps} steps, {len(reads)} line{'' if len(reads) == 1 else 's'} that read"
     findings = tuple(_finding(run, line, step_ms, is_gpu=is_gpu) for line in guilty)
     return Examination(looked_at=looked_at, findings=findings)
 

@@ -3,8 +3,7 @@
 from efprof.facts.cache_flushes import CacheFlushes
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.stall_lines import StallLines
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, stall_lines
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
@@ -37,9 +36,9 @@ def cache_flush_in_loop(run: Run) -> Examination:
     --------------
     The time measured inside the calls; asking the driver again comes on top.
     """
-    times, stalls = run.get(StepTimes), run.get(StallLines)
-    flushes = [line for line in stalls.lines if CALL in line.call and line.count_per_step >= LEAST_PER_STEP]
-    looked_at = f"{len(times.steady)} steps, {len(stalls.lines)} lines that stall"
+    times, stalls = run.get(StepTimes), stall_lines(run)
+    flushes = [line for line in stalls if CALL in line.call and line.count_per_step >= LEAST_PER_STEP]
+    looked_at = f"{len(times.steady)} steps, {len(stalls)} lines that stall"
     is_on_device = "CUDA" in run.run_file.memory_source
     findings = tuple(_finding(run, line) for line in flushes) if is_on_device else ()
     return Examination(looked_at=looked_at, findings=findings)
@@ -63,7 +62,6 @@ def _finding(run: Run, line: StallLine) -> Finding:
         evidence=(
             sources.snippet(line.blame),
             Narrative(
-                title="What it means, how we know, when it is wrong",
                 paragraphs=(
                     "Each call was timed where it is made. It is right where the memory is meant for another process "
                     "on the same device, which cannot have what lies in this one's cache.",

@@ -66,7 +66,6 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
             Narrative(
-                title="What it means, how we know, when it is wrong",
                 paragraphs=(
                     f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
                     "was not given back. That it is a data set was seen: in two steps every call of torch's functions "

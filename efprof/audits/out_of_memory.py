@@ -6,11 +6,10 @@ from functools import partial
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import examination_of, what_is_missing, why_it_failed
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
-from efprof.facts.memory_failure import MemoryFailure
 from efprof.facts.memory_failure_evidence import evidence_of_device, failure_evidence, most_alive_site, what_failed
 from efprof.facts.run import Run
-from efprof.facts.smaller_step import shortage_at_end, shortage_on
-from efprof.facts.smaller_step_advice import fit_step, gain_of
+from efprof.facts.run_limits import MemoryFailure
+from efprof.facts.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
 from efprof.facts.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput

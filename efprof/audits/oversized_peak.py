@@ -1,7 +1,16 @@
 """A peak of memory above what there is for it."""
 
-from efprof.facts.peak_composition import WITH_BUDGET, PeakComposition, Way, budget_after_failure, most_by_line
-from efprof.facts.peak_evidence import how_peak_is_known, lower_peak, peak_bars, table_of_ways
+from efprof.facts.peak_composition import (
+    WITH_BUDGET,
+    PeakComposition,
+    Way,
+    budget_after_failure,
+    how_peak_is_known,
+    lower_peak,
+    most_by_line,
+    peak_bars,
+    table_of_ways,
+)
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.window_memory import WindowMemory

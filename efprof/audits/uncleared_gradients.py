@@ -58,9 +58,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Narrative(
-                title="What it means, how we know, when it is wrong", paragraphs=_paragraphs(sources, optimizers)
-            ),
+            Narrative(paragraphs=_paragraphs(sources, optimizers)),
         ),
         severity="high",
     )

@@ -4,8 +4,8 @@ import ast
 
 from efprof.facts.cycles import (
     ClosedCycle,
-    CycleLines,
     CycleSawtooth,
+    closed_cycle,
     cycle_gain,
     cycle_numbers,
     how_the_cycle_is_known,
@@ -47,8 +47,7 @@ def uncollected_cycle(run: Run) -> Examination:
     looked_at = f"{sawtooth.garbage.num_read} collections of garbage, {sawtooth.garbage.num_large} freed much"
     if not sawtooth.piles_up:
         return Examination(looked_at=looked_at)
-    cycles = run.get(CycleLines).cycles
-    return Examination(looked_at=looked_at, findings=(_finding(run, sawtooth, cycles[0] if cycles else None),))
+    return Examination(looked_at=looked_at, findings=(_finding(run, sawtooth, closed_cycle(run)),))
 
 
 def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> Finding:

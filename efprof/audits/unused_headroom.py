@@ -2,13 +2,13 @@
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 from efprof.facts.headroom import Headroom, headroom_evidence
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.stall_lines import StallLines
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, stall_lines
 from efprof.facts.user_settings import UserSettings
 from efprof.fixes.batch_size import prove_by_fit
 from efprof.fixes.loader_call import loader_setting
@@ -48,7 +48,7 @@ def unused_headroom(run: Run) -> Examination:
         return Examination(looked_at=looked_at)
     if not headroom.is_even:
         raise ThinEvidence(f"{looked_at}, but steps differ in size: a longer one may need it.")
-    if any("empty_cache" in line.call for line in run.get(StallLines).lines):
+    if any("empty_cache" in line.call for line in stall_lines(run)):
         raise ThinEvidence(f"{looked_at} when it was read; the cache is emptied between, which hides the peak.")
     if headroom.largest_micro_batch <= headroom.micro_batch:
         return Examination(looked_at=looked_at)
@@ -108,8 +108,8 @@ def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationVal
     """Of the user's own key where there is one, else of what the loader is given."""
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     key, loader, sources = run.get(UserSettings).micro_batch, headroom.loader, run.get(Sources)
-    if key is not None and key.value == str(old):
-        return key.becomes(new)
+    if key is not None and key.old == str(old):
+        return replace(key, new=str(new))
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)

@@ -78,17 +78,17 @@ def _refuse_unreadable(report: "Report", folder: Path) -> None:
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
     from efprof.facts.device_use import device_use_evidence
-    from efprof.facts.gpu_estimate import GpuOverview
+    from efprof.facts.gpu_estimate import gpu_overview
     from efprof.facts.identity import identify
-    from efprof.facts.measurements import Measured
+    from efprof.facts.measurements import measurements_of
     from efprof.facts.run import open_run
     from efprof.facts.run_warnings import warnings_of
-    from efprof.facts.segment_evidence import DeviceOverview
+    from efprof.facts.segment_evidence import device_overview
     from efprof.runner import find_audits, make_report, shown
 
     run = open_run(path, budget_bytes)
-    device, failures = shown(lambda: run.get(DeviceOverview).evidence, lambda: run.get(GpuOverview).evidence)
-    measurements = replace(run.get(Measured).measurements, device=(*device, *device_use_evidence(run)))
+    device, failures = shown(lambda: device_overview(run), lambda: gpu_overview(run))
+    measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
     warnings = (*warnings_of(run), *failures)
     return make_report(run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings)
 

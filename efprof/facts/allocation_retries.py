@@ -1,20 +1,28 @@
-"""How often the CUDA allocator ran out, gave its cache back and tried again; in which stage, and for which line."""
+"""How often the CUDA allocator ran out, gave its cache back and tried again, and which setting would spare it."""
 
+import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import GROWTHS, RELEASES, capacity_of
-from efprof.facts.device_memory import DeviceHistory
+from efprof.facts.allocator.settings import in_effect, parse_configuration
+from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.device_evidence import COLD, DEFAULT
+from efprof.facts.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
+from efprof.facts.headroom import device_capacity
 from efprof.facts.resampling import quantile_change_intervals
 from efprof.facts.run import Run
+from efprof.facts.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, Table, UnreadableInput
+from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = {
     "pre_forward": "data",
@@ -120,9 +128,174 @@ def retried_requests(history: History) -> Iterator[Entry]:
             is_retry = has_grown = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryTrials:
+    """A device's history under the recorded settings and under others, on a device as large as the real one.
+
+    `num_recorded` are the retries under the recorded settings from the start that the others have; `best` is None where
+    no other has fewer than half of them.
+    """
+
+    what_if: WhatIf
+    num_recorded: int
+    trials: tuple[Trial, ...]
+    best: Trial | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryAdvice:
+    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does.
+
+    `tried` is None where no replay under the recorded settings has a retry: of what would spare it nothing is known.
+    """
+
+    devices: tuple[DeviceHistory, ...]
+    tried: RetryTrials | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Replay the recorded requests under other settings; never raises NotRecorded."""
+        devices: tuple[DeviceHistory, ...] = ()
+        with contextlib.suppress(NotRecorded, UnreadableInput):
+            devices = run.get(DeviceMemory).devices
+        tried: RetryTrials | None = None
+        for device in devices:
+            if device.replay.is_trusted and (tried is None or tried.best is None):
+                tried = _try(device, _what_if(run, device)) or tried
+        return cls(devices=devices, tried=tried)
+
+
 def _slower(retried: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
     """The difference of the medians with its 95 % interval."""
     if min(len(retried), len(others)) < LEAST_COMPARED:
         return None
     _, interval_ms = quantile_change_intervals(others, retried, 0.5)
     return statistics.median(retried) - statistics.median(others), interval_ms
+
+
+def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
+    """With as much memory as there was. A limit that the program set itself stays, whatever the configuration.
+
+    Torch holds it against whole segments before it asks the driver: that is not the same as a smaller device.
+    """
+    capacity = device_capacity(run)
+    if capacity is None:
+        return device.what_if
+    real = run.run_file.devices[0]
+    if not capacity == allowed_bytes(run, real) < real.total_bytes:
+        return WhatIf(device.history, capacity=capacity)
+    settings = replace(device.history.settings, memory_fraction=memory_fraction(run))
+    return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
+
+
+def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
+    """None where the replay has no retry under the recorded settings.
+
+    The history alone knows of a retry only that the device had no more than was needed then: too little for others.
+    """
+    recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
+    if not recorded:
+        return None
+    trials = _trials(device, what_if)
+    served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
+    fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
+    best = min(
+        fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
+    )
+    return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
+
+
+def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
+    """Of the candidates that are not on already, each under the recorded limit.
+
+    It is named with them only where the configuration set it: there it would be lost with the old one.
+    """
+    recorded = in_effect(what_if.recorded_settings)
+    limit = "" if recorded.memory_fraction is None else f"per_process_memory_fraction:{recorded.memory_fraction}"
+    limited = {text: ",".join(filter(None, (text, limit))) for text in CANDIDATES}
+    names = [text for text in CANDIDATES if parse_configuration(limited[text]) != recorded]
+    if len(device.history.entries) > MANY_EVENTS:
+        names = names[:FEW_CANDIDATES]
+    trials = try_configurations(what_if, (limited[name] for name in names))
+    if device.history.settings.memory_fraction is not None:
+        return trials
+    return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
+
+
+def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
+    settings = () if advice.tried is None else (_table(advice.tried),)
+    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+
+
+def how_much_slower(retries: AllocationRetries) -> str:
+    """A clause of the message; empty where either kind of step is too rare to tell."""
+    if retries.slower_ms is None or retries.slower_interval_ms is None:
+        return ""
+    low, high = retries.slower_interval_ms
+    if low <= 0:
+        return "; steps with a retry take no longer that could be told"
+    ends = in_brackets(format_interval(low, high, "ms"))
+    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
+
+
+def _numbers(retries: AllocationRetries) -> Numbers:
+    numbers = [
+        Number(label="steps after warm-up", value=float(retries.num_steps), unit="count"),
+        Number(label="steps with a retry", value=float(len(retries.by_step)), unit="count"),
+    ]
+    numbers += [
+        Number(label=f"retries in the {stage} stage", value=float(count), unit="count")
+        for stage, count in retries.by_stage
+    ]
+    if retries.slower_ms is not None:
+        numbers.append(
+            Number(
+                label="steps with a retry take longer by",
+                value=retries.slower_ms,
+                unit="ms",
+                interval=retries.slower_interval_ms,
+            )
+        )
+    return Numbers(title="Retries of the allocator", numbers=tuple(numbers))
+
+
+def _table(tried: RetryTrials) -> Table:
+    """The recorded settings first."""
+    what_if, cold = tried.what_if, tried.what_if.recorded_cold
+    outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
+    outcomes += [] if cold is None else [(COLD, cold)]
+    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in tried.trials]
+    return Table(
+        title="The recorded requests under other settings (PYTORCH_CUDA_ALLOC_CONF)",
+        columns=("settings", "retries", "peak reserved", "out of memory"),
+        units=("", "count", "bytes", ""),
+        rows=tuple(
+            (
+                name,
+                float(outcome.calls.num_retries),
+                float(outcome.peak_reserved_bytes),
+                "yes" if outcome.is_out_of_memory else "no",
+            )
+            for name, outcome in outcomes
+        ),
+    )
+
+
+def _narrative(*, has_history: bool) -> Narrative:
+    line = (
+        "The line is that of the request which, in the recorded history, was served once memory had been given back."
+        if has_history
+        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
+        "only as far as the stage has one."
+    )
+    return Narrative(
+        paragraphs=(
+            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+            "and one retry away from running out of memory.",
+            f"The allocator counts them; the counter was read at every boundary. {line}",
+            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "for what causes both, such as a longer batch.",
+        ),
+    )

@@ -1,14 +1,15 @@
-"""How far memory rises within backward above where backward began, and which forward operations made it."""
+"""How far memory rises within backward above where it began, which forward operations made it, and the evidence."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch
+from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.units import MIB
+from efprof.facts.sources import Sources, place_of
+from efprof.model import Bar, MemoryMap, Narrative, Number, Numbers
+from efprof.units import MIB, format_bytes, format_share
 
 MOST_CHUNKS = 16
 """Sixteen parts leave a sixteenth of the memory; more win little, and each costs its own calls."""
@@ -32,6 +33,8 @@ its size (MLPs 0 %, CNN and ResNet 7 %); cross-entropy holds two at once (12 to 
 MOST_INCOMING_SHARE = 0.05
 """Of the line's own bytes: a layer that gets a large gradient cannot be split without it (LSTM 13 %, U-Net 28 %); one
 that reduces to a number, such as a loss, gets almost none."""
+
+MOST_BARS = 8
 
 
 class _Origin(NamedTuple):
@@ -154,10 +157,64 @@ class BackwardJump:
         return self.peak_bytes - self.window.peak_without(blocks, 1 - 1 / num_chunks if num_chunks else 1.0)
 
 
+def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
+    """What is alive at the peak, by the user's line and whether forward or backward made it."""
+    sites, events = sites_of(jump.window, run.get(Sources)), jump.window.events
+    sizes: Counter[tuple[str, str]] = Counter()
+    for block in jump.window.alive_after(jump.window.peak_index):
+        site = sites[block]
+        place = "no line of yours" if site is None else place_of(site)
+        sizes["backward" if events[block].is_backward else "forward", place] += events[block].num_bytes
+    bars = [
+        Bar(
+            label=f"{place} ({stage})",
+            num_bytes=num_bytes,
+            is_highlighted=stage == "backward" and blamed.site.startswith(f"{place}:"),
+        )
+        for (stage, place), num_bytes in sizes.most_common(MOST_BARS)
+    ]
+    return MemoryMap(title="What is alive at the peak", bars=tuple(bars))
+
+
+def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
+    """The peak and what it is made of."""
+    return Numbers(
+        title="The peak of the recorded window",
+        numbers=(
+            Number(label="peak", value=jump.peak_bytes, unit="bytes"),
+            Number(label="alive when backward began", value=jump.start_bytes, unit="bytes"),
+            Number(label="gradients of parameters (needed)", value=jump.needed_bytes, unit="bytes"),
+            Number(label="jump", value=jump.jump_bytes, unit="bytes"),
+            Number(label="of this line", value=blamed.num_bytes, unit="bytes"),
+        ),
+    )
+
+
+def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
+    """What it means, how we know, and when it is wrong."""
+    assert jump.stretch is not None
+    share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
+    return Narrative(
+        paragraphs=(
+            "The largest batch that fits is set by one instant: when this line's gradient is computed. The gradient of "
+            "a large result is as large as that, and here it exists more than once, beside all that forward saved.",
+            "Every allocation and release of a window was replayed in order. Its peak lies in backward of step "
+            f"{jump.stretch.step}; {share} of what backward had allocated then, and released before it ended, was for "
+            "the operation that forward called on this line. Gradients of parameters "
+            f"({format_bytes(jump.needed_bytes)}), which the optimizer needs, are not counted.",
+            "The window counts from its own start: weights and optimizer state are not in it. It is wrong where the "
+            "recorded steps are not typical, such as shorter sequences than later ones.",
+        ),
+    )
+
+
 def _temporaries(
     window: LiveWindow, stretch: StageStretch, at_peak: list[int], sources: Sources
 ) -> tuple[tuple[Temporaries, ...], Temporaries | None]:
-    origins = [_origin(event, sources) for event in window.events]
+    origins = [
+        None if site is None else _Origin(site, event.modules)
+        for site, event in zip(sites_of(window, sources), window.events, strict=True)
+    ]
     by_origin = _blocks_by_origin(window, origins)
     found: dict[_Origin, list[int]] = {}
     for block in at_peak:
@@ -260,13 +317,6 @@ def _blocks_by_origin(window: LiveWindow, origins: list[_Origin | None]) -> dict
         if event.num_bytes > 0 and block not in needed and origin is not None:
             by_origin.setdefault(origin, []).append(block)
     return by_origin
-
-
-def _origin(event: AllocationEvent, sources: Sources) -> _Origin | None:
-    """The innermost line of the user's own code; of what backward did, the forward line behind it."""
-    stack = event.forward_stack if event.is_backward else event.stack
-    site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
-    return None if site is None else _Origin(site, event.modules)
 
 
 def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:

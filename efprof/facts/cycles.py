@@ -161,18 +161,11 @@ class ClosedCycle:
     statements: tuple[ClosingStatement, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CycleLines:
-    """The cycles that a line of the user's was found for, most bytes first."""
-
-    cycles: tuple[ClosedCycle, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded where collections were not watched."""
-        sources = run.get(Sources)
-        found = (_closed(cycle, sources) for cycle in read_cycles(run.rank_folder).cycles)
-        return cls(cycles=tuple(closed for closed in found if closed is not None))
+def closed_cycle(run: Run) -> ClosedCycle | None:
+    """Of the cycles that a line of the user's was found for, that with most bytes; raises NotRecorded."""
+    sources = run.get(Sources)
+    found = (_closed(cycle, sources) for cycle in read_cycles(run.rank_folder).cycles)
+    return next((closed for closed in found if closed is not None), None)
 
 
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
@@ -185,7 +178,6 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
         )
         line += f"those that make a part of it{f' (others: {others})' if others else ''}."
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
             "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "

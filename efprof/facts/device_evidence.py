@@ -160,7 +160,6 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
         else "How much memory the device has is taken from the failure, or the retry, that was recorded."
     )
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
             f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "

@@ -3,15 +3,14 @@
 import contextlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Self
+from typing import Final
 
 from efprof.artifacts.evaluations import EvaluationMemory, EvaluationRecord, read_evaluations
+from efprof.facts.live_memory import window_peaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.facts.window_peaks import WindowPeaks
 from efprof.model import Evaluation, NotRecorded, UnreadableInput
 from efprof.units import MIB, format_bytes, format_ms, format_share
 
@@ -25,25 +24,21 @@ LEAST_ABOVE: Final = 0.01
 """Of training's peak."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluations:
-    """All passes without training, in order, and sentences about them; both empty where none was seen."""
+def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
+    """All passes without training, in order; empty where none was seen."""
+    try:
+        return tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
+    except NotRecorded:  # there was none, or the run is older than this
+        return ()
 
-    every: tuple[Evaluation, ...]
-    notes: tuple[str, ...]
 
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded only where no step was finished."""
-        times = run.get(StepTimes).every
-        try:
-            every = tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
-        except NotRecorded:  # there was none, or the run is older than this
-            every = ()
-        if not every:
-            return cls(every=(), notes=())
-        notes = (_about_time(every, sum(time.total_ms for time in times)), _about_peak(every, run), _about_kept(every))
-        return cls(every=every, notes=tuple(note for note in notes if note))
+def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
+    """Sentences about them; raises NotRecorded where there are some and no step was finished."""
+    if not every:
+        return ()
+    trained_ms = sum(time.total_ms for time in run.get(StepTimes).every)
+    notes = _about_time(every, trained_ms), _about_peak(every, run), _about_kept(every)
+    return tuple(note for note in notes if note)
 
 
 def _evaluation(record: EvaluationRecord, sources: Sources) -> Evaluation:
@@ -86,7 +81,7 @@ def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
     """Beside the highest that was read at a boundary of a step, or that a window shows within one."""
     read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
     with contextlib.suppress(NotRecorded, UnreadableInput):
-        read += run.get(WindowPeaks).peaks
+        read += window_peaks(run)
     trained, highest = max(read, default=0), max(every, key=lambda each: each.peak_bytes)
     above = highest.peak_bytes - trained
     if not trained or above < LEAST_ABOVE * trained:

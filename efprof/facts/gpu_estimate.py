@@ -150,31 +150,27 @@ class GpuEstimate:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuOverview:
-    """What a report says of it. Other settings take seconds: `efprof allocator what-if RUN` tries them."""
+def gpu_overview(run: Run) -> tuple[Evidence, ...]:
+    """What a report says of it. Other settings take seconds: `efprof allocator what-if RUN` tries them.
 
-    evidence: tuple[Evidence, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device."""
-        estimate = run.get(GpuEstimate)
-        default = estimate.default
-        numbers = Numbers(
-            title="Played by the model of CUDA's caching allocator, under its default settings",
-            numbers=(
-                Number(
-                    label="peak reserved",
-                    value=default.outcome.peak_reserved_bytes,
-                    unit="bytes",
-                    interval=(default.low_bytes, default.high_bytes),
-                ),
-                Number(label="most in use at once", value=estimate.peak_allocated_bytes, unit="bytes"),
-                Number(label="idle at that peak", value=default.outcome.stranded_bytes, unit="bytes"),
+    Raises NotRecorded where no allocation window was recorded, or the run was on a CUDA device.
+    """
+    estimate = run.get(GpuEstimate)
+    default = estimate.default
+    numbers = Numbers(
+        title="Played by the model of CUDA's caching allocator, under its default settings",
+        numbers=(
+            Number(
+                label="peak reserved",
+                value=default.outcome.peak_reserved_bytes,
+                unit="bytes",
+                interval=(default.low_bytes, default.high_bytes),
             ),
-        )
-        return cls(evidence=(numbers, Narrative(title=TITLE, paragraphs=CAVEATS)))
+            Number(label="most in use at once", value=estimate.peak_allocated_bytes, unit="bytes"),
+            Number(label="idle at that peak", value=default.outcome.stranded_bytes, unit="bytes"),
+        ),
+    )
+    return numbers, Narrative(title=TITLE, paragraphs=CAVEATS)
 
 
 class EstimatedPrediction(Prediction, kw_only=True):

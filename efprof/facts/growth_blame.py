@@ -1,18 +1,20 @@
 """The line to blame for memory that grows and that nothing counted keeps, by the best that was seen of it."""
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
-from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.host_growth import grown_containers
 from efprof.facts.kept import Kept
 from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
+from efprof.facts.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
+from efprof.facts.retained_backward import BackwardSites
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.facts.survivors import Survivors
 from efprof.model import Evidence, NotRecorded, SourceLine
 
 
@@ -67,10 +69,10 @@ class UnheldGrowth:
             advice += "no variable that was counted; look for a cache, a hook that each step registers anew, or an "
             advice += "object that only C++ holds."
         with contextlib.suppress(NotRecorded):
-            for line in run.get(Survivors).lines[:1]:
-                if line.bytes_per_step >= LEAST_SHARE * slope:
+            for site, bytes_per_step in surviving_lines(run)[:1]:
+                if bytes_per_step >= LEAST_SHARE * slope:
                     why = "most of it is allocated by this line and still alive a step later"
-                    return cls(blame=sources.line(line.site), why=why, advice=advice)
+                    return cls(blame=sources.line(site), why=why, advice=advice)
         why = "what holds it is not known, so this is the line that runs backward"
         return cls(blame=backward_line(run), why=why, advice=advice, is_guess=True)
 
@@ -92,6 +94,18 @@ class UnheldGrowth:
         )
 
 
+def surviving_lines(run: Run) -> list[tuple[str, float]]:
+    """Sites, most bytes first, whose allocations outlive the next step in every step seen, and the mean bytes of each.
+
+    Each step of a window is compared with the end of the next; raises NotRecorded without allocation windows.
+    """
+    sources, windows = run.get(Sources), run.get(LiveMemory).windows
+    per_step = [left for window in windows for left in _left_behind(window, sources)]
+    sites = set.intersection(*(set(left) for left in per_step)) if per_step else set()
+    lines = [(site, sum(left[site] for left in per_step) / len(per_step)) for site in sites]
+    return sorted(lines, key=lambda line: (-line[1], line[0]))
+
+
 def _container(run: Run, slope: float) -> Kept | None:
     """One whose entries explain it, as they do on a CPU; else one of a library, whose entries are not taken apart."""
     if "CUDA" not in run.run_file.memory_source:
@@ -101,3 +115,31 @@ def _container(run: Run, slope: float) -> Kept | None:
     grown = run.get(Leaks).grown
     fed = [one for one in grown.containers if one.fed and one.verdict != "bounded"] if grown else []
     return next((one for one in fed if one.fed[0].is_within_call), None)
+
+
+def _left_behind(window: LiveWindow, sources: Sources) -> list[Counter[str]]:
+    """For each step but the last: bytes by line that outlive the following step.
+
+    What is made between two steps, such as a batch by hand, must outlive the time between the next two as well.
+    """
+    sites = sites_of(window, sources)
+    steps = sorted({stretch.step for stretch in window.stretches})
+    bounds = [(window.stretches_of(step)[0].first, window.stretches_of(step)[-1].end) for step in steps]
+    left = []
+    for place, ((first, end), (next_first, next_end)) in enumerate(pairwise(bounds), 2):
+        until = bounds[place][0] if place < len(bounds) else len(window.events)
+        lines = _bytes_by_line(window, sites, range(first, end), next_end)
+        if until > next_end:
+            lines += _bytes_by_line(window, sites, range(end, next_first), until)
+        left.append(lines)
+    return left
+
+
+def _bytes_by_line(window: LiveWindow, sites: list[str | None], blocks: range, until: int) -> Counter[str]:
+    """What of these is not released before event `until`."""
+    lines: Counter[str] = Counter()
+    for block in blocks:
+        site = sites[block]
+        if site is not None and window.released_at[block] >= until:
+            lines[site] += window.events[block].num_bytes
+    return lines

@@ -1,13 +1,13 @@
 """How a device's memory divides into what every step keeps and what grows with the batch, and which batch would fit."""
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.input_waits import loader_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, device_name, memory_fraction
 from efprof.facts.step_times import StepTimes
@@ -55,7 +55,7 @@ class Headroom:
         fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
         if not fixed:
             raise NotRecorded("steps.jsonl holds no memory at the start of a forward pass; record a longer run.")
-        micro_batch = _commonest([_micro_batch(record) for record in steady])
+        micro_batch = statistics.mode(record.samples // max(1, record.micro_batches) for record in steady)
         if not micro_batch:
             raise ThinEvidence("the number of samples in a step is not known: the loop's batches come from no loader.")
         readings = [here for time in times.every for here in time.record.memory]
@@ -71,7 +71,7 @@ class Headroom:
             micro_batch=micro_batch,
             num_steps=len(steady),
             is_even=_is_even(steady),
-            loader=_loader_of(run, steady),
+            loader=loader_of(run, steady),
         )
 
     @property
@@ -153,22 +153,14 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
     )
     return (
         Numbers(title="What a batch takes of the device", numbers=tuple(numbers)),
-        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
+        Narrative(paragraphs=paragraphs),
     )
-
-
-def _micro_batch(record: StepRecord) -> int:
-    return record.samples // max(1, record.micro_batches)
-
-
-def _commonest(values: Sequence[int]) -> int:
-    return Counter(values).most_common(1)[0][0]
 
 
 def _is_even(steady: Sequence[StepRecord]) -> bool:
     """Whether every step does the same: as many samples, and as much kept for backward."""
     sizes = [(record.samples, record.micro_batches) for record in steady]
-    usual = Counter(sizes).most_common(1)[0][0]
+    usual = statistics.mode(sizes)
     is_same = sizes.count(usual) >= EVEN_SHARE * len(sizes) and all(size[0] <= usual[0] for size in sizes)
     kept = [rise for record, size in zip(steady, sizes, strict=True) if size == usual and (rise := _kept(record))]
     return is_same and (not kept or max(kept) <= MOST_UNEVENNESS * statistics.median(kept))
@@ -178,13 +170,3 @@ def _kept(record: StepRecord) -> int:
     """What the step has allocated at most, above its lowest boundary."""
     sizes = [here.allocated_bytes for here in record.memory]
     return max(sizes) - min(sizes)
-
-
-def _loader_of(run: Run, steady: Sequence[StepRecord]) -> LoaderBuilt | None:
-    """The loader that fed most of the steps."""
-    numbers = Counter(record.loader for record in steady if record.loader is not None)
-    if not numbers:
-        return None
-    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
-    number = numbers.most_common(1)[0][0]
-    return next((event for event in built if event.loader == number), None)

@@ -1,6 +1,7 @@
 """Which execution a run folder holds: the model's RunIdentity from run.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from efprof.artifacts.events import TrainingRaised, read_events
 from efprof.artifacts.run_file import DIFF_FILE, RunFile
@@ -36,6 +37,14 @@ def identify(run: Run) -> RunIdentity:
     )
 
 
+def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
+    """What ended the training: of several ranks the first that raised, the others follow it."""
+    errors: list[TrainingRaised] = []
+    for rank in rank_folders:
+        errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
+    return min(errors, key=lambda error: error.at_ns, default=None)
+
+
 def _num_steps(run: Run) -> int:
     try:
         return len(run.get(StepTimes).every)
@@ -44,14 +53,9 @@ def _num_steps(run: Run) -> int:
 
 
 def _error(run: Run) -> RunError | None:
-    """The exception that ended the run, where one did: of several ranks the first that raised, the others follow it."""
-    if run.run_file.ended not in ("raised", "out_of_memory"):
-        return None
-    events = [event for folder in run.rank_folders for event in read_events(folder)[0]]
-    raised = min(
-        (event for event in events if isinstance(event, TrainingRaised)), key=lambda event: event.at_ns, default=None
-    )
-    if raised is None:
+    """The exception that ended the run, where one did."""
+    raised = first_error(run.rank_folders)
+    if raised is None or run.run_file.ended not in ("raised", "out_of_memory"):
         return None
     return RunError(
         kind=raised.error,

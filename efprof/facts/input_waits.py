@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.resampling import mean_interval
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTime, StepTimes, part_of_steps
@@ -59,8 +60,7 @@ class InputWaits:
         """Measure the waits; raises NotRecorded or ThinEvidence where there are no steady steps."""
         times = run.get(StepTimes)
         steady = times.at_least(1)
-        events, _ = read_events(run.rank_folder)
-        loader = _loader_of(steady, [event for event in events if isinstance(event, LoaderBuilt)])
+        loader = loader_of(run, [time.record for time in steady])
         num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts = _restarts(steady, loader, num_steps)
         waits_ms = _without_longest([time.of("data") for time in steady if time not in restarts])
@@ -72,7 +72,7 @@ class InputWaits:
             rest_ms=statistics.median(time.total_ms - time.of("data") for time in steady),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
-            cpu_ms=times.median_cpu_ms(),
+            cpu_ms=statistics.median(time.cpu_ms for time in steady),
             restarts=tuple(time.step for time in restarts),
             restart_ms=sum(time.of("data") - data_ms for time in restarts) / num_steps,
         )
@@ -165,19 +165,17 @@ class InputWaits:
         return min(float(self.num_cpus), training_ms / self.rest_ms) if self.rest_ms else 1.0
 
 
+def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
+    """The loader that fed most of these steps; None where it was not seen being built."""
+    numbers = Counter(record.loader for record in records if record.loader is not None).most_common(1)
+    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, LoaderBuilt)]
+    return next((event for event in built for number, _ in numbers if event.loader == number), None)
+
+
 def _without_longest(waits_ms: Sequence[float]) -> list[float]:
     """A few waits are long for reasons of the machine, and would decide a mean."""
     longest_kept = sorted(waits_ms)[math.ceil(len(waits_ms) * (1 - LONGEST_SHARE)) - 1]
     return [wait_ms for wait_ms in waits_ms if wait_ms <= longest_kept]
-
-
-def _loader_of(steady: Sequence[StepTime], built: Sequence[LoaderBuilt]) -> LoaderBuilt | None:
-    """The loader that fed most of the steps."""
-    numbers = Counter(time.record.loader for time in steady if time.record.loader is not None)
-    if not numbers:
-        return None
-    number = numbers.most_common(1)[0][0]
-    return next((event for event in built if event.loader == number), None)
 
 
 def _num_epochs(every: Sequence[StepTime], loader: LoaderBuilt | None) -> int:
@@ -215,42 +213,31 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 
 
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
-    """All of it, the picture first."""
+    """The picture, what the advice was computed from, and how that is known."""
     marks = tuple((float(step), "workers started") for step in waits.restarts)
-    picture = part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks)
-    return picture, wait_numbers(waits), what_waiting_means(waits)
-
-
-def wait_numbers(waits: InputWaits) -> Numbers:
-    """What the advice was computed from."""
-    return Numbers(
-        title="The loader and the machine",
-        numbers=(
-            Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
-            Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
-            Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
-            Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
-            Number(label="workers now", value=waits.num_workers, unit="count"),
-            Number(label="processors", value=waits.num_cpus, unit="count"),
-        ),
+    numbers = (
+        Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
+        Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
+        Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
+        Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
+        Number(label="workers now", value=waits.num_workers, unit="count"),
+        Number(label="processors", value=waits.num_cpus, unit="count"),
     )
-
-
-def what_waiting_means(waits: InputWaits) -> Narrative:
-    """What it means, how we know, when it is wrong."""
     who = (
         f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
         if waits.num_workers
         else "The training process makes each batch itself, and trains nothing meanwhile"
     )
-    return Narrative(
-        title="What it means, how we know, when it is wrong",
-        paragraphs=(
-            f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
-            "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the "
-            "workers, and all CPU time divided by the processors. Its interval reaches from workers that cost the "
-            "training nothing to workers that share its cores and memory, and the prediction lies midway.",
-            "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where "
-            "the data set holds a lock.",
-        ),
+    paragraphs = (
+        f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
+        "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the workers, "
+        "and all CPU time divided by the processors. Its interval reaches from workers that cost the training nothing "
+        "to workers that share its cores and memory, and the prediction lies midway.",
+        "It is wrong where batches wait for a disk or a network that more workers cannot make faster, and where the "
+        "data set holds a lock.",
+    )
+    return (
+        part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks),
+        Numbers(title="The loader and the machine", numbers=numbers),
+        Narrative(paragraphs=paragraphs),
     )

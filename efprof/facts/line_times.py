@@ -21,8 +21,6 @@ from efprof.facts.step_times import StepTime, StepTimes
 from efprof.model import SourceLine
 
 PYTHON_CALL = "python_function"
-FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
-"""How torch's profiler names the call of a Python function."""
 BETWEEN_STAGES = "other"
 STAGE_CALLS: Final = {
     "data": re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$"),
@@ -52,10 +50,8 @@ class LineWindow:
     `lines` is by `file:line`, and by `file:function()` for functions.
     """
 
-    name: str
     first_step: int
     last_step: int
-    num_steps: int
     step_ms: float
     lines: dict[str, LineTime]
 
@@ -80,7 +76,7 @@ class LineTimes:
             name = path.name.split(".")[0]
             steps = [time for time in times.every if time.record.window == name]
             if steps:
-                windows.append(_window(name, steps, read_trace(path), sources))
+                windows.append(_window(steps, read_trace(path), sources))
         return cls(windows=tuple(windows))
 
 
@@ -102,7 +98,7 @@ class _OpenCall:
     end_ns: int
 
 
-def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) -> LineWindow:
+def _window(steps: list[StepTime], trace: Trace, sources: Sources) -> LineWindow:
     num_steps = len(steps)
     sums = _WindowSums(sources)
     # Sorting is stable: within a thread the calls stay in order of their start, outer before inner.
@@ -110,10 +106,8 @@ def _window(name: str, steps: list[StepTime], trace: Trace, sources: Sources) ->
     for _, in_thread in groupby(calls, key=lambda call: str(call.thread)):
         sums.add_thread(in_thread)
     return LineWindow(
-        name=name,
         first_step=steps[0].step,
         last_step=steps[-1].step,
-        num_steps=num_steps,
         step_ms=sum(time.total_ms for time in steps) / num_steps,
         lines={
             place: LineTime(
@@ -184,17 +178,8 @@ class _WindowSums:
 
         A comprehension's frame belongs to the line it is written in, which its call site names.
         """
-        frame = FRAME.fullmatch(name)
-        if frame is None or COMPREHENSION.search(frame["function"]):
-            return None
-        # The profiler leaves out the folder on `sys.path`, the recorder that of the repository.
-        files = (
-            file
-            for file in self._sources.files
-            if f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}")
-        )
-        file = next(files, None)
-        return f"{file}:{frame['line']}:{frame['function']}" if file else None
+        sites = self._sources.sites_of_frame(name)
+        return next((site for site in sites if not COMPREHENSION.search(site)), None)
 
 
 @cache

@@ -1,9 +1,10 @@
-"""Allocation windows replayed: how many bytes were alive at every instant, and which blocks those were."""
+"""Allocation windows replayed: how many bytes were alive at every instant, which blocks those were, and what for."""
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from typing import Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,22 @@ from numpy.typing import NDArray
 from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allocation_paths, read_allocations
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
+from efprof.facts.sources import Sources
 from efprof.model import NotRecorded
+
+Chain = tuple[str, ...]
+"""The user's lines of a stack, outermost first."""
+
+Category = Literal["activations", "gradients", "optimizer state", "inputs", "work space"]
+
+KEPT_OF: Final[dict[str, Category]] = {
+    "forward": "activations",
+    "backward": "gradients",
+    "optimizer": "optimizer state",
+}
+"""What a stage makes and leaves alive."""
+
+CATEGORIES: Final[tuple[Category, ...]] = ("activations", "gradients", "optimizer state", "inputs", "work space")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +128,67 @@ def replay(window: AllocationWindow, records: Iterable[StepRecord]) -> LiveWindo
     )
 
 
+def chains_of(window: LiveWindow, sources: Sources) -> list[Chain]:
+    """For each event the user's lines that led to it; of what backward does, those of the forward operation."""
+
+    @cache
+    def lines(stack: tuple[str, ...]) -> Chain:
+        return tuple(site for site in stack if sources.is_user_code(site))
+
+    return [lines(event.forward_stack if event.is_backward else event.stack) for event in window.events]
+
+
+def sites_of(window: LiveWindow, sources: Sources) -> list[str | None]:
+    """The innermost line of each; None where there is none of the user's."""
+    return [chain[-1] if chain else None for chain in chains_of(window, sources)]
+
+
+def categories_of(window: LiveWindow) -> tuple[Category, ...]:
+    """One for each event of the window; that of a release says nothing.
+
+    Activations outlive the forward pass that made them, gradients their backward pass, optimizer state the step of the
+    optimizer; inputs are made before the forward pass begins. What ends within the stage that made it is work space.
+    """
+    found: list[Category] = ["inputs"] * len(window.events)
+    for step in sorted({stretch.step for stretch in window.stretches}):
+        for stage, first, end in _parts_of(window, step):
+            kept = KEPT_OF.get(stage, "inputs")
+            for block in range(first, end):
+                found[block] = kept if kept == "inputs" or window.released_at[block] >= end else "work space"
+    for block, event in enumerate(window.events):  # another thread's clock may differ a little from the stages'
+        if event.is_backward and found[block] in {"activations", "inputs"}:
+            found[block] = "gradients" if window.released_at[block] == len(window.events) else "work space"
+    return tuple(found)
+
+
+def window_peaks(run: Run) -> tuple[int, ...]:
+    """Bytes in use at the highest instant of each allocation window, what was there before it included.
+
+    Boundaries of a step's stages miss that instant. Raises NotRecorded where no allocations were recorded.
+    """
+    records = [record for record in read_steps(run.rank_folder)[0] if record.memory]
+    found = [(bytes_before(window, records), window.peak_bytes) for window in run.get(LiveMemory).windows]
+    return tuple(before + peak for before, peak in found if before is not None)
+
+
+def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
+    """A window counts from zero; a boundary within it, at which both are known, tells what was there besides.
+
+    The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
+    """
+    times = [event.time_ns for event in window.events]
+    known = [
+        (bisect_right(times, record.started_ns + round(boundary.at_us * 1000)) - 1, boundary.allocated_bytes)
+        for record in records
+        if record.window == _step_window(window)
+        for boundary in record.memory
+    ]
+    if not known:
+        return None
+    index, allocated_bytes = max((one for one in known if one[0] <= window.peak_index), default=min(known))
+    return max(0, allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))
+
+
 def _stretches(events: tuple[AllocationEvent, ...], records: Iterable[StepRecord]) -> Iterable[StageStretch]:
     times = [event.time_ns for event in events]
     for record in records:
@@ -120,3 +197,20 @@ def _stretches(events: tuple[AllocationEvent, ...], records: Iterable[StepRecord
             end = bisect_left(times, record.started_ns + round(span.end_us * 1000))
             if first < end:
                 yield StageStretch(step=record.step, stage=span.stage, first=first, end=end)
+
+
+def _parts_of(window: LiveWindow, step: int) -> list[tuple[str, int, int]]:
+    """Stage, first event and end; what lies between forward and backward, such as the loss, belongs to forward."""
+    stretches = window.stretches_of(step)
+    parts = []
+    for place, stretch in enumerate(stretches):
+        end = stretch.end
+        if stretch.stage == "forward" and place + 1 < len(stretches):
+            end = stretches[place + 1].first
+        parts.append((stretch.stage, stretch.first, end))
+    return parts
+
+
+def _step_window(window: LiveWindow) -> str:
+    """How steps.jsonl names the profiler window that `allocations-<n>.parquet` came from."""
+    return window.name.replace("allocations-", "trace-").removesuffix(".parquet")

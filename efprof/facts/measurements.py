@@ -3,21 +3,20 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Self
+from typing import Final
 
 from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
-from efprof.facts.evaluation import Evaluations
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.evaluation import evaluations_of, notes_on
+from efprof.facts.live_memory import window_peaks
 from efprof.facts.memory_growth import MemoryGrowth
 from efprof.facts.run import Run
-from efprof.facts.stage_memory import read_throughout, recommendations, stage_deltas
-from efprof.facts.stall_lines import StallLines
-from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps
+from efprof.facts.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
 from efprof.facts.window_memory import WindowMemory
-from efprof.facts.window_peaks import WindowPeaks
 from efprof.facts.worker_memory import process_table
 from efprof.model import (
+    BOUNDARIES,
     STAGES,
     Measurements,
     MemorySample,
@@ -25,11 +24,13 @@ from efprof.model import (
     NotRecorded,
     Overhead,
     Series,
+    StageDelta,
     StepSample,
     ThinEvidence,
     Timeline,
     UnreadableInput,
 )
+from efprof.units import format_bytes, format_ms, format_share
 
 STEP_MS_BUDGET = 0.03
 """A branch may cost 3 % of the step before a comparison fails (statistics.md section 1.5)."""
@@ -38,45 +39,54 @@ PEAK_BUDGET = 0.005
 SLOW_FACTOR = 1.5
 """A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
 
+MEANINGS: Final = {
+    "pre_forward": "before the forward pass begins: what is kept from step to step (weights, optimizer state, whatever "
+    "the program holds) is the maximum, and a smaller batch would not lower it",
+    "post_forward_pre_backward": "after the forward pass: the activations kept for backward are the maximum, which "
+    "activation checkpointing or a smaller micro-batch lowers",
+    "pre_backward": "when backward is called: the activations and the loss are the maximum, which activation "
+    "checkpointing or a smaller micro-batch lowers",
+    "post_backward": "after the backward pass: gradients outweigh the activations, and "
+    "`optimizer.zero_grad(set_to_none=True)` before the forward pass keeps the two from adding up",
+    "post_optimizer_step": "after the optimizer's step: weights, gradients and what the optimizer keeps outweigh the "
+    "activations",
+}
+"""What it means that memory is highest there."""
+LEAST_RANGE = 0.1
+"""Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
+LEAST_STAGE = 0.5
+"""A stage is named where it takes at least half of the step."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The measurements of a run; empty where no step was finished."""
 
-    measurements: Measurements
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Measure; never raises NotRecorded, since a run without steps is shown too."""
-        source = run.run_file.memory_source
-        try:
-            times = run.get(StepTimes)
-            events, _ = read_events(run.rank_folder)
-        except NotRecorded:
-            empty = Measurements(
-                metrics=(),
-                timeline=Timeline(steps=(), memory=()),
-                stage_deltas=(),
-                overhead=None,
-                memory_source=source,
-            )
-            return cls(measurements=empty)
-        return cls(
-            measurements=Measurements(
-                metrics=_metrics(times, run),
-                timeline=_timeline(times),
-                stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
-                overhead=_overhead(times, events),
-                memory_source=source,
-                num_skipped_steps=_num_skipped(times.every),
-                recommendations=recommendations(times),
-                stalls=run.get(StallLines).lines,
-                window_memory=_window_memory(run),
-                processes=process_table(run),
-                evaluations=run.get(Evaluations).every,
-                evaluation_notes=run.get(Evaluations).notes,
-            )
+def measurements_of(run: Run) -> Measurements:
+    """The measurements of a run; empty where no step was finished, since such a run is shown too."""
+    source = run.run_file.memory_source
+    try:
+        times = run.get(StepTimes)
+        events, _ = read_events(run.rank_folder)
+    except NotRecorded:
+        return Measurements(
+            metrics=(),
+            timeline=Timeline(steps=(), memory=()),
+            stage_deltas=(),
+            overhead=None,
+            memory_source=source,
         )
+    evaluations = evaluations_of(run)
+    return Measurements(
+        metrics=_metrics(times, run),
+        timeline=_timeline(times),
+        stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
+        overhead=_overhead(times, events),
+        memory_source=source,
+        num_skipped_steps=_num_skipped(times.every),
+        recommendations=recommendations(times),
+        stalls=stall_lines(run),
+        window_memory=_window_memory(run),
+        processes=process_table(run),
+        evaluations=evaluations,
+        evaluation_notes=notes_on(evaluations, run),
+    )
 
 
 def as_number(value: float | str | None) -> float | None:
@@ -91,6 +101,36 @@ def is_nonfinite(time: StepTime) -> bool:
     return any(value is not None and not math.isfinite(value) for value in values) or bool(
         (record.num_nan or 0) + (record.num_inf or 0)
     )
+
+
+def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
+    """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
+    allocated: dict[str, list[int]] = {}
+    deltas: dict[str, list[tuple[int, int]]] = {}
+    for record in records:
+        if not record.memory:
+            continue  # a short step of schema version 1
+        for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
+            allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
+            if before is not None:
+                change = here.allocated_bytes - before.allocated_bytes
+                deltas.setdefault(here.boundary, []).append((change, record.step))
+    return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
+
+
+def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps whose memory was read at every boundary that any step's was.
+
+    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
+    where memory is lowest: no peak among peaks.
+    """
+    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
+    return [record for record in records if record.memory and _boundaries(record) == fullest]
+
+
+def recommendations(times: StepTimes) -> tuple[str, ...]:
+    """Sentences computed from the tables of this run; none where a table says nothing."""
+    return (*_about_memory(times), *_about_time(times))
 
 
 def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
@@ -118,7 +158,7 @@ def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: 
 
 def _window_peaks(run: Run) -> tuple[int, ...]:
     try:
-        return run.get(WindowPeaks).peaks
+        return window_peaks(run)
     except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
         return ()
 
@@ -220,3 +260,49 @@ def _num_skipped(every: Sequence[StepTime]) -> int:
     return max(
         sum(time.record.is_skipped for time in every), sum(later < earlier for earlier, later in pairwise(scales))
     )
+
+
+def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> StageDelta:
+    jump, step = max(deltas, key=lambda delta: delta[0], default=(0, 0))
+    return StageDelta(
+        boundary=boundary,
+        count=len(allocated),
+        average_bytes=sum(allocated) / len(allocated),
+        maximum_bytes=max(allocated),
+        average_delta_bytes=sum(delta for delta, _ in deltas) / len(deltas) if deltas else 0.0,
+        largest_jump_bytes=jump,
+        largest_jump_step=step,
+    )
+
+
+def _boundaries(record: StepRecord) -> frozenset[str]:
+    return frozenset(here.boundary for here in record.memory)
+
+
+def _about_memory(times: StepTimes) -> list[str]:
+    rows = stage_deltas(read_throughout([time.record for time in times.steady]))
+    if not rows:
+        return []
+    highest = max(rows, key=lambda row: row.average_bytes)
+    lowest = min(rows, key=lambda row: row.average_bytes)
+    range_bytes = highest.average_bytes - lowest.average_bytes
+    if range_bytes < LEAST_RANGE * highest.average_bytes:
+        return [
+            f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
+            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
+        ]
+    return [
+        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
+        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
+    ]
+
+
+def _about_time(times: StepTimes) -> list[str]:
+    if not times.steady:
+        return []
+    by_stage = {stage: statistics.median(time.of(stage) for time in times.steady) for stage in STAGES}
+    stage = max(STAGES, key=lambda name: by_stage[name])
+    share = by_stage[stage] / times.median_ms()
+    if share < LEAST_STAGE:
+        return []
+    return [f"The {stage} stage takes {format_share(share)} of the median step ({format_ms(by_stage[stage])})."]

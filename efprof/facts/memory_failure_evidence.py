@@ -9,11 +9,9 @@ from efprof.facts.device_evidence import (
 )
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.device_use import device_use_evidence
-from efprof.facts.memory_failure import MemoryFailure
-from efprof.facts.peak_composition import PeakComposition, most_by_line
-from efprof.facts.peak_evidence import peak_bars
+from efprof.facts.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run import Run
-from efprof.facts.run_limits import RunLimits
+from efprof.facts.run_limits import MemoryFailure, RunLimits
 from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources, place_of
 from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine
@@ -66,7 +64,6 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative(
-            title="What it means, how we know, when it is wrong",
             paragraphs=(
                 "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
                 "the one that took the memory."

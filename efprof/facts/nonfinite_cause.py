@@ -1,20 +1,26 @@
 """The line and the mechanism behind the first non-finite value: a singular operation, an explosion; the evidence."""
 
+import ast
 from dataclasses import dataclass
 from typing import Literal, Self
 
 from efprof.artifacts.events import SuspectOperation
-from efprof.facts.data_origin import data_origin
 from efprof.facts.nonfinite import NonFinite
-from efprof.facts.operation_lines import OperationLines, operation_of
+from efprof.facts.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
+from efprof.facts.syntax import MODULE, called_name, name_of, placed_nodes
 from efprof.model import Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
 OVERFLOW = "results that are not finite"
 """How the recorder calls what no singular point explains."""
+
+SINGULAR_CALLS = frozenset(
+    {"log", "log2", "log10", "sqrt", "rsqrt", "div", "div_", "pow", "acos", "asin", "std", "exp"}
+)
+"""Operations without a finite value for some finite operands; outside of autograd nothing records their results."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +60,8 @@ class NonFiniteCause:
         sources, why = run.get(Sources), ""
         sites: dict[int, tuple[str, ...]] = {}
         try:
-            lines = run.get(OperationLines)
-            sites = {index: lines.sites_of(one.node, one.offset) for index, one in enumerate(suspects)}
+            operations = forward_operations(run)
+            sites = {index: sites_of_node(operations, one.node, one.offset) for index, one in enumerate(suspects)}
         except NotRecorded as absent:
             why = str(absent)
         index = next((index for index, places in sites.items() if len(places) == 1), 0)
@@ -82,6 +88,18 @@ class NonFiniteCause:
     def operation_name(self) -> str:
         """The operation as the user calls it: `log` for `LogBackward0`."""
         return operation_of(self.operation.node) if self.operation else ""
+
+
+def data_origin(line: SourceLine, backward: SourceLine | None, sources: Sources) -> SourceLine | None:
+    """The last statement that divides, roots or logs to make a name that `line` passes on.
+
+    Where `line` lies in a model, whose inputs have other names outside, that of a name which any call above the line of
+    `backward` is given. None where there is no such statement: the data came bad from where it was read.
+    """
+    found = _made_above(line, sources, line.line)
+    if found is None and backward is not None and backward.function != line.function:
+        return _made_above(backward, sources, 1)
+    return found
 
 
 def _may_overflow(one: SuspectOperation) -> bool:
@@ -147,7 +165,6 @@ def suspect_table(found: NonFinite) -> tuple[Table, ...]:
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
     """What it means, how we know, and when it is wrong."""
     return Narrative(
-        title="What it means, how we know, when it is wrong",
         paragraphs=(
             f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
             "parameter, and no later step can repair them.",
@@ -207,3 +224,32 @@ def _when_wrong(cause: NonFiniteCause) -> str:
         "A bad batch can look the same: check that step's inputs for NaN and Inf, or run it again under "
         "torch.autograd.set_detect_anomaly(True)."
     )
+
+
+def _made_above(line: SourceLine, sources: Sources, first: int) -> SourceLine | None:
+    """The last such statement above `line` in its function; its name is passed on below it, from line `first` on."""
+    tree = sources.tree(line.file)
+    inside = [one.node for one in placed_nodes(tree) if one.function == (line.function or MODULE)] if tree else []
+    calls = [node for node in inside if isinstance(node, ast.Call) and first <= node.lineno <= line.line]
+    passed = [(given.id, given.lineno) for call in calls for given in call.args if isinstance(given, ast.Name)]
+    made = 0
+    for node in inside:
+        if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno < line.line and _is_singular(node):
+            target = name_of(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            if any(name == target and at > node.lineno for name, at in passed):
+                made = max(made, node.lineno)
+    return sources.line(f"{line.file}:{made}:{line.function}") if made else None
+
+
+def _is_singular(statement: ast.Assign | ast.AugAssign) -> bool:
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div | ast.Pow):
+        return True
+    for node in ast.walk(statement.value):
+        match node:
+            case ast.BinOp(op=ast.Div(), right=right) if not isinstance(right, ast.Constant):
+                return True
+            case ast.Constant(value="nan" | "NaN" | "inf") | ast.Attribute(attr="nan" | "inf"):
+                return True
+        if called_name(node) in SINGULAR_CALLS:
+            return True
+    return False

@@ -6,14 +6,13 @@ step that a profiler window recorded is the same operation, as long as every ste
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
 from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.sources import Sources, split_site
 from efprof.facts.syntax import MODULE, placed_nodes
 
 OPERATORS: dict[str, type[ast.operator]] = {
@@ -21,8 +20,6 @@ OPERATORS: dict[str, type[ast.operator]] = {
     "bmm": ast.MatMult, "remainder": ast.Mod, "floordivide": ast.FloorDiv,
 }  # fmt: skip
 """Operations that the source may spell with an operator: no call is recorded for it, only the function around it."""
-FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
-"""How the profiler names a call of Python code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,26 +31,19 @@ class ForwardOperation:
     sites: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperationLines:
-    """The forward operations of every step that a profiler window recorded."""
+def forward_operations(run: Run) -> list[ForwardOperation]:
+    """Those of every step that a profiler window recorded; raises NotRecorded where there is no trace."""
+    records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
+    traces = map(read_trace, trace_paths(run.rank_folder))
+    return [found for trace in traces for found in _operations(trace, records, run.get(Sources))]
 
-    operations: tuple[ForwardOperation, ...]
 
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Read all traces; raises NotRecorded where there is none."""
-        records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
-        sources = run.get(Sources)
-        traces = [read_trace(path) for path in trace_paths(run.rank_folder)]
-        return cls(operations=tuple(found for trace in traces for found in _operations(trace, records, sources)))
-
-    def sites_of(self, node: str, offset: int) -> tuple[str, ...]:
-        """The lines that can have made the node, one where it is sure, none where no operation fits."""
-        operation = operation_of(node)
-        fitting = [found for found in self.operations if plain(found.name) == operation and found.sites]
-        exact = [found for found in fitting if found.offset == offset]
-        return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
+def sites_of_node(operations: Sequence[ForwardOperation], node: str, offset: int) -> tuple[str, ...]:
+    """The lines that can have made the node, one where it is sure, none where no operation fits."""
+    operation = operation_of(node)
+    fitting = [found for found in operations if plain(found.name) == operation and found.sites]
+    exact = [found for found in fitting if found.offset == offset]
+    return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
 
 
 def operation_of(node: str) -> str:
@@ -111,14 +101,14 @@ def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources)
 
 def _function_of(call: TraceEvent, sources: Sources) -> tuple[str, str, ast.AST] | None:
     """The user's function that a call runs: file, name and definition; None for a call of anything else."""
-    frame = FRAME.fullmatch(call.name)
-    for file in sources.files if frame else ():
+    for site in sources.sites_of_frame(call.name):
+        file, line, name = split_site(site)
         tree = sources.tree(file)
-        if frame and tree is not None and (file.endswith(frame["file"]) or frame["file"].endswith(file)):
-            name, line = frame["function"], int(frame["line"])
-            definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
-            if definitions:
-                return file, name, definitions[0]
+        if tree is None:
+            continue
+        definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
+        if definitions:
+            return file, name, definitions[0]
     return None
 
 

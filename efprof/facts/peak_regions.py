@@ -7,17 +7,12 @@ import ast
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from efprof.facts.block_categories import Category
-from efprof.facts.live_memory import LiveWindow
+from efprof.facts.live_memory import Category, Chain, LiveWindow
 from efprof.facts.sources import Sources, split_site
-
-Chain = tuple[str, ...]
-"""The user's lines of a stack, outermost first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +30,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """What runs beneath one line of the user's, `depth` lines deep, in all steps of a window."""
+    """What runs beneath one line of the user's, in all steps of a window."""
 
     site: str
-    depth: int
     calls: tuple[Call, ...]
     num_steps: int
 
@@ -46,11 +40,6 @@ class Region:
     def ns_per_step(self) -> float:
         """What its forward passes take, as a window sees them."""
         return sum(call.duration_ns for call in self.calls) / self.num_steps
-
-    @property
-    def calls_per_step(self) -> float:
-        """How often the line is run."""
-        return len(self.calls) / self.num_steps
 
 
 def regions_of(
@@ -65,7 +54,6 @@ def regions_of(
     `chains` are those of `chains_of`; `loop_site` is a line of the function that trains.
     """
     found: dict[str, list[Call]] = {}
-    depths: dict[str, int] = {}
     unclear: set[str] = set()
     steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
     for step in steps:
@@ -73,13 +61,12 @@ def regions_of(
             executions = _executions(window, _within(chain, loop_site), events, sources)
             if executions is None:
                 unclear.add(site)
-            depths[site] = len(chain)
             for execution in executions or ():
                 call = _call(window, categories, execution)
                 if len(call.blocks) > 1:
                     found.setdefault(site, []).append(call)
     return [
-        Region(site=site, depth=depths[site], calls=tuple(calls), num_steps=len(steps))
+        Region(site=site, calls=tuple(calls), num_steps=len(steps))
         for site, calls in found.items()
         if site not in unclear
     ]
@@ -103,16 +90,6 @@ def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain
             removed[block] += window.events[block].num_bytes
             removed[begins] -= window.events[block].num_bytes
     return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))
-
-
-def chains_of(window: LiveWindow, sources: Sources) -> list[Chain]:
-    """For each event the user's lines that led to it; of what backward does, those of the forward operation."""
-
-    @cache
-    def lines(stack: tuple[str, ...]) -> Chain:
-        return tuple(site for site in stack if sources.is_user_code(site))
-
-    return [lines(event.forward_stack if event.is_backward else event.stack) for event in window.events]
 
 
 def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterator[tuple[str, Chain, list[int]]]:

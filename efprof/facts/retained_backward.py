@@ -1,15 +1,17 @@
-"""The calls of backward that keep a graph which nobody was seen to go through, and how much such a graph holds."""
+"""The calls of backward: which keep a graph that nobody was seen to go through, and how much such a graph holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.artifacts.events import BackwardCalls
+from efprof.artifacts.events import BackwardCalls, read_events
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, Number, Numbers, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, ThinEvidence
+
+LEAST_CYCLES = 3
+"""Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
 
 LEAST_WATCHED = 3
 """Graphs of one line: fewer may be those of an odd first step."""
@@ -21,6 +23,30 @@ OF_CREATED = (
     "of this cycle, which lasts until .grad is cleared. Where second derivatives are wanted, "
     "torch.autograd.grad(..., create_graph=True) returns the gradients and leaves .grad alone."
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardSites:
+    """The lines that call backward, each with all that was seen of it."""
+
+    sites: tuple[BackwardCalls, ...]
+
+    @property
+    def cycles(self) -> tuple[BackwardCalls, ...]:
+        """Where `create_graph=True` gives more and more leaves a gradient whose graph leads back to them, worst first.
+
+        Tensor, gradient and graph keep each other alive through C++, where Python's garbage collector sees nothing.
+        """
+        found = [one for one in self.sites if one.num_created and one.num_cycles >= LEAST_CYCLES]
+        return tuple(sorted(found, key=lambda one: -one.num_cycles))
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded of a run from before this was looked at, and without events."""
+        last = {one.site: one for one in read_events(run.rank_folder)[0] if isinstance(one, BackwardCalls)}
+        if not last:
+            raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
+        return cls(sites=tuple(last.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +123,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
                 Number(label="highest memory at the boundaries of the steps", value=found.peak_bytes, unit="bytes"),
             ),
         ),
-        Narrative(title="What it means, how we know, when it is wrong", paragraphs=paragraphs),
+        Narrative(paragraphs=paragraphs),
     )
 
 

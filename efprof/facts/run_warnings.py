@@ -12,11 +12,11 @@ from efprof.artifacts.events import (
     OtherThreadTrained,
     RecordingEnded,
     StepsWithoutOptimizer,
-    TrainingRaised,
     read_events,
 )
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device_memory import DeviceMemory
+from efprof.facts.identity import first_error
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTimes
@@ -82,7 +82,7 @@ def _about_other_attempts(run: Run) -> list[str]:
     endings = [
         f"attempt {attempt.number + 1} {_how_it_ended(attempt)}"
         for attempt in run.attempts
-        if attempt is not run.attempt and (attempt.has_steps or _first_error(attempt))
+        if attempt is not run.attempt and (attempt.has_steps or first_error(attempt.rank_folders))
     ]
     if run.attempt is None or not endings:
         return []
@@ -92,7 +92,7 @@ def _about_other_attempts(run: Run) -> list[str]:
 
 def _how_it_ended(attempt: Attempt) -> str:
     """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
-    error = _first_error(attempt)
+    error = first_error(attempt.rank_folders)
     if error is not None:
         first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
         return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
@@ -101,13 +101,6 @@ def _how_it_ended(attempt: Attempt) -> str:
         if not ends or ends[-1].signal is not None:
             return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
     return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
-
-
-def _first_error(attempt: Attempt) -> TrainingRaised | None:
-    errors: list[TrainingRaised] = []
-    for rank in attempt.rank_folders:
-        errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
-    return min(errors, key=lambda error: error.at_ns, default=None)
 
 
 def _about_other_threads(events: list[Event]) -> list[str]:

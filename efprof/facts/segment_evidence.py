@@ -2,8 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
 from efprof.facts.device_evidence import composition_numbers, reserved_series, trial_bars
@@ -41,7 +40,12 @@ def segment_map(
     return map_of(views, None if blame is None else str(blame), title)
 
 
-def device_overview(device: DeviceHistory) -> tuple[Evidence, ...]:
+def device_overview(run: Run) -> tuple[Evidence, ...]:
+    """What a run's snapshots show of each device whose history can be replayed; raises NotRecorded, UnreadableInput."""
+    return tuple(one for device in run.get(DeviceMemory).trusted for one in _overview_of(device))
+
+
+def _overview_of(device: DeviceHistory) -> tuple[Evidence, ...]:
     """What is worth seeing of a device that nothing is wrong with."""
     number = device.history.device
     mark = (float(device.peak_index + 1), "peak")
@@ -51,19 +55,6 @@ def device_overview(device: DeviceHistory) -> tuple[Evidence, ...]:
         segment_map(device, device.peak, "at the peak", None, f"Device {number}, segment by segment"),
         trial_bars(device),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceOverview:
-    """What a run's snapshots show of each device whose history can be replayed."""
-
-    evidence: tuple[Evidence, ...]
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded where no snapshot has such a history, UnreadableInput."""
-        devices = run.get(DeviceMemory).trusted
-        return cls(evidence=tuple(one for device in devices for one in device_overview(device)))
 
 
 def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:

@@ -13,6 +13,8 @@ from efprof.model import Snippet, SourceLine
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
+FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
+"""How torch's profiler names the call of a Python function."""
 COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
 """Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
 
@@ -31,6 +33,18 @@ class Sources:
     def is_user_code(self, site: str) -> bool:
         """Whether the site lies in the user's own files, the only ones that are recorded."""
         return split_site(site)[0] in self.files
+
+    def sites_of_frame(self, name: str) -> list[str]:
+        """Where the user's function is that a call in a profiler's trace is named after; empty for a library's.
+
+        The profiler leaves out the folder on `sys.path`, the recorder that of the repository.
+        """
+        frame = FRAME.fullmatch(name)
+        return [
+            f"{file}:{frame['line']}:{frame['function']}"
+            for file in self.files
+            if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
+        ]
 
     def text(self, file: str, line: int) -> str:
         """The line without its indentation; empty where the file was not recorded."""

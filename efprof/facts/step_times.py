@@ -1,14 +1,16 @@
-"""Where the time of each step went, and which steps are fit to be averaged."""
+"""Where the time of each step went, which lines made it wait, and which steps are fit to be averaged."""
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
-from efprof.model import STAGES, NotRecorded, Series, SeriesLine, ThinEvidence
+from efprof.facts.sources import Sources, place_of
+from efprof.model import STAGES, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
 
 WARM_UP_STEPS = 3
 """The first steps build optimizer state, pick kernels and fill caches: in PyTorch's own benchmarks three suffice."""
@@ -85,14 +87,6 @@ class StepTimes:
         self.at_least(1)
         return statistics.median(self.steady_ms)
 
-    def median_of(self, stage: str) -> float:
-        """The median of one stage over the steady steps."""
-        return statistics.median(time.of(stage) for time in self.at_least(1))
-
-    def median_cpu_ms(self) -> float:
-        """The median CPU time that this process used per steady step, all its threads together."""
-        return statistics.median(time.cpu_ms for time in self.at_least(1))
-
 
 def part_of_steps(
     times: StepTimes, label: str, part_ms: Sequence[float], marks: tuple[tuple[float, str], ...] = ()
@@ -119,6 +113,30 @@ def num_warm_up_steps(num_steps: int) -> int:
     """How many first steps are left out of statistics; never more than half of a short run."""
     wanted = max(WARM_UP_STEPS, math.ceil(WARM_UP_SHARE * num_steps))
     return min(wanted, MAX_WARM_UP_STEPS, num_steps // 2)
+
+
+def stall_lines(run: Run) -> tuple[StallLine, ...]:
+    """Every line that stalled a steady step, the most expensive first; raises NotRecorded without a finished step."""
+    steady, sources = run.get(StepTimes).steady, run.get(Sources)
+    sites: dict[str, str] = {}
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    ms: dict[tuple[str, str], float] = defaultdict(float)
+    for time in steady:
+        for stall in time.record.stalls:
+            place = place_of(stall.site)
+            sites.setdefault(place, stall.site)
+            counts[place, stall.call] += stall.count
+            ms[place, stall.call] += stall.us / 1000
+    lines = [
+        StallLine(
+            blame=sources.line(sites[place]),
+            call=call,
+            count_per_step=count / len(steady),
+            step_ms=ms[place, call] / len(steady),
+        )
+        for (place, call), count in counts.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
 
 
 def _timed(record: StepRecord) -> StepTime:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 from efprof.artifacts.events import LoaderBuilt, read_events
@@ -52,30 +52,17 @@ OFF: Final = frozenset({"false", "no", "off"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UserSetting:
-    """One value as the user wrote it; `file` is known only where several files were kept."""
-
-    name: str
-    value: str
-    file: str | None = None
-
-    def becomes(self, new: object) -> ConfigurationValue:
-        """The change of it to another value."""
-        return ConfigurationValue(name=self.name, old=self.value, new=str(new), file=self.file)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UserSettings:
-    """Each is None where no key fits, or more than one does.
+    """Each is a value as the user wrote it, not changed yet; None where no key fits, or more than one does.
 
-    `micro_batch` holds the samples of a micro-batch; `checkpointing` is a change that was not made: it is off.
+    `micro_batch` holds the samples of a micro-batch; `checkpointing` is the change of a switch that is off.
     `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
     """
 
     samples: int
     micro_batches: int
-    micro_batch: UserSetting | None
-    accumulation: UserSetting | None
+    micro_batch: ConfigurationValue | None
+    accumulation: ConfigurationValue | None
     checkpointing: ConfigurationValue | None
 
     @classmethod
@@ -91,8 +78,8 @@ class UserSettings:
         return cls(
             samples=samples,
             micro_batches=parts,
-            micro_batch=_only(one for one in batches if one.value == str(samples // parts)),
-            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.value == str(parts)),
+            micro_batch=_only(one for one in batches if one.old == str(samples // parts)),
+            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.old == str(parts)),
             checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
         )
 
@@ -117,11 +104,11 @@ def _usual_step(run: Run) -> tuple[int, int]:
     return (size, 1) if size else (0, 0)
 
 
-def _settings(configuration: Mapping[str, str]) -> Iterator[UserSetting]:
+def _settings(configuration: Mapping[str, str]) -> Iterator[ConfigurationValue]:
     """`file:key` where several files were kept."""
     for key, value in configuration.items():
         file, colon, name = key.partition(":")
-        yield UserSetting(name=name, value=value, file=file) if colon else UserSetting(name=key, value=value)
+        yield ConfigurationValue(name=name or key, old=value, new=value, file=file if colon else None)
 
 
 def _words(name: str) -> list[str]:
@@ -151,9 +138,10 @@ def _switched(name: str) -> str:
     return " ".join(word for word in words if word not in SWITCH_WORDS)
 
 
-def _checkpointing(setting: UserSetting) -> ConfigurationValue | None:
-    is_off = setting.value.lower() in OFF
-    return setting.becomes(_on(setting.value)) if is_off and CHECKPOINTING.fullmatch(_switched(setting.name)) else None
+def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:
+    if setting.old.lower() not in OFF or not CHECKPOINTING.fullmatch(_switched(setting.name)):
+        return None
+    return replace(setting, new=_on(setting.old))
 
 
 def _on(off: str) -> str:

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.block_categories import CATEGORIES, Category, categories_of
 from efprof.facts.drawn_instants import Changes, changes_of, drawn_instants, sums_at
-from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.live_memory import CATEGORIES, Category, LiveMemory, LiveWindow, bytes_before, categories_of, sites_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
-from efprof.facts.window_peaks import bytes_before
 from efprof.model import Series, SeriesLine, StageBand
 from efprof.units import format_bytes
 
@@ -125,26 +123,14 @@ def _alive_by_owner(
     window: LiveWindow, places: NDArray[np.int64], sources: Sources
 ) -> tuple[list[Owner], NDArray[np.float64]]:
     """Who made anything in the window, and what each has after each of these events, shape [owners, places]."""
-    categories, lines = categories_of(window), _lines(window, sources)
+    categories, sites = categories_of(window), sites_of(window, sources)
+    lines = [None if site is None else place_of(site) for site in sites]
     blocks = np.flatnonzero(window.released_at >= 0).tolist()
     numbers: dict[Owner, int] = {}
     made_by = [numbers.setdefault((categories[block], lines[block]), len(numbers)) for block in blocks]
     made = changes_of(made_by, blocks, [window.events[block].num_bytes for block in blocks])
     gone = Changes(owners=made.owners, places=window.released_at[blocks], amounts=-made.amounts)
     return list(numbers), sums_at(places, [made, gone], len(numbers))
-
-
-def _lines(window: LiveWindow, sources: Sources) -> list[str | None]:
-    """The user's innermost line of each event; of a backward pass that of the forward operation."""
-    known: dict[tuple[str, ...], str | None] = {}
-    lines = []
-    for event in window.events:
-        stack = event.forward_stack if event.is_backward else event.stack
-        if stack not in known:
-            site = next((site for site in reversed(stack) if sources.is_user_code(site)), None)
-            known[stack] = None if site is None else place_of(site)
-        lines.append(known[stack])
-    return lines
 
 
 def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> list[tuple[str, int]]:

@@ -107,7 +107,6 @@ class WorkerMemory:
 
 
 NARRATIVE: Final = Narrative(
-    title="What it means, how we know, when it is wrong",
     paragraphs=(
         "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
         "references within each object, so that reading one writes to it: the system then copies the page of memory "

@@ -189,7 +189,7 @@ class SegmentMap:
 class Narrative:
     """Plain sentences: what it means, how we know, when it is wrong."""
 
-    title: str
+    title: str = "What it means, how we know, when it is wrong"
     paragraphs: tuple[str, ...]
 
 

@@ -2,7 +2,6 @@ import pytest
 
 from efprof.artifacts.run_file import write_run_file
 from efprof.commands.report import analyse
-from efprof.facts.gpu_estimate import GpuOverview
 from efprof.runner import find_audits
 from tests.builders import loader_built, make_run_file, make_steps, write_run
 
@@ -43,7 +42,7 @@ def test_an_overview_that_breaks_is_told_and_costs_no_report(tmp_path, monkeypat
     def fail(run):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(GpuOverview, "compute", fail)
+    monkeypatch.setattr("efprof.facts.gpu_estimate.gpu_overview", fail)
     report = analyse(tmp_path / "run")
     (warning,) = report.warnings
     assert warning.startswith(

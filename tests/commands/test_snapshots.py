@@ -12,7 +12,6 @@ from efprof.commands.allocator import allocator
 from efprof.commands.report import report
 from efprof.facts.allocator import what_if
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.segment_evidence import DeviceOverview
 from efprof.model import EfprofError, UnreadableInput
 from efprof.units import MIB, format_bytes
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, fragmenting
@@ -80,10 +79,10 @@ def test_where_nothing_is_wrong_the_page_draws_the_device_all_the_same(healthy: 
 def test_a_picture_that_cannot_be_made_costs_no_report(
     healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: object) -> DeviceOverview:
+    def fail(run: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(DeviceOverview, "compute", fail)
+    monkeypatch.setattr("efprof.facts.segment_evidence.device_overview", fail)
     run(report, healthy, "--out", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "segment by segment" not in text

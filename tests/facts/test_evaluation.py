@@ -7,7 +7,7 @@ import msgspec
 
 from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.commands.report import analyse, render
-from efprof.facts.evaluation import Evaluations
+from efprof.facts.evaluation import evaluations_of, notes_on
 from efprof.facts.run import Run
 from efprof.units import MIB
 from tests.builders import START_NS, make_steps, write_run
@@ -40,7 +40,8 @@ def run_of(folder: Path, *records: EvaluationRecord) -> Run:
 
 
 def notes_of(folder: Path, *records: EvaluationRecord) -> str:
-    return "\n".join(run_of(folder, *records).get(Evaluations).notes)
+    run = run_of(folder, *records)
+    return "\n".join(notes_on(evaluations_of(run), run))
 
 
 def test_their_time_is_told_beside_that_of_the_steps(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_the_allocator_s_own_mark_is_not_called_a_reading(tmp_path: Path) -> Non
 
 
 def test_one_that_stays_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
-    assert len(run_of(tmp_path, evaluation()).get(Evaluations).notes) == 1
+    assert notes_of(tmp_path, evaluation()).count("\n") == 0
 
 
 def test_memory_that_rises_once_is_nothing_stored(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_what_is_small_in_all_is_not_told(tmp_path: Path) -> None:
 
 def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=make_steps(5))
-    assert run.get(Evaluations).every == ()
+    assert evaluations_of(run) == ()
     assert 'id="evaluation"' not in render(analyse(run.folder), "html")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from efprof.commands.report import analyse, render
-from efprof.facts.gpu_estimate import TITLE, GpuEstimate, GpuOverview
+from efprof.facts.gpu_estimate import TITLE, GpuEstimate, gpu_overview
 from efprof.facts.run import open_run
 from efprof.model import NotRecorded, Numbers
 from tests.builders import make_step, write_run
@@ -15,7 +15,7 @@ RUN = Path(__file__).parents[1] / "runs" / "oversized_peak-sick"
 
 def test_it_says_what_the_command_says_under_the_default_settings() -> None:
     run = open_run(RUN)
-    (numbers,) = [one for one in run.get(GpuOverview).evidence if isinstance(one, Numbers)]
+    (numbers,) = [one for one in gpu_overview(run) if isinstance(one, Numbers)]
     default = run.get(GpuEstimate).default
     assert numbers.numbers[0].value == default.outcome.peak_reserved_bytes
     assert numbers.numbers[0].interval == (default.low_bytes, default.high_bytes)
@@ -30,5 +30,5 @@ def test_the_page_calls_it_an_estimate_and_says_what_is_missing() -> None:
 def test_a_run_without_a_window_has_no_such_section(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=[make_step(0)])
     with pytest.raises(NotRecorded):
-        run.get(GpuOverview)
+        gpu_overview(run)
     assert TITLE not in render(analyse(tmp_path), "html")

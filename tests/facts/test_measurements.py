@@ -7,7 +7,7 @@ import pytest
 from efprof.artifacts.events import WindowClosed, WindowOpened
 from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls
-from efprof.facts.measurements import Measured
+from efprof.facts.measurements import measurements_of
 from efprof.facts.run import open_run
 from tests.builders import make_run_file, make_step, make_steps, write_run
 
@@ -15,7 +15,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 
 
 def measure(folder, **run):
-    return write_run(folder, **run).get(Measured).measurements
+    return measurements_of(write_run(folder, **run))
 
 
 def metric(measurements, name):
@@ -149,19 +149,19 @@ def test_a_run_without_a_step_has_empty_measurements(tmp_path, has_rank):
     folder = tmp_path / "run"
     (folder / "rank0").mkdir(parents=True) if has_rank else folder.mkdir()
     write_run_file(folder, make_run_file(ended="raised"))
-    measurements = open_run(folder).get(Measured).measurements
+    measurements = measurements_of(open_run(folder))
     assert (measurements.metrics, measurements.timeline.steps, measurements.overhead) == ((), (), None)
 
 
 def test_memory_in_a_window_is_measured_where_one_was_recorded(tmp_path):
     assert measure(tmp_path / "without", steps=make_steps(10)).window_memory is None
-    recorded = open_run(RUNS / "retained_graph-sick").get(Measured).measurements.window_memory
+    recorded = measurements_of(open_run(RUNS / "retained_graph-sick")).window_memory
     assert recorded.title == "Memory by what it is for, in step 40"
 
 
 def test_a_broken_window_leaves_the_other_measurements(tmp_path):
     run = write_run(tmp_path / "run", steps=make_steps(10))
     (run.rank_folder / "allocations-1.parquet").write_bytes(b"PAR1 torn")
-    measurements = run.get(Measured).measurements
+    measurements = measurements_of(run)
     assert measurements.window_memory is None
     assert metric(measurements, "step_ms").samples

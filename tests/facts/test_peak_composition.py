@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.block_categories import categories_of
-from efprof.facts.live_memory import LiveMemory, LiveWindow
+from efprof.facts.live_memory import LiveMemory, LiveWindow, categories_of
 from efprof.facts.peak_composition import PeakComposition, Way
 from efprof.facts.run import Run
 from efprof.model import NotRecorded

@@ -9,7 +9,7 @@ from efprof.artifacts.events import (
     OtherThreadTrained,
 )
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.measurements import Measured
+from efprof.facts.measurements import measurements_of
 from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
 from tests.builders import GPU, make_steps, write_run
@@ -91,7 +91,7 @@ def test_a_broken_window_is_told_and_costs_nothing_else(tmp_path):
     (run.rank_folder / "allocations-1.parquet").write_bytes(b"PAR1 torn")
     (warning,) = warnings_of(run)
     assert "allocations-1.parquet is not a whole allocation window" in warning
-    assert len(run.get(Measured).measurements.timeline.steps) == 5
+    assert len(measurements_of(run).timeline.steps) == 5
 
 
 def test_steps_that_cannot_be_read_are_not_called_steps_that_never_were(tmp_path):

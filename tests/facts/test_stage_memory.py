@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from efprof.artifacts.steps import StepRecord
+from efprof.facts.measurements import recommendations
 from efprof.facts.run import open_run
-from efprof.facts.stage_memory import recommendations
 from efprof.facts.step_times import StepTimes
 from efprof.units import MIB
 from tests.builders import make_step, write_run

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.steps import SiteCalls
-from efprof.facts.measurements import Measured
-from efprof.facts.stall_lines import StallLines
+from efprof.facts.measurements import measurements_of
+from efprof.facts.step_times import stall_lines
 from tests.builders import make_steps, write_run
 
 SOURCE = "import gc\n\ndef train():\n    gc.collect()\n    torch.cuda.empty_cache()\n"
@@ -20,15 +20,15 @@ def stalls(step: int) -> list[SiteCalls]:
 
 def test_the_calls_of_a_line_are_averaged_over_the_steady_steps(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=make_steps(43, stalls=stalls), sources={"train.py": SOURCE})
-    lines = run.get(StallLines).lines
+    lines = stall_lines(run)
     assert [(str(line.blame), line.blame.text, line.call) for line in lines] == [
         ("train.py:4", "gc.collect()", "gc.collect"),
         ("train.py:5", "torch.cuda.empty_cache()", "torch.cuda.empty_cache"),
     ]
     assert [line.count_per_step for line in lines] == [pytest.approx(0.5), pytest.approx(2.0)]
     assert [line.step_ms for line in lines] == [pytest.approx(5.0), pytest.approx(2.0)]
-    assert run.get(Measured).measurements.stalls == lines
+    assert measurements_of(run).stalls == lines
 
 
 def test_a_run_in_which_nothing_stalls_has_none(tmp_path: Path) -> None:
-    assert write_run(tmp_path / "run", steps=make_steps(10)).get(StallLines).lines == ()
+    assert stall_lines(write_run(tmp_path / "run", steps=make_steps(10))) == ()

@@ -7,7 +7,7 @@ import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import BoundaryMemory
-from efprof.facts.window_peaks import WindowPeaks
+from efprof.facts.live_memory import window_peaks
 from efprof.model import NotRecorded
 from tests.builders import make_step, write_allocations, write_run
 
@@ -39,13 +39,13 @@ def test_adds_what_was_there_before_the_window_to_the_windows_own_peak(tmp_path)
     # 100 bytes are the window's own at the boundary, so 1,000 are older; at 40 us 900 more are alive for a moment.
     events = events_after(step.started_ns, (10, 1, 100), (30, 2, 300), (40, 3, 600), (50, 3, -600), (60, 2, -300))
     write_allocations(run.rank_folder, 1, events)
-    assert run.get(WindowPeaks).peaks == (2_000,)
+    assert window_peaks(run) == (2_000,)
 
 
 def test_a_run_without_allocation_windows_knows_no_peak_within_a_step(tmp_path):
     run = write_run(tmp_path / "run", steps=[make_step(0)])
     with pytest.raises(NotRecorded, match="allocations"):
-        run.get(WindowPeaks)
+        window_peaks(run)
 
 
 def test_what_is_older_and_freed_within_the_window_is_not_counted_twice(tmp_path):
@@ -57,4 +57,4 @@ def test_what_is_older_and_freed_within_the_window_is_not_counted_twice(tmp_path
     # Between the boundaries 300 bytes come and 700 of the 1,000 older ones go, of which no event tells.
     events = events_after(step.started_ns, (10, 1, 100), (30, 2, 300), (40, 3, 600), (50, 3, -600))
     write_allocations(run.rank_folder, 1, events)
-    assert run.get(WindowPeaks).peaks == (1_300,)
+    assert window_peaks(run) == (1_300,)

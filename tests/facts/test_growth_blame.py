@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from efprof.artifacts.allocations import AllocationEvent
-from efprof.facts.survivors import Survivors
+from efprof.facts.growth_blame import surviving_lines
 from tests.builders import START_NS, make_steps, write_run
 
 SOURCES = {"train.py": "loss = model(x)\n"}
@@ -26,7 +26,7 @@ def event(step: int, at_ms: float, address: int, num_bytes: int, site: str = "tr
 def lines_of(folder: Path, events: list[AllocationEvent]) -> list[tuple[str, float]]:
     """(site, bytes per step) of the surviving lines."""
     run = write_run(folder, steps=make_steps(5), sources=SOURCES, allocations=[events])
-    return [(line.site, line.bytes_per_step) for line in run.get(Survivors).lines]
+    return surviving_lines(run)
 
 
 def test_what_every_step_leaves_behind_survives(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from efprof.facts.host_tensors import is_cut_on_host
+from efprof.facts.scalar_reads import is_cut_on_host
 from efprof.facts.sources import Sources
 from tests.builders import make_steps, write_run
 
