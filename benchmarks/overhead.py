@@ -32,7 +32,7 @@ The always-on tier's hooks are taken out and put back several times a second wit
 in each of two processes: slices of about 110 ms, recorded and bare, in random order and of random length, so that the
 moods of a shared machine cancel out, their first two steps left out. Bursts of full steps come as they do always,
 since the recorder's account leaves bare slices out; rounds of 4 s hold several. The first {settle} steps of a
-recording, which count towards the stated allowance, are left out. What windows and counts take is too rare for
+recording, which count towards the stated allowance, are left out; so are windows and counts. They are too rare for
 slices, and less than two processes of one program differ by as long as they live (up to 2 %): the column *beyond the
 allowance* is what a whole run of {seconds:.0f} s with default options says of them by its own clock (the event
 RecordingCost: its seconds for all but steps, less the 3 s that it may spend at the start), over the run's time. The

@@ -10,8 +10,7 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes, stall_lines
 from efprof.facts.user_settings import UserSettings
-from efprof.fixes.batch_size import prove_by_fit
-from efprof.fixes.loader_call import loader_setting
+from efprof.fixes.loader_call import loader_setting, prove_by_fit
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 

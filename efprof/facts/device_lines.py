@@ -9,8 +9,8 @@ import numpy as np
 
 from efprof.artifacts.snapshot import Frames
 from efprof.facts.allocator.history import History
-from efprof.facts.drawn_instants import Changes, changes_of, drawn_instants, sums_at
 from efprof.facts.sources import place_of
+from efprof.facts.window_memory import Changes, changes_of, drawn_instants, sums_at
 
 MOST_LINES: Final = 6
 """More could not be told apart."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Self
 
-from efprof.artifacts.holders import Change, Container, Count, Counted, read_counts, read_watches
+from msgspec import structs
+
+from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
 from efprof.facts.kept import LEAST_RISES, Kept, Size, Verdict, judged, rate_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.facts.seen_lines import Name, SeenLines
 from efprof.model import NotRecorded
 
 GRAPH_NODE_BYTES: Final = 420
@@ -19,6 +20,45 @@ MOST_COUNTED_NODES: Final = 20_000
 """Where recorders stopped counting a graph before they said so."""
 SAME_MEMORY: Final = 0.1
 """Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
+
+
+Name = tuple[str | None, str | None, str | None]
+"""Scope, path and file."""
+
+
+class SeenLines:
+    """The lines that were seen to change things, by name and by number."""
+
+    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count], *, is_watched: bool) -> None:
+        self._watched = [one for watch in watches for one in watch.watched]
+        self._why_not = next((watch.why_not for watch in watches if watch.why_not), None)
+        self._has_steps = any(watch.why_not is None and watch.last_step >= watch.first_step for watch in watches)
+        self.is_watched = is_watched
+        self._numbers: dict[Name, set[int]] = {}
+        for count in counts:
+            things: list[Counted | Container] = [*count.holders, *count.containers]
+            for one in things:
+                if one.number is not None and one.path is not None:
+                    self._numbers.setdefault((one.scope, one.path, one.file), set()).add(one.number)
+
+    def of_name(self, name: Name) -> list[Change]:
+        """Those of a holder, and of the containers that are or lie in it."""
+        numbers = self._numbers.get(name, set())
+        return _together(
+            one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
+        )
+
+    def of_number(self, number: int) -> list[Change]:
+        """Those of one container."""
+        return _together(one for one in self._watched if one.number == number)
+
+    def why_unseen(self) -> str:
+        """Of something whose lines nobody saw."""
+        if not self.is_watched:
+            return "lines were not observed when this run was recorded"
+        if not self._has_steps:
+            return self._why_not or "there was no time to watch its lines"
+        return "no line was seen to change it in the steps that were watched"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,3 +275,15 @@ def _is_same_memory(one: Kept, other: Kept) -> bool:
 
 def _is_as_fast(one: Kept, other: Kept) -> bool:
     return abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+
+
+def _together(watched: Iterator[Watched]) -> list[Change]:
+    """Changes of the same line added up, those seen most often first."""
+    alike: dict[tuple[str, str], list[Change]] = {}
+    for change in (change for one in watched for change in one.changes):
+        alike.setdefault((change.site, change.how), []).append(change)
+    found = [
+        structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
+        for _, same in sorted(alike.items())
+    ]
+    return sorted(found, key=lambda one: (-one.entries, -one.times))

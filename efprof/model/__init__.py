@@ -1,6 +1,5 @@
 """The vocabulary every layer shares; it imports nothing else of efprof. All that is imported here is for others."""
 
-from efprof.model.comparison import Comparison, FindingChange, MetricChange, Verdict
 from efprof.model.errors import EfprofError, NotComparable, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.model.evidence import (
     Alternative,
@@ -41,10 +40,13 @@ from efprof.model.finding import (
 from efprof.model.report import (
     BOUNDARIES,
     STAGES,
+    Comparison,
     Evaluation,
+    FindingChange,
     Measurements,
     MemorySample,
     Metric,
+    MetricChange,
     Overhead,
     Report,
     RunError,
@@ -53,4 +55,5 @@ from efprof.model.report import (
     StallLine,
     StepSample,
     Timeline,
+    Verdict,
 )

@@ -1,15 +1,18 @@
 """Counts the tensors, and the autograd graphs behind them, that each of the user's variables keeps alive."""
 
+import gc
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from types import FrameType
+from dataclasses import dataclass
+from itertools import compress
+from types import FrameType, GeneratorType
 from typing import Any
 
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.recorder.frames import callers, waiting
-from efprof.recorder.heap import Heap, look_at_heap
 from efprof.recorder.places import Clock, Handles, Held, Key, Place, TimeIsUp
 from efprof.recorder.saved_tensors import Nodes
 from efprof.recorder.sites import Sites
@@ -23,6 +26,35 @@ begun within that time, and with two million objects in memory ends 60 ms after 
 
 MAX_SHARE = 0.4
 """Of the time that is left, for one variable: several data sets in memory must not take it all."""
+
+
+BASES: tuple[type[Any], ...] = (list, dict, set, deque)
+
+_WANTED: tuple[type[Any], ...] = (*BASES, GeneratorType)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heap:
+    """To be let go of soon: it keeps all of them alive."""
+
+    containers: dict[type[Any], list[Any]]
+    """By what they are, or are derived from."""
+    generators: list[Any]
+    young: set[int]
+    """By `id`, what no garbage collection has seen yet."""
+
+
+def look_at_heap() -> Heap:
+    """One pass through all objects, most of whose time their types take to be read: 0.1 s with 300,000 (measured)."""
+    young = set(map(id, gc.get_objects(generation=0)))
+    objects = gc.get_objects()
+    kinds = list(map(type, objects))
+    wanted = {kind: base for kind in set(kinds) for base in _WANTED if issubclass(kind, base)}
+    found = list(compress(objects, map(wanted.__contains__, kinds)))
+    by_base: dict[type[Any], list[Any]] = {base: [] for base in _WANTED}
+    for one in found:
+        by_base[wanted[type(one)]].append(one)
+    return Heap(generators=by_base.pop(GeneratorType), containers=by_base, young=young)
 
 
 class Census:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from efprof.artifacts.holders import Container
+from efprof.recorder.census import Heap
 from efprof.recorder.frames import callers
-from efprof.recorder.heap import Heap
 from efprof.recorder.places import Held, Place, max_length_of
 from efprof.recorder.saved_tensors import storage_of
 from efprof.recorder.variables import LRU_CACHE

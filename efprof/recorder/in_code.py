@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -25,7 +28,6 @@ from efprof.recorder.exits import exit_code_of, origin_of
 from efprof.recorder.launch import close_run, describe_run, make_run_folder, name_of_command
 from efprof.recorder.machine import kept_configuration, refuse_missing_memray
 from efprof.recorder.options import parse_options, read_options
-from efprof.recorder.ranks import join_or_make
 from efprof.recorder.start import start_session
 from efprof.recorder.uncommitted import keep_diff
 
@@ -81,7 +83,7 @@ def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Record
         keep_diff(folder, run.git if options.keeps_diff else None)
         return folder
 
-    folder = join_or_make(runs_folder(), run, make)
+    folder = _join_or_make(runs_folder(), run, make)
     root = run.git.root if run.git else run.working_folder
     return Recording(
         folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
@@ -185,3 +187,56 @@ def _exit_code_of(error: BaseException | None) -> int:
     if isinstance(error, SystemExit):
         return exit_code_of(error.code)
     return 1
+
+
+_ordinals = itertools.count()
+"""Numbers the recordings of this process: the n-th of one rank belongs with the n-th of the others."""
+
+
+def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path]) -> Path:
+    """The folder of this run under `runs`: the one that a rank beside this process has made, or a new one."""
+    ordinal, launch = next(_ordinals), _launch_of_ranks()
+    if launch is None:
+        return make(runs, run)
+    unique = hashlib.sha256(f"{launch} {ordinal}".encode()).hexdigest()[:12]
+    with _locked(runs):
+        for folder in runs.glob(f"*-{unique}"):
+            return folder
+        stem = run.run_id.rpartition("-")[0]
+        return make(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
+
+
+def _launch_of_ranks() -> str | None:
+    """What tells the launch of these ranks on this machine from any other; None where this process is alone."""
+    environment = os.environ
+    if environment.get("WORLD_SIZE", "1") in ("", "1"):
+        return None
+    # torchrun starts every rank; Lightning starts the others from rank 0, which alone has no RANK and no LOCAL_RANK.
+    is_child = "RANK" in environment or environment.get("LOCAL_RANK", "0") != "0"
+    leader = os.getppid() if is_child else os.getpid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        started = Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
+    except OSError:
+        return None
+    return f"{boot} {leader} {started}"
+
+
+_START_TIME = 19
+"""Where proc(5) puts the ticks from the machine's start to the process's, counted after the command's name."""
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; where the folder cannot be had, whoever makes the run folder will say so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

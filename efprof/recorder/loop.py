@@ -15,13 +15,12 @@ import torch
 
 from efprof.artifacts.steps import LightLine
 from efprof.recorder.frames import callers
-from efprof.recorder.hosts import Hosts
 from efprof.recorder.light_loop import LightLoop
 from efprof.recorder.memory import Memory
 from efprof.recorder.open_step import OpenStep, num_samples
 from efprof.recorder.sampling import Sampling
-from efprof.recorder.scaled_losses import ScaledLosses
-from efprof.recorder.step_numbers import learning_rate_of
+from efprof.recorder.step_ends import Hosts
+from efprof.recorder.step_numbers import ScaledLosses, learning_rate_of
 from efprof.recorder.steps import Listener, StageClock, Steps
 from efprof.recorder.training_thread import TrainingThread
 

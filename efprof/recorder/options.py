@@ -118,7 +118,7 @@ def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple
 
 def parse_share(text: str) -> float:
     """0.02 for `2%`; raises EfprofError for what is no share above nothing, or is above all of the time."""
-    number, sign, rest = text.partition("%")
+    number, sign, rest = str(text).partition("%")  # in code one may write a number
     with suppress(ValueError):
         if sign and not rest.strip() and 0 < float(number) <= 100:
             return float(number) / 100

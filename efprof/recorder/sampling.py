@@ -1,16 +1,17 @@
 """Which steps are recorded in full: the first ones, what somebody asks for, and bursts as often as the budget allows.
 
 A full step costs 250 to 900 us, more where there are many modules; a light one, of which only the loss and the instant
-of the update are taken, 40 to 100 on a slow host that is busy (measured: reports/overhead.md). Where every step in full
-would cost more than its share of the time, two to three steps in a row are recorded in full, then light ones until
-that is earned again.
+of the update are taken, 15 to 50 (measured: reports/overhead.md). Where every step in full would cost more than its
+share of the time, two to three steps in a row are recorded in full, then light ones until that is earned again. What
+is no step, windows and counts and watches, has an account of its own.
 """
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
+from time import perf_counter_ns
 from typing import Final
 
 from efprof.recorder.light_steps import LightStep
@@ -42,6 +43,45 @@ NUM_BETWEEN_ESTIMATES: Final = 16
 
 MOST_UNASKED_STEPS: Final = 256
 """Light steps after which it is asked again whether a burst is due, however far it seems; no later than each second."""
+
+ALLOWANCE_NS: Final = 3_000_000_000
+"""For windows, counts and watches together: many a run is over before its share of the time is worth one."""
+
+COUNTS_PART: Final = 0.5
+"""Of all that, for counts and watches alone: on a busy machine a window takes up to 2 s, and must leave them some."""
+
+
+class Budget:
+    """One account for windows, counts and watches: an allowance at the start, from then on a share of the time."""
+
+    def __init__(self, share: float) -> None:
+        """`share` of the time that recording may cost, 0.01 for 1 %: half of it is for steps, half for all else."""
+        self._share = share / 2
+        self.spent_ns: Counter[str] = Counter()
+        """By what it was spent on."""
+        self._began_ns = perf_counter_ns()
+
+    def affords(self, cost_ns: float) -> bool:
+        """Whether something that costs about as much may begin now, and leave counts their part."""
+        left_ns = max(0.0, COUNTS_PART * self._earned_ns - self._counted_ns)
+        return self.spent_ns.total() + cost_ns <= self._earned_ns - left_ns
+
+    def affords_count(self, cost_ns: float) -> bool:
+        """The same of a count or a watch: out of their part, or of what nothing else has taken."""
+        is_theirs = self._counted_ns + cost_ns <= COUNTS_PART * self._earned_ns
+        return is_theirs or self.spent_ns.total() + cost_ns <= self._earned_ns
+
+    @property
+    def _earned_ns(self) -> float:
+        return ALLOWANCE_NS + self._share * (perf_counter_ns() - self._began_ns)
+
+    @property
+    def _counted_ns(self) -> int:
+        return self.spent_ns["counts"] + self.spent_ns["watches"]
+
+    def spend(self, on: str, cost_ns: int) -> None:
+        """It cost so much."""
+        self.spent_ns[on] += cost_ns
 
 
 class Sampling:

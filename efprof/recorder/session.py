@@ -25,18 +25,16 @@ from efprof.artifacts.events import (
 from efprof.artifacts.sources import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import collectors, current
-from efprof.recorder.budget import Budget
 from efprof.recorder.captured_steps import watch_captures
 from efprof.recorder.exits import note_survival, shortage_behind
-from efprof.recorder.failed_stage import failed_stage
-from efprof.recorder.hooks import Undo, watch_backward, watch_loaders, watch_optimizers, watch_updates
+from efprof.recorder.hooks import Undo, failed_stage, watch_backward, watch_loaders, watch_optimizers, watch_updates
 from efprof.recorder.loop import Loop
 from efprof.recorder.memory import Memory
 from efprof.recorder.module_calls import ModuleCalls
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import Options
 from efprof.recorder.redaction import without_secrets
-from efprof.recorder.sampling import Sampling
+from efprof.recorder.sampling import Budget, Sampling
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
 from efprof.recorder.steps import Listener

@@ -6,6 +6,7 @@ from typing import Final
 
 from efprof.model import STAGES, Metric, Series, SeriesLine
 from efprof.report.chart import (
+    SERIES,
     AxisScale,
     Band,
     Chart,
@@ -16,7 +17,6 @@ from efprof.report.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.palette import SERIES
 from efprof.report.wording import shorten_path, show
 
 NO_STAGE: Final = "other"

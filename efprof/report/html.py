@@ -14,8 +14,8 @@ import msgspec
 from markupsafe import Markup
 
 from efprof.model import Comparison, Report
-from efprof.report import comparison_form, page, palette, segment_picture, tables, timeline_charts, verdict, wording
-from efprof.report.chart import Chart
+from efprof.report import comparison_form, page, segment_picture, tables, timeline_charts, verdict, wording
+from efprof.report.chart import DARK, LIGHT, Chart
 from efprof.report.evidence_charts import metric_chart
 from efprof.report.interactive import figure_of
 from efprof.report.ranking import median_step_ms, rank_findings
@@ -130,7 +130,7 @@ def _environment() -> jinja2.Environment:
         "map_fill": _map_fill,
     }
     environment.globals |= {
-        "palettes": (palette.LIGHT, palette.DARK),
+        "palettes": (LIGHT, DARK),
         "style": Markup(_template_text("style.css") + _template_text("device.css")),
         "script": Markup(_template_text("page.js") + _template_text("device.js")),
         "theme_script": Markup(_template_text("theme.js")),
@@ -167,7 +167,7 @@ def _script_json(content: Any) -> Markup:
 
 def _map_fill(fill: str, picture_id: str) -> str:
     """A colour of the palette, the hatching of a state, or nothing to see, but something to point at."""
-    if fill in palette.LIGHT:
+    if fill in LIGHT:
         return f"fill: var(--{fill})"
     return "fill: transparent" if fill == "releasable" else f"fill: url(#{picture_id}-{fill})"
 

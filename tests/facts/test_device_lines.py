@@ -10,7 +10,7 @@ from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.device_evidence import reserved_series
 from efprof.facts.device_lines import MOST_LINES, NO_LINE, OTHER_LINES, lines_over_time
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.drawn_instants import MOST_INSTANTS
+from efprof.facts.window_memory import MOST_INSTANTS
 from efprof.units import MIB
 from tests.builders import GPU, make_steps, write_run
 from tests.facts.allocator.recording import Recording

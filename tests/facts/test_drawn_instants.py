@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.facts.drawn_instants import MOST_INSTANTS, changes_of, drawn_instants, sums_at
+from efprof.facts.window_memory import MOST_INSTANTS, changes_of, drawn_instants, sums_at
 
 
 def test_a_short_history_is_drawn_whole() -> None:

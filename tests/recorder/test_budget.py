@@ -1,6 +1,6 @@
 """One account for windows and counts, of which counts have a part that nothing else can take."""
 
-from efprof.recorder.budget import ALLOWANCE_NS, COUNTS_PART, Budget
+from efprof.recorder.sampling import ALLOWANCE_NS, COUNTS_PART, Budget
 
 
 def test_windows_leave_counts_their_part() -> None:

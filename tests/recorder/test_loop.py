@@ -13,7 +13,7 @@ from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder import parameter_probe
-from efprof.recorder.failed_stage import failed_stage
+from efprof.recorder.hooks import failed_stage
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 BATCH = 4

@@ -4,10 +4,9 @@ import time
 
 from efprof.artifacts.events import RecordingCost
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.budget import ALLOWANCE_NS
 from efprof.recorder.light_steps import LightStep
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.sampling import EARLY_STEPS
+from efprof.recorder.sampling import ALLOWANCE_NS, EARLY_STEPS
 from efprof.recorder.session import Session
 
 

@@ -19,10 +19,9 @@ from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch
 from efprof.artifacts.steps import StepRecord
 from efprof.artifacts.writing import write_atomically
-from efprof.recorder.census import Census
+from efprof.recorder.census import Census, look_at_heap
 from efprof.recorder.grown_containers import Grown, GrownContainers, described, matters
 from efprof.recorder.growth_watch import MAX_NS, GrowthWatch
-from efprof.recorder.heap import look_at_heap
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.places import Handles, Held, Key
 from efprof.recorder.session import Session

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from efprof.artifacts.events import RecordingEnded, StepInterrupted
-from efprof.recorder.failed_stage import stage_of_stack
+from efprof.recorder.hooks import stage_of_stack
 from efprof.recorder.kept_file import identity_of, is_still, out_of_the_way
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
