@@ -437,7 +437,7 @@ def train_for(num_steps: int, kept: list[torch.Tensor] | None = None) -> Callabl
 def test_all_counts_are_taken_when_asked_for_whatever_they_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("efprof.recorder.budget.ALLOWANCE_NS", 0)
+    monkeypatch.setattr("efprof.recorder.sampling.ALLOWANCE_NS", 0)
     counts = read_counts(record_here(tmp_path / "a", train_for(45)).rank)
     assert [count.moment for count in counts] == ["end"], "which no step waits for"
     asked = read_counts(record_here(tmp_path / "b", train_for(45), holders=True).rank)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from efprof.artifacts.worker_memory import WORKER_MEMORY_FILE, ProcessMemory, read_worker_memory
-from efprof.recorder import budget
+from efprof.recorder import sampling
 from efprof.recorder.collectors import worker_memory
 from efprof.recorder.collectors.worker_memory import descendants_of, read_process
 from efprof.units import MIB
@@ -96,7 +96,7 @@ def test_a_loader_without_workers_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_budget_does_not_afford_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "ALLOWANCE_NS", 0)
+    monkeypatch.setattr(sampling, "ALLOWANCE_NS", 0)
     recorded = record_here(tmp_path, Program().run, overhead=HARDLY_ANY_IN_FULL)
     assert not (recorded.rank / WORKER_MEMORY_FILE).exists()
 
