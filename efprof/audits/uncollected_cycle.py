@@ -87,13 +87,15 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
         )
     if error := caught_error(value, tree):
         return without_traceback(file, sources.files[file], name, error)
-    if link.owner.endswith("Backward") and value is not None:  # the context of an autograd function
+    is_tensor = links[(links.index(link) + 1) % len(links)].owner == "Tensor"
+    is_context = link.owner.endswith("Backward") and not name.startswith("self.")
+    if is_tensor and is_context and value is not None:  # of an autograd function
         return by_hand(
             f"Save `{ast.unparse(value)}` by `ctx.save_for_backward({ast.unparse(value)})`, and take it from "
             "`ctx.saved_tensors` in backward: autograd keeps a saved output apart from its graph, while an attribute "
             "of `ctx` keeps both in a circle."
         )
-    if links[(links.index(link) + 1) % len(links)].owner == "Tensor":
+    if is_tensor:
         return by_hand(
             f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
             "where no gradient goes through what is kept."

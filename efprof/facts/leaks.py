@@ -129,8 +129,8 @@ class Leaks:
                 rate = format_bytes(one.rate.slope)
                 filling = ": it may still be filling" if one.verdict == "filling" else ""
                 raise ThinEvidence(
-                    f"`{one.path}` was counted to keep {rate} more per step up to step {one.sizes[-1].step:,}, but "
-                    f"{one.against}{filling}; record a longer run to tell."
+                    f"`{one.path or one.name}` was counted to keep {rate} more per step up to step "
+                    f"{one.sizes[-1].step:,}, but {one.against}{filling}; record a longer run to tell."
                 )
 
 

@@ -110,7 +110,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
         f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
         "seen keep their graph.",
         "How much a graph holds was measured: the bytes of the tensors saved in it. Where it lives on, the next "
-        "forward pass is made beside it, so the peak falls by about as much, and by less where backward makes it.",
+        "forward pass is made beside it, so the peak falls by at most as much, and by less where backward makes it.",
         "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
         'error that says "Trying to backward through the graph a second time".',
         *((OF_CREATED,) if calls.num_created else ()),

@@ -30,7 +30,8 @@ def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and node.lineno == line and _is_of_the_user(node.func, torch_names)
     ]
-    if len(calls) != 1 or "torch" not in torch_names:
+    above = ast.Module([node for node in tree.body if isinstance(node, ast.Import)], [])
+    if len(calls) != 1 or "torch" not in _imported_from_torch(above):
         return None
     (call,) = calls
     is_simple = not any(isinstance(argument, ast.Starred) for argument in call.args)

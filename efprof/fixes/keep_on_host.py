@@ -20,8 +20,8 @@ def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line:
     around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
     slices = _slices(nodes, set(ast.walk(around[-1])) if around else set(nodes), moved)
     calls = [node for node in ast.walk(moved.value) if isinstance(node, ast.Call)]
-    moves = [(call, device) for call in calls if (device := _device_of(call)) is not None]
-    if not slices or len({device for _, device in moves}) != 1:
+    moves = [(call, _device_of(call)) for call in calls if getattr(call.func, "attr", "") in ("to", "cuda")]
+    if not slices or len({device for _, device in moves}) != 1 or moves[0][1] is None:
         return ()
     texts = {number: lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
     puts: list[tuple[ast.expr, int, str]] = [

@@ -57,7 +57,7 @@ def _may_be_none(tree: ast.Module, value: ast.Name) -> bool:
     """Whether it is an argument whose default or annotation says that it may be None, of which there is no proxy."""
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     around = (node for node in functions if node.lineno <= value.lineno <= (node.end_lineno or 0))
-    return any(re.search(rf"\b{value.id}\b[^,]*(None|Optional)", ast.unparse(node.args)) for node in around)
+    return any(re.search(rf"\b{value.id}\b.*(None|Optional)", ast.unparse(node.args)) for node in around)
 
 
 def _import_of_weakref(file: str, lines: Sequence[str], tree: ast.Module) -> list[CodeEdit] | None:

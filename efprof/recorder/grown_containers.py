@@ -154,7 +154,7 @@ def described(grown: Grown, max_length: int | None, file: str | None) -> Contain
         max_length=max_length_of(value) if max_length is None else max_length,
         holds_tensors=bool(tensors),
         entry_bytes=_bytes_of(sample) // max(1, len(sample)),
-        tensor_bytes=_storage_bytes(tensors) // max(1, len(sample)),
+        tensor_bytes=sum(dict(filter(None, map(storage_of, tensors))).values()) // max(1, len(sample)),
         path=place and place.path,
         scope=place and place.scope,
         owner=place and place.owner,
@@ -188,11 +188,6 @@ def _tensors_in(sample: list[Any]) -> list[torch.Tensor]:
             return tensors
         layer = [one for one in gc.get_referents(*layer[:MAX_OBJECTS]) if not issubclass(type(one), _SHARED)]
     return [one for one in layer if issubclass(type(one), torch.Tensor)]
-
-
-def _storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Each storage once."""
-    return sum(dict(filter(None, map(storage_of, tensors))).values())
 
 
 def _bytes_of(sample: list[Any]) -> int:

@@ -145,15 +145,18 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
+    def enter_lightly(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        light.steps.backward_entered(tensors, _given(*args, **kwargs)[0])
+
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
-    lightly = shell.guarded("loop", light.steps.backward_entered)
+    lightly = shell.guarded("loop", enter_lightly)
     original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if light.is_on and light.ends_with_update and get_ident() == thread.ident:
-            lightly(tensors, _given(*args, **kwargs)[0] if args or kwargs else None)
+            lightly(tensors, args, kwargs)
             original(tensors, *args, **kwargs)
             return
         try:  # from the first call on: a signal's handler may raise in it
@@ -180,7 +183,8 @@ def _given(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     grad_variables: Any = None,
-    **_: Any,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Any, bool, bool]:
     """The gradients, and whether it keeps and makes a graph: `torch.autograd.backward`'s arguments after its first."""
     gradients = grad_variables if grad_tensors is None else grad_tensors  # an old name of them

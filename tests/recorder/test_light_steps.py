@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import efprof
-from efprof.artifacts.events import NonFiniteSeen, RecordingCost, TrainingRaised
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, RecordingCost, TrainingRaised
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder import current
 from efprof.recorder.light_steps import LightStep
@@ -358,3 +358,19 @@ def test_bursts_cost_no_more_than_their_share(share: float, cost_ns: float, leng
         number += 1
     least = 10_000 * 6000 + 0.25 * share * total  # where light steps alone cost more than their share
     assert spent <= 1.01 * max(share / 2 * total, least) + 8 * BURST_STEPS * cost_ns
+
+
+def test_backward_may_be_called_with_all_of_its_arguments_by_place(tmp_path: Path) -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = make_model()
+        optimizer = sgd(model)
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 3)).square().mean()
+            torch.autograd.backward(loss, None, None, False, None, list(model.parameters()))
+            optimizer.step()
+
+    recorded = record_here(tmp_path / "run", train, overhead=HARDLY_ANY_IN_FULL)
+    assert recorded.events(CollectorStopped) == []
+    assert [step.micro_batches for step in recorded.steps] == [1] * 60

@@ -124,7 +124,7 @@ class Holders:
 
     def abandon_watch(self) -> None:
         """The collector is stopped, maybe within a line that is watched; or this is a forked child."""
-        watch, self._watch = self._watch, None
+        watch, self._watch, self._session.loop.light.steps.watch = self._watch, None, None
         if watch is not None:
             watch.stop()
 
