@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.blocks import Side
 from efprof.recorder import current
+from efprof.recorder.sampling import MOST_UNASKED_STEPS
 from efprof.recorder.session import Session
 
 MISSING = object()
@@ -99,9 +100,17 @@ class Switch:
 
 def _choose(session: Session, side: Side) -> None:
     """Have every step recorded lightly, or in full, or leave that to the recorder."""
-    loop = session.loop
+    sampling, light = session.loop.sampling, session.loop.light
+    own = vars(sampling)
+
+    def is_due_after(number: int) -> bool:
+        sampling.look_at = number + MOST_UNASKED_STEPS
+        return side == "full"
+
     if side in ("light", "full"):
-        vars(loop.sampling)["wants_full"] = lambda _: side == "full"
-        loop.light.is_burst_due = side == "full"
+        own["wants_full"], own["is_due_after"] = lambda _: side == "full", is_due_after
+        light.is_burst_due = side == "full"
     else:
-        vars(loop.sampling).pop("wants_full", None)
+        own.pop("wants_full", None)
+        own.pop("is_due_after", None)
+        sampling.look_at = 0

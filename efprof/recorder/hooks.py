@@ -145,19 +145,20 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
-    def enter_lightly(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        light.steps.backward_entered(tensors, _given(*args, **kwargs)[0])
-
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
-    lightly = shell.guarded("loop", enter_lightly)
+    lightly = shell.guarded("loop", light.steps.backward_entered)
     original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if light.is_on and light.ends_with_update and get_ident() == thread.ident:
-            lightly(tensors, args, kwargs)
+        # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
+        is_usual = args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
+        if is_usual and light.is_on and get_ident() == thread.ident:
+            lightly(tensors, None)
             original(tensors, *args, **kwargs)
+            if not light.ends_with_update:
+                left()
             return
         try:  # from the first call on: a signal's handler may raise in it
             entered(tensors, args, kwargs)
@@ -215,7 +216,7 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
             loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    lightly = shell.guarded("loop", loop.light_updated)
+    lightly = shell.guarded("loop", light.updated)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (light.is_on and get_ident() == thread.ident):
@@ -224,7 +225,8 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if light.is_on and not loop.has_nested_steps and get_ident() == thread.ident:
-            lightly(optimizer)
+            loop.num_updates += 1
+            lightly(id(optimizer))
         else:
             left(optimizer)
 

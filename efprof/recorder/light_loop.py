@@ -7,6 +7,7 @@ from efprof.artifacts.steps import LightLine
 from efprof.recorder.light_steps import LightSteps
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.sampling import Sampling
+from efprof.recorder.stand_in import Switch
 from efprof.recorder.steps import Steps
 from efprof.recorder.training_thread import TrainingThread
 
@@ -14,7 +15,7 @@ MOST_OVERDUE_STEPS: Final = 8
 """Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
 
 
-class LightLoop:
+class LightLoop(Switch):
     """What the entry points call in a light step; at its end it wakes the state machine where a burst is due."""
 
     def __init__(
@@ -59,7 +60,8 @@ class LightLoop:
         if not self._thread.is_ours:
             self._steps.others.backward_ended()
         elif self.steps.backward_left():
-            self._look_ahead()
+            if self.steps.number + 1 >= self._sampling.look_at:
+                self._look_ahead()
             if self.is_burst_due:
                 self.wake()
 

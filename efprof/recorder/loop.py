@@ -380,7 +380,8 @@ class Loop:
         """`optimizer.step` returned."""
         if self.light.is_on:
             if self.is_ours:
-                self.light_updated(optimizer)
+                self.num_updates += 1
+                self.light.updated(id(optimizer))
             return
         step = self.steps.open
         if get_ident() != self.thread.ident or step is None:
@@ -397,11 +398,6 @@ class Loop:
         self.num_updates += 1
         self.steps.updated(step, id(optimizer), entered)
         step.recorder_ns += perf_counter_ns() - entered
-
-    def light_updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """The same, called by the training thread in a light step."""
-        self.num_updates += 1
-        self.light.updated(id(optimizer))
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """A gradient scaler was to step this optimizer, and held it back."""

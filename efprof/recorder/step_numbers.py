@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from efprof.artifacts.steps import StepRecord, spelled
 
@@ -186,7 +186,8 @@ class ScaledLosses:
     """Those that are alive, and where the last ones stand in autograd's graph."""
 
     def __init__(self) -> None:
-        self._unscaled: Any = WeakIdKeyDictionary()
+        self._unscaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        """By the scaled one's `id`."""
         self._recent: deque[int] = deque(maxlen=MAX_RECENT)
         """Autograd's sequence numbers of the multiplications: its nodes would keep the graph alive."""
         self._scale: torch.Tensor | None = None
@@ -199,22 +200,37 @@ class ScaledLosses:
         elif isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._scale = scale if isinstance(scale, torch.Tensor) else None
             if outputs.numel() == 1:
-                self._unscaled[scaled] = outputs.detach()
+                if len(self._unscaled) >= MAX_RECENT:  # nobody calls `update`
+                    self.used_up()
+                self._unscaled[id(scaled)] = weakref.ref(scaled), outputs.detach()
             if scaled.grad_fn is not None:
                 self._recent.append(_number_of(scaled.grad_fn))
 
     def used_up(self) -> None:
         """The update is over, and the scale may change."""
         self._recent.clear()
+        for key, (scaled, _) in list(self._unscaled.items()):
+            if scaled() is None:
+                del self._unscaled[key]
 
     def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The same where it was not scaled; what was made of a scaled one since, such as a mean, is divided."""
-        known = self._unscaled.get(loss) if self._unscaled else None
-        if isinstance(known, torch.Tensor):
-            return known
+        known = self._unscaled.get(id(loss))
+        if known is not None and known[0]() is loss:
+            return known[1]
         if not self._recent or self._scale is None or self._scale.device != loss.device:
             return loss
         return loss if set(self._recent).isdisjoint(self._made_of(loss)) else loss.detach() / self._scale
+
+    def read_plainly(self, loss: torch.Tensor) -> float | None:
+        """Of a loss on the CPU, before it was scaled; None where more than that has to be asked."""
+        if not loss.is_cpu or loss.numel() != 1 or is_a_mode_on():
+            return None
+        try:
+            value = read_value(self.unscaled(loss) if self._unscaled else loss)
+        except RuntimeError:  # within a transformation of torch.func no tensor has a value
+            return None
+        return value if type(value) is float else None
 
     def _made_of(self, loss: torch.Tensor) -> Iterator[int]:
         """The last operations that it was made by, none from before the first of the scaled losses."""

@@ -46,38 +46,41 @@ def _is_enabled(scaler: Any) -> bool:
 
 def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
-    kind = torch.amp.GradScaler
-    note_scaled, note_step, note_scale = (
-        session.shell.guarded("loss_scaling", functools.partial(note, session.loop))
-        for note in (_note_scaled, _note_step, _note_scale)
-    )
+    kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
+    note_scaled = guarded("loss_scaling", loop.scaled_losses.note)
+    note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
+    # Of any optimizer, since the one that the scaler knows may be the program's own class around another one.
+    note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
-    in_update = functools.partial(updating, session.loop, session.shell)
+    in_update = functools.partial(updating, loop, session.shell)
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        if scaled is not outputs:  # one that is not enabled gives back what it got
-            note_scaled(self, outputs, scaled)
+        if scaled is not outputs and loop.is_ours:  # one that is not enabled gives back what it got
+            note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
     @functools.wraps(unscale)
     def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
-        (stage_unscale if _is_enabled(self) else unscale)(self, *args, **kwargs)
+        is_rest = light.is_on or not getattr(self, "_enabled", True)
+        (unscale if is_rest else stage_unscale)(self, *args, **kwargs)
 
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not _is_enabled(self):
+        if not getattr(self, "_enabled", True):
             return step(self, optimizer, *args, **kwargs)
-        before = session.loop.num_updates
-        result = stage_step(self, optimizer, *args, **kwargs)
-        note_step(optimizer, before)
+        before = loop.num_updates
+        result = (step if light.is_on else stage_step)(self, optimizer, *args, **kwargs)
+        if loop.num_updates == before:  # no optimizer stepped: the scaler held it back
+            note_held_back(optimizer)
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        (stage_update if _is_enabled(self) else update)(self, *args, **kwargs)
+        is_rest = light.is_on or not getattr(self, "_enabled", True)
+        (update if is_rest else stage_update)(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             note_scale(self)
 
@@ -85,25 +88,11 @@ def _watch_scalers(session: Session) -> list[Undo]:
     return [replace(kind, name, function) for name, function in new.items()]
 
 
-def _note_scaled(loop: Loop, scaler: Any, outputs: Any, scaled: Any) -> None:
-    """Backward will be called on `scaled`; the loss to show is `outputs`."""
-    if loop.is_ours:
-        loop.scaled_losses.note(outputs, scaled, getattr(scaler, "_scale", None))
-
-
-def _note_step(loop: Loop, optimizer: torch.optim.Optimizer, num_before: int) -> None:
-    """After `scaler.step`: where no optimizer stepped, the scaler held it back.
-
-    Any, since the one that the scaler knows may be the program's own class around another one.
-    """
-    if loop.num_updates == num_before:
-        loop.optimizer_skipped(optimizer)
-
-
 def _note_scale(loop: Loop, scaler: Any) -> None:
     """Keep the scale as the tensor it is: reading it would wait for the device."""
-    if loop.is_ours:
-        loop.scaled_losses.used_up()
-    step, scale = loop.step, scaler._scale
-    if step is not None and loop.is_ours and isinstance(scale, torch.Tensor):
+    if not loop.is_ours:
+        return
+    loop.scaled_losses.used_up()
+    step, scale = loop.steps.open, scaler._scale
+    if step is not None and isinstance(scale, torch.Tensor):
         step.scale = scale.detach().clone()

@@ -70,12 +70,6 @@ class Numbers:
 
     def read_light(self, number: int, tensors: Any, gradients: Any) -> float | torch.Tensor | None:
         """The same in a light step: the loss, now or on the device."""
-        is_usual = type(tensors) is torch.Tensor and gradients is None  # as `loss.backward()` has it
-        if is_usual and not is_a_mode_on():
-            shown = self._session.loop.scaled_losses.unscaled(tensors)
-            value = read_value(shown) if shown.is_cpu and shown.numel() == 1 else None
-            if type(value) is float and math.isfinite(value):
-                return value
         values = self._losses(number, tensors, gradients, None, None)
         on_device = [value for value in values if isinstance(value, torch.Tensor)]
         if on_device:
@@ -221,6 +215,7 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
     loop.light.steps.read_loss = session.shell.guarded("numbers", numbers.read_light)
+    loop.light.steps.read_plainly = loop.scaled_losses.read_plainly
     loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
 
 

@@ -66,7 +66,7 @@ def start(session: Session) -> None:
     undo: list[Undo] = []
     for name, call in READS.items():
         original = getattr(torch.Tensor, name)
-        undo.append(replace(torch.Tensor, name, StandIn(calls.read(call, original), original)))
+        undo.append(replace(torch.Tensor, name, StandIn(calls.read(call, original), original, session.loop.light)))
     undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner, attribute = _owner_of(name)
