@@ -120,8 +120,8 @@ class AlikeSteps(msgspec.Struct, kw_only=True):
     """Of recordings of schema version 1: short steps that made the same calls, in one line.
 
     A row of `alike` has a step's number, its start in ns of the epoch, start and end in ns by the process's own clock,
-    samples, number of losses, a sequence number, the losses' sum (null where that is no number), two numbers more, and
-    the instants that begin and end the `stages`. The steps share their CPU time by their lengths.
+    samples, number of losses, a sequence number, the losses' sum (null where that is no number), the gradients' norm,
+    a learning rate, and the instants that begin and end the `stages`. The steps share their CPU time by their lengths.
     """
 
     alike: list[tuple[Any, ...]]
@@ -135,7 +135,7 @@ class AlikeSteps(msgspec.Struct, kw_only=True):
 
 def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
     """Each of the steps; raises ValueError, TypeError or IndexError where a row is not one."""
-    for number, epoch_ns, start, end, samples, num_losses, _, loss, _, _, *instants in line.alike:
+    for number, epoch_ns, start, end, samples, num_losses, _, loss, norm, rate, *instants in line.alike:
         yield StepRecord(
             step=int(number),
             started_ns=int(epoch_ns),
@@ -151,6 +151,8 @@ def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
             samples=samples,
             recorder_us=line.recorder_us,
             loss=None if not num_losses else "nan" if loss is None else loss,
+            gradient_norm=norm,
+            learning_rate=rate,
             backward_site=line.backward_site,
             loader=line.loader,
         )

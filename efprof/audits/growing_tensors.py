@@ -54,10 +54,13 @@ def _finding(run: Run, leak: Leak) -> Finding:
 
 
 def _bound(run: Run, leak: Leak) -> Fix:
-    """The largest holder's, in entries, in tensors where its length says nothing, and in steps of one that grows."""
+    """The largest holder's, in entries, in tensors where its length says nothing, and in steps of one that grows; the
+    others that the line feeds are named.
+    """
     one, limits = leak.kept[0], run.get(RunLimits)
     counts = ((one.entries_added, "entries"), (one.tensors_added, "tensors"), (one.num_steps, "steps"))
     number, unit = next(pair for pair in counts if pair[0] > 0)
     most = limits.most_kept(one.rate.slope * one.num_steps / number)
     elsewhere = "move what is kept off the device (`.cpu()`)" if limits.is_device else "write it to disk now and then"
-    return keep_fewer(one.name, one.type, most, unit, elsewhere=elsewhere)
+    others = [kept.name for kept in leak.kept[1:]]
+    return keep_fewer(one.name, one.type, most, unit, elsewhere=elsewhere, others=others)

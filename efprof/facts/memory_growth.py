@@ -76,14 +76,15 @@ def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple
     200 KiB of it stay with the process. To watch lines takes time, and no memory.
     """
     samples: list[Point | None] = []
-    within = []
+    within: list[int] = []
     for record in records:
         is_in_window = record.window is not None and not record.window.startswith("watch")
         sizes = [here.allocated_bytes for here in record.memory]
         left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
         if left and not is_in_window:
             samples.append((record.step, left[0]))
-            within.append(max(sizes) - max(left[0], sizes[0]))
+            # Where memory was read at the end alone, as in short steps of old recordings: as the step before.
+            within.append(max(sizes) - max(left[0], sizes[0]) if len(sizes) > 1 else (within or [0])[-1])
         if is_in_window or record.step in counted_after:
             samples.append(IN_WINDOW)
     return samples, within

@@ -122,16 +122,18 @@ def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> 
     )
 
 
-def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str) -> Fix:
+def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, others: Sequence[str] = ()) -> Fix:
     """Bound a holder that keeps no graphs; only a person knows how much of it is needed.
 
-    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory.
+    `most` of its `unit` (`entries`, `tensors`; of a tensor that grows, `steps`) take a hundredth of the memory. The
+    line feeds the `others`, too.
     """
     ways = [HOW[kind].format(most=most)] if kind in HOW and unit == "entries" else []
     ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
+    likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
     return Fix(
-        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.",
+        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}",
         applicability="manual",
     )
 

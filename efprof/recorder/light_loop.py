@@ -1,6 +1,7 @@
 """Between bursts: the state machine rests, and light steps are counted by their backward passes and updates alone."""
 
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, Final
 
 from efprof.artifacts.steps import LightLine
@@ -105,8 +106,10 @@ class LightLoop(Switch):
         self._end()
 
     def _look_ahead(self) -> None:
+        entered = perf_counter_ns()
         self.steps.settle()
         self.is_burst_due = self._sampling.is_due_after(self.steps.number)
+        self.steps.charge(perf_counter_ns() - entered)
 
     def _end(self) -> None:
         self.steps.write()

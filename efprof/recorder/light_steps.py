@@ -184,6 +184,10 @@ class LightSteps:
             for listener in self.settled:
                 listener(steps)
 
+    def charge(self, cost_ns: int) -> None:
+        """The recorder has spent so long within the open step."""
+        self._cost_ns += cost_ns
+
     def restart(self) -> None:
         """What was done since the last update is part of no step: the next one begins now."""
         if self.stepped:

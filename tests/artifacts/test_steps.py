@@ -14,7 +14,7 @@ STAGES = [("forward", 0, 1), ("backward", 2, 3)]
 
 def row(number: int, *, loss: float | None = 0.5) -> tuple[int | float | None, ...]:
     """A step of 9 us that starts at 1 us of its process's clock."""
-    return (number, 7_000, 1_000, 10_000, 32, int(loss is not None), -1, loss, None, 0.01, 2_000, 4_000, 5_000, 8_000)
+    return (number, 7_000, 1_000, 10_000, 32, int(loss is not None), -1, loss, 2.5, 0.01, 2_000, 4_000, 5_000, 8_000)
 
 
 def line_of(*rows: tuple[int | float | None, ...]) -> bytes:
@@ -44,6 +44,7 @@ def test_steps_that_share_a_line_are_read_one_by_one(tmp_path: Path) -> None:
         ("forward", 1.0, 3.0), ("backward", 4.0, 7.0)
     ]  # fmt: skip
     assert (first.micro_batches, first.samples, first.rss_bytes, first.loader) == (1, 32, 123, 0)
+    assert (first.gradient_norm, first.learning_rate) == (2.5, 0.01)
     assert (second.step, second.loss) == (4, None)
 
 
