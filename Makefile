@@ -44,7 +44,7 @@ types: $(TESTS_INSTALLED)
 # Most of a test is a process that starts: two at once take little more than half the time. Where one of them crashes,
 # all end: pytest-xdist gives the one that takes its place nothing to do (its issue 784), and would wait for ever.
 tests: $(TESTS_INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m 'not long'
 
 format: $(TESTS_INSTALLED) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
@@ -62,7 +62,8 @@ bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a milli
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
 
-stability: $(TESTS_INSTALLED) ## Train energy_flow in four phases on every device there is, and check that nothing grows, slows or breaks
+stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four phases on every device, and check that nothing grows, slows or breaks
+	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.stability --write reports/stability.md
 
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.recorder.recording import record_command
 from tests.recorder.test_loop import stages
 
@@ -10,6 +12,7 @@ FEW = ("training.steps=1", "data.max_pairs=48", "data.num_workers=0", "training.
 """One step of all that `experiment` asks for: 5,000 flows at 50 x 50 x 20 take a CPU three seconds."""
 
 
+@pytest.mark.long
 def test_a_step_of_the_configuration_experiment_is_recorded_with_its_stages(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("energy-flow")
     settings = [word for setting in FEW for word in ("--set", setting)]

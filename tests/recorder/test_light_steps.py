@@ -319,7 +319,7 @@ def run_step(kind: str, model: torch.nn.Module, optimizers: list[torch.optim.Opt
         model.train()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12)), min_size=1, max_size=8))
 def test_whatever_the_steps_are_none_is_lost(program: list[tuple[str, int]]) -> None:
     kinds = ["plain"] * 28 + [kind for kind, count in program for _ in range(count)]

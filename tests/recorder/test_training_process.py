@@ -177,7 +177,10 @@ def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_pat
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     command = [sys.executable, "-m", "trainer.train"]
     recorded = record_command(
-        tmp_path / "home", command, options=["--trace-steps", "3:4", "--no-holders"], working_folder=tmp_path / "code"
+        tmp_path / "home",
+        command,
+        options=["--trace-steps", "3:4", "--no-holders", "--triggers", "none"],
+        working_folder=tmp_path / "code",
     )
     assert (recorded.exit_code, recorded.run.name) == (0, "train")
     assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}

@@ -73,7 +73,7 @@ def test_the_graph_of_a_flow_step_computes_what_the_step_does(graphs: list[Any],
     assert graphs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's own, while it loads its compiler
 def test_compiled_flow_steps_give_the_numbers_of_uncompiled_ones() -> None:
     try:

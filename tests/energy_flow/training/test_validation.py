@@ -136,7 +136,7 @@ def test_one_line_says_it_all() -> None:
     assert str(validation) == "validation on 8 pairs  cosine 0.2500  retrieval 50.0%  tokens 12.5%"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_beats_no_training_and_training_on_shuffled_targets(tmp_path: Path) -> None:
     """On held-out pairs; the smallest margins were 0.063 and 5.7 % over the control, 4.2 % over none, seeds 0 and 1."""
     config = load_config("cpu_demo", assignments=SETTINGS)
