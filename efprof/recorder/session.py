@@ -45,7 +45,7 @@ MAX_LATE_STEPS = 256
 """Steps whose numbers the device still owes; a queue this long means that it never answers."""
 
 MIN_WINDOW_NS = 500_000_000
-"""What a window costs at least."""
+"""What a window costs at least; how much it is on this machine, the first one shows."""
 
 MAX_WAIT_S = 5.0
 """For those numbers, once the training is over."""
@@ -69,6 +69,8 @@ class Session:
         """Why a window is wanted as soon as one may open; `ask_for_window` appends, `windows` takes."""
         self.is_collecting = False
         """Whether the recorder itself has garbage collected, which tells nothing of the program's."""
+        self.window_cost_ns = MIN_WINDOW_NS
+        """What the last profiler window cost: the next one may begin where as much is left."""
         self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
         self._folder = folder
         self._events = LineWriter(folder, EVENTS_FILE)
@@ -169,7 +171,7 @@ class Session:
         """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
         asked = self.window_requests
         may_open = bool(self.options.trace_steps or self.options.triggers)
-        return bool(asked) and may_open and ("signal" in asked or self.budget.affords(MIN_WINDOW_NS))
+        return bool(asked) and may_open and ("signal" in asked or self.budget.affords(self.window_cost_ns))
 
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""

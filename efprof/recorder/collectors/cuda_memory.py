@@ -19,7 +19,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
-from efprof.recorder.session import MIN_WINDOW_NS, Session
+from efprof.recorder.session import Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, MemoryPeaks
 from efprof.recorder.writing import written_whole
 
@@ -119,7 +119,7 @@ class CudaMemory:
     def _is_affordable(self) -> bool:
         """Steps that the user named are, whatever the budget says."""
         is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
-        return is_asked_for or self._session.budget.affords(MIN_WINDOW_NS)
+        return is_asked_for or self._session.budget.affords(self._session.window_cost_ns)
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new

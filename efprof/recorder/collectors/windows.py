@@ -15,7 +15,7 @@ from efprof.recorder.light_steps import LightStep
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.profiled_window import ProfiledWindow, is_profiling, is_running
-from efprof.recorder.session import MIN_WINDOW_NS, Session
+from efprof.recorder.session import Session
 from efprof.recorder.triggers import TRIGGERED_STEPS, Triggers
 
 MAX_DATA_MS = 20.0
@@ -47,7 +47,6 @@ class Windows:
         self._last: StepRecord | None = None
         self._is_asked_for = session.options.trace_steps != DEFAULT_TRACE_STEPS
         """Whether the user named the steps: then no budget stands against them."""
-        self._cost_ns = MIN_WINDOW_NS
         for start, (end, _) in self._planned.items():
             session.loop.sampling.want(start, end)
 
@@ -137,7 +136,7 @@ class Windows:
     def _postpone(self, number: int) -> None:
         """A scheduled window of this step waits until the budget allows it."""
         end, why = self._planned.get(number, (0, ""))
-        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._cost_ns):
+        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._session.window_cost_ns):
             return
         del self._planned[number]
         later = number + POSTPONED_STEPS
@@ -222,8 +221,8 @@ class Windows:
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._cost_ns = round(seconds * 1e9)
-        self._session.budget.spend("windows", self._cost_ns)
+        self._session.window_cost_ns = round(seconds * 1e9)
+        self._session.budget.spend("windows", self._session.window_cost_ns)
         self._note_closed(window, last, seconds, files)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
