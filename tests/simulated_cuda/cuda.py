@@ -1,0 +1,433 @@
+"""A CUDA device for a machine that has none: tensors stay on the CPU, and all that asks for a device is answered here.
+
+Operators are seen by a dispatch mode, which keeps of each storage on which device it would lie: what is made of it
+lies there, too. They are computed at once, while the device's own time passes in queues (`timeline`); memory is served
+by our own model of the allocator; a backward pass runs in a thread of its own that Python does not list, as autograd's
+engine has them. Each of these is documented behaviour of torch, and checked against a real device by tests/gpu.
+
+Not simulated: kernels that run at once on several streams of a device, autocast's types, peer access, and memory that
+libraries take for themselves.
+"""
+
+import contextlib
+import importlib
+import time
+import traceback
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from efprof.facts.allocator.blocks import Block
+from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.units import GIB
+from tests.facts.allocator.recording import Recording
+from tests.simulated_cuda.engine import Engine
+from tests.simulated_cuda.graphs import make_graph_class
+from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, event_class, stream_class, until
+
+CPU = torch.device("cpu")
+GARBAGE = -7.0
+"""What is in memory that a copy has not reached yet."""
+KERNEL_NS = 2_000
+"""How long any kernel takes."""
+WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
+"""Operators whose results the host has to wait for."""
+FACTORIES = (
+    "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor",
+    "tril_indices", "zeros",
+)  # fmt: skip
+
+
+class SimulatedCuda(TorchDispatchMode):
+    """As many devices as one likes. `with cuda.in_place():` they are there."""
+
+    def __init__(
+        self, num_devices: int = 1, *, total_bytes: int = 8 * GIB, backend: str = "native", cuda: str = "13.0"
+    ) -> None:
+        super().__init__()
+        self.backend, self.total_bytes = backend, total_bytes
+        self.version = cuda
+        self.current = 0
+        """The current device."""
+        self.is_initialized = False
+        self.contexts: set[int] = set()
+        """Devices on which there is a context: asking the driver or the allocator for anything makes one."""
+        self.waits: list[tuple[str, list[str]]] = []
+        """Calls for which the host waited, each with the files of its stack, innermost first."""
+        self.calls: dict[str, int] = defaultdict(int)
+        self.capturing: Any = None
+        """The graph that is being captured, or something else that is true."""
+        self.is_spoiled = False
+        self.kernel_ns = KERNEL_NS
+        self.engine = Engine(self)
+        self.recordings = [Recording(AllocatorSettings(), capacity=total_bytes) for _ in range(num_devices)]
+        self.history: str | None = None
+        self.observers: list[Callable[..., None]] = []
+        self.tape: list[tuple[Any, Any, Any, Any]] = []
+        self._streams = [Stream(index) for index in range(num_devices)]
+        self._default = list(self._streams)
+        self._homes: dict[int, int] = {}
+        """The device of each storage that lies on one."""
+        self._blocks: dict[int, Block] = {}
+        self._pinned: set[int] = set()
+        self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        """Copies to the host: when each arrives, where, and what."""
+        self._peaks = [0] * num_devices
+        self._lazy: list[Callable[[], None]] = []
+
+    # What tests ask and say.
+
+    def launch(self, milliseconds: float, device: int | None = None) -> None:
+        """Give the current stream of a device a kernel of this length."""
+        self._streams[self.current if device is None else device].give(milliseconds * 1e6)
+
+    def place(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        """Have the tensor lie there from now on."""
+        self._homes[tensor.untyped_storage()._cdata] = device
+        return tensor
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        """Where a tensor lies, as `tensor.device` says it here."""
+        home = self._home(tensor)
+        return CPU if home is None else torch.device("cuda", home)
+
+    def waits_of(self, folder: str) -> list[str]:
+        """The calls that waited, made by a function in this folder, whatever else was called in between."""
+        return [name for name, files in self.waits if any(folder in file for file in files)]
+
+    def note_call(self, name: str) -> None:
+        """Something asks the device, and does not wait."""
+        self.calls[name] += 1
+
+    def note_wait(self, name: str) -> None:
+        """The host waits."""
+        self.refuse_in_capture()
+        self.waits.append((name, [frame.filename for frame in reversed(traceback.extract_stack(limit=40))]))
+
+    def refuse_in_capture(self) -> None:
+        """Something is done that is not permitted while a graph is captured, and that the capture does not survive."""
+        if self.capturing is not None:
+            self.is_spoiled = True
+            raise RuntimeError(NOT_PERMITTED)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        """The current stream of a device."""
+        return self._streams[self.index_of(device)]
+
+    # The mode.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = dict(kwargs or {})
+        name = func._schema.name
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        homes = {self._home(tensor) for tensor in tensors} - {None}
+        if name == "aten::copy_":
+            return self._copy(*args, **kwargs)
+        if len(homes) > 1 and name != "aten::_to_copy":
+            found = " and ".join(f"cuda:{home}" for home in sorted(homes))  # type: ignore[type-var]
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two, {found}!")
+        home = next(iter(homes), None)
+        if name in WAITING:
+            self._wait_for(name, tensors, home)
+        is_pinned = kwargs.pop("pin_memory", False) or name == "aten::_pin_memory"
+        if is_pinned:
+            self.refuse_in_capture()
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            wanted, kwargs["device"] = torch.device(wanted), CPU
+            if name == "aten::_to_copy" and home is not None and wanted.type == "cpu" and not kwargs.get("non_blocking"):
+                self._wait_for("copy to the host", tensors, home)
+            home = None if wanted.type == "cpu" else self.index_of(wanted)
+        result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._put(tensor, home, is_pinned=bool(is_pinned))
+        if home is not None:
+            self._streams[home].give(self.kernel_ns)
+            if self.capturing is not None:
+                self.tape.append((func, args, kwargs, result))
+        return result
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        there, here = self._home(target), self._home(source)
+        if here is None or there is not None:
+            target.copy_(source)
+            if there is not None:
+                self._streams[there].give(self.kernel_ns)
+                if self.capturing is not None:
+                    self.tape.append((torch.ops.aten.copy_.default, (target, source), {}, target))
+            return target
+        done_ns = self._streams[here].give(self.kernel_ns)
+        if non_blocking and target.untyped_storage()._cdata in self._pinned:
+            value = source.clone()
+            target.fill_(GARBAGE)
+            self._on_the_way.append((done_ns, target, value))
+            return target
+        self._wait_for("copy to the host", [source], here)
+        return target.copy_(source)
+
+    def _wait_for(self, name: str, tensors: list[torch.Tensor], home: int | None) -> None:
+        if home is not None:
+            self.note_wait(name)
+            until(self._streams[home].free_at_ns)
+        self.deliver()
+        del tensors
+
+    def deliver(self) -> None:
+        """Copies whose time has come reach the host."""
+        now = time.perf_counter_ns()
+        for arrives_ns, target, value in self._on_the_way:
+            if arrives_ns <= now:
+                target.detach().copy_(value)
+        self._on_the_way = [one for one in self._on_the_way if one[0] > now]
+
+    def _home(self, tensor: torch.Tensor) -> int | None:
+        try:
+            return self._homes.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # it has no storage
+            return None
+
+    def _put(self, tensor: torch.Tensor, home: int | None, *, is_pinned: bool) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return
+        key = storage._cdata
+        if key in self._homes or (home is None and not is_pinned):
+            return
+        if is_pinned:
+            self._pinned.add(key)
+            weakref.finalize(storage, self._pinned.discard, key)
+            self.note_call("cudaHostAlloc")
+        if home is not None:
+            self._homes[key] = home
+            weakref.finalize(storage, self._forget, key)
+            self._allocate(key, storage.nbytes(), home)
+
+    # Memory.
+
+    def _allocate(self, key: int, num_bytes: int, home: int) -> None:
+        self.contexts.add(home)
+        if not num_bytes:
+            return
+        recording = self.recordings[home]
+        block = recording.attempt(num_bytes)
+        if block is None:
+            allocator = recording.allocator
+            free = self.total_bytes - allocator.reserved
+            for observe in self.observers:
+                observe(home, num_bytes, self.total_bytes, free)
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {num_bytes / 2**20:.2f} MiB. GPU {home} has a total capacity of "
+                f"{self.total_bytes / 2**30:.2f} GiB of which {free / 2**20:.2f} MiB is free."
+            )
+        self._blocks[key] = block
+        self._peaks[home] = max(self._peaks[home], recording.allocator.allocated)
+
+    def _forget(self, key: int) -> None:
+        home, block = self._homes.pop(key, None), self._blocks.pop(key, None)
+        if home is not None and block is not None:
+            self.recordings[home].free(block)
+
+    def memory_stats(self, device: int) -> dict[str, Any]:
+        """As `torch._C._cuda_memoryStats` gives them."""
+        if self.backend != "native":
+            raise RuntimeError(f"{self.backend} does not yet support getDeviceStats")
+        self.note_call("memory_stats")
+        allocator = self.recordings[device].allocator
+        held, reserved = allocator.allocated, allocator.reserved
+
+        def of(current: int, peak: int) -> dict[str, Any]:
+            return {"all": {"current": current, "peak": peak, "allocated": 0, "freed": 0}}
+
+        return {
+            "allocated_bytes": of(held, self._peaks[device]),
+            "reserved_bytes": of(reserved, allocator.peak_reserved),
+            "active_bytes": of(held, self._peaks[device]),
+            "inactive_split_bytes": of(0, 0),
+            "num_alloc_retries": allocator.calls.num_retries,
+            "num_ooms": 0,
+        }
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Free and total bytes; this makes a context."""
+        index = self.index_of(device)
+        self.contexts.add(index)
+        return self.total_bytes - self.recordings[index].allocator.reserved, self.total_bytes
+
+    # In torch's place.
+
+    def index_of(self, device: Any) -> int:
+        if device is None:
+            return self.current
+        if isinstance(device, int):
+            return device
+        device = torch.device(device)
+        return self.current if device.index is None else device.index
+
+    def initialize(self) -> None:
+        """The program uses CUDA for the first time."""
+        if not self.is_initialized:
+            self.is_initialized = True
+            while self._lazy:
+                self._lazy.pop(0)()
+
+    def _lazy_call(self, function: Callable[[], None], **_: Any) -> None:
+        if self.is_initialized:
+            function()
+        else:
+            self._lazy.append(function)
+
+    def _set_device(self, device: Any) -> None:
+        self.initialize()
+        self.current = self.index_of(device)
+
+    @contextlib.contextmanager
+    def _on_device(self, device: Any) -> Iterator[None]:
+        before, self.current = self.current, self.index_of(device)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def _on_stream(self, stream: Stream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        before, self._streams[stream.device] = self._streams[stream.device], stream
+        try:
+            yield
+        finally:
+            self._streams[stream.device] = before
+
+    def _synchronize(self, device: Any = None) -> None:
+        self.note_wait("synchronize")
+        until(self.current_stream(device).free_at_ns)
+
+    def _record_history(self, enabled: str | None = "all", **_: Any) -> None:
+        self.history = enabled
+        for recording in self.recordings:
+            recording.entries.clear()
+
+    def _properties(self, device: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            name="Simulated", total_memory=self.total_bytes, uuid=None, major=9, minor=0, multi_processor_count=1
+        )
+
+    def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Both know where a tensor lies here: torch would do nothing for `.cpu()`, and refuse to go to a device."""
+
+        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], torch.Tensor):
+                args = (args[0].device, args[0].dtype, *args[1:])
+            is_copy = kwargs.pop("copy", False)
+            device, dtype, non_blocking, form = torch._C._nn._parse_to(*args, **kwargs)
+            wanted = tensor.device if device is None else device
+            wanted = torch.device("cuda", self.index_of(wanted)) if wanted.type == "cuda" else wanted
+            if wanted.type == "cuda":
+                self.initialize()
+            if wanted == tensor.device and not is_copy:
+                return original(tensor, dtype, memory_format=form) if dtype is not None else tensor
+            return torch.ops.aten._to_copy(
+                tensor, dtype=dtype, device=wanted, non_blocking=non_blocking, memory_format=form
+            )
+
+        return to
+
+    def _made_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes tensors, on a device if it is told so."""
+
+        def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            wanted = CPU if device is None else torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            if wanted.type != "cuda":
+                return original(*args, device=device, **kwargs)
+            self.initialize()
+            tensor = original(*args, **kwargs)
+            self._put(tensor, self.index_of(wanted), is_pinned=False)
+            return tensor
+
+        return make
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator["SimulatedCuda"]:
+        """Within, torch has these devices."""
+        memory, optimizer = map(importlib.import_module, ("torch.cuda.memory", "torch.optim.optimizer"))
+        to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
+
+        def waited_tolist(tensor: torch.Tensor) -> Any:
+            self._wait_for("tolist", [tensor], self._home(tensor))
+            return tolist(tensor)
+
+        replaced: list[tuple[Any, str, Any]] = [
+            (torch.version, "cuda", self.version),
+            (torch._C, "_cuda_memoryStats", self.memory_stats),
+            (torch._C, "_cuda_record_memory_history", lambda *_: None),
+            (torch._C, "_cuda_isHistoryEnabled", lambda: self.history is not None),
+            (torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append),
+            (torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)),
+            (memory, "_record_memory_history", self._record_history),
+            (memory, "get_allocator_backend", lambda: self.backend),
+            (memory, "_snapshot", lambda: snapshot_of(self)),
+            (torch.autograd, "_engine_run_backward", self.engine.run),
+            (optimizer, "_get_foreach_kernels_supported_devices", list),
+            (torch.Tensor, "device", property(self.device_of)),
+            (torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)),
+            (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None)),
+            (torch.Tensor, "to", self._to(to)),
+            (torch.Tensor, "cpu", lambda tensor, *_, **__: tensor.to(CPU)),
+            (torch.Tensor, "cuda", lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device)))),
+            (torch.Tensor, "tolist", waited_tolist),
+        ]
+        replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
+        for name, answer in (
+            ("is_available", lambda: True),
+            ("is_initialized", lambda: self.is_initialized),
+            ("init", self.initialize),
+            ("_lazy_init", self.initialize),
+            ("_lazy_call", self._lazy_call),
+            ("device_count", lambda: len(self.recordings)),
+            ("current_device", lambda: self.current),
+            ("set_device", self._set_device),
+            ("device", self._on_device),
+            ("stream", self._on_stream),
+            ("current_stream", self.current_stream),
+            ("default_stream", lambda device=None: self._default[self.index_of(device)]),
+            ("synchronize", self._synchronize),
+            ("mem_get_info", self.mem_get_info),
+            ("get_device_properties", self._properties),
+            ("get_device_capability", lambda *_: (9, 0)),
+            ("is_current_stream_capturing", lambda: self.capturing is not None),
+            ("empty_cache", lambda: [one.empty_cache() for one in self.recordings]),
+            ("Event", event_class(self)),
+            ("Stream", stream_class(self)),
+            ("CUDAGraph", make_graph_class(self)),
+        ):
+            replaced.append((torch.cuda, name, answer))
+        with contextlib.ExitStack() as undo:
+            for owner, name, new in replaced:
+                undo.enter_context(mock.patch.object(owner, name, new, create=not hasattr(owner, name)))
+            undo.callback(self.engine.stop)
+            undo.enter_context(self)
+            yield self
+
+def snapshot_of(cuda: SimulatedCuda) -> dict[str, Any]:
+    """As `torch.cuda.memory._snapshot` gives it, of all devices."""
+    taken = [recording.snapshot() for recording in cuda.recordings]
+    whole = taken[0]
+    for device, one in enumerate(taken[1:], start=1):
+        for segment in one.segments:
+            segment.device = device
+        whole.segments += one.segments
+        whole.device_traces += one.device_traces
+    plain: dict[str, Any] = msgspec.to_builtins(whole, builtin_types=(tuple,))
+    return plain

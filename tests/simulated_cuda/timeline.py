@@ -1,0 +1,100 @@
+"""Time on a simulated device: what a stream is given runs after what it was given before, and the host goes on."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+@dataclass(eq=False)
+class Stream:
+    """A queue: so much is left to do on it."""
+
+    device: int
+    free_at_ns: int = 0
+    """When it will have done what it was given, by `time.perf_counter_ns`."""
+
+    def give(self, length_ns: float) -> int:
+        """Have it work for so long; the result is when it will be done."""
+        self.free_at_ns = max(self.free_at_ns, time.perf_counter_ns()) + round(length_ns)
+        return self.free_at_ns
+
+    def wait(self) -> None:
+        """The host waits until it is idle."""
+        until(self.free_at_ns)
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        """Whether it is idle."""
+        return time.perf_counter_ns() >= self.free_at_ns
+
+
+def until(at_ns: int) -> None:
+    """The host waits for this instant."""
+    left = at_ns - time.perf_counter_ns()
+    if left > 0:
+        time.sleep(left / 1e9)
+
+
+def stream_class(cuda: Any) -> type[Stream]:
+    """`torch.cuda.Stream` of these devices."""
+
+    class NewStream(Stream):
+        def __init__(self, device: Any = None, priority: int = 0) -> None:
+            super().__init__(cuda.index_of(device))
+
+    return NewStream
+
+
+def event_class(cuda: Any) -> type:
+    """`torch.cuda.Event` of these devices: a mark in a stream's queue."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+            cuda.refuse_in_capture()
+            cuda.note_call("Event")
+            self.enable_timing = enable_timing
+            self.index: int | None = None
+            """The device of the stream that it was first recorded in."""
+            self.at_ns: int | None = None
+
+        def record(self, stream: Stream | None = None) -> None:
+            stream = stream or cuda.current_stream()
+            cuda.note_call("Event.record")
+            if self.index is not None and self.index != stream.device:
+                raise RuntimeError(
+                    f"Event device {self.index} does not match recording stream's device {stream.device}."
+                )
+            self.index = stream.device
+            cuda.contexts.add(stream.device)
+            self.at_ns = max(stream.free_at_ns, time.perf_counter_ns())
+
+        def query(self) -> bool:
+            cuda.refuse_in_capture()
+            cuda.note_call("Event.query")
+            cuda.deliver()
+            return self.at_ns is None or time.perf_counter_ns() >= self.at_ns
+
+        def synchronize(self) -> None:
+            cuda.note_wait("Event.synchronize")
+            until(self.at_ns or 0)
+            cuda.deliver()
+
+        def wait(self, stream: Stream | None = None) -> None:
+            stream = stream or cuda.current_stream()
+            stream.free_at_ns = max(stream.free_at_ns, self.at_ns or 0)
+
+        def elapsed_time(self, end: "Event") -> float:
+            if not (self.enable_timing and end.enable_timing):
+                raise RuntimeError("both events need enable_timing=True")
+            if self.at_ns is None or end.at_ns is None:
+                raise RuntimeError("both events must be recorded before their distance is asked for")
+            if self.index != end.index:
+                raise RuntimeError("CUDA error: invalid resource handle")
+            if not (self.query() and end.query()):
+                raise RuntimeError("CUDA error: device not ready")
+            return (end.at_ns - self.at_ns) / 1e6
+
+    return Event
