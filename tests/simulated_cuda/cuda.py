@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.units import GIB
+from efprof.units import GIB, MIB
 from tests.facts.allocator.recording import Recording
 from tests.simulated_cuda.engine import Engine
 from tests.simulated_cuda.graphs import make_graph_class
@@ -137,15 +137,20 @@ class SimulatedCuda(TorchDispatchMode):
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two, {found}!")
         home = next(iter(homes), None)
         if name in WAITING:
-            self._wait_for(name, tensors, home)
+            self._wait_for(name, home)
         is_pinned = kwargs.pop("pin_memory", False) or name == "aten::_pin_memory"
         if is_pinned:
             self.refuse_in_capture()
         wanted = kwargs.get("device")
         if wanted is not None:
             wanted, kwargs["device"] = torch.device(wanted), CPU
-            if name == "aten::_to_copy" and home is not None and wanted.type == "cpu" and not kwargs.get("non_blocking"):
-                self._wait_for("copy to the host", tensors, home)
+            if (
+                name == "aten::_to_copy"
+                and home is not None
+                and wanted.type == "cpu"
+                and not kwargs.get("non_blocking")
+            ):
+                self._wait_for("copy to the host", home)
             home = None if wanted.type == "cpu" else self.index_of(wanted)
         result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
         for tensor in tree_leaves(result):
@@ -172,15 +177,14 @@ class SimulatedCuda(TorchDispatchMode):
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
             return target
-        self._wait_for("copy to the host", [source], here)
+        self._wait_for("copy to the host", here)
         return target.copy_(source)
 
-    def _wait_for(self, name: str, tensors: list[torch.Tensor], home: int | None) -> None:
+    def _wait_for(self, name: str, home: int | None) -> None:
         if home is not None:
             self.note_wait(name)
             until(self._streams[home].free_at_ns)
         self.deliver()
-        del tensors
 
     def deliver(self) -> None:
         """Copies whose time has come reach the host."""
@@ -226,9 +230,10 @@ class SimulatedCuda(TorchDispatchMode):
             free = self.total_bytes - allocator.reserved
             for observe in self.observers:
                 observe(home, num_bytes, self.total_bytes, free)
+            wanted, total, left = (amount / MIB for amount in (num_bytes, self.total_bytes, free))
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {num_bytes / 2**20:.2f} MiB. GPU {home} has a total capacity of "
-                f"{self.total_bytes / 2**30:.2f} GiB of which {free / 2**20:.2f} MiB is free."
+                f"CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU {home} has a total capacity of "
+                f"{total / 1024:.2f} GiB of which {left:.2f} MiB is free."
             )
         self._blocks[key] = block
         self._peaks[home] = max(self._peaks[home], recording.allocator.allocated)
@@ -348,12 +353,12 @@ class SimulatedCuda(TorchDispatchMode):
         """A function that makes tensors, on a device if it is told so."""
 
         def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-            wanted = CPU if device is None else torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-            if wanted.type != "cuda":
-                return original(*args, device=device, **kwargs)
+            if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
+                made: torch.Tensor = original(*args, device=device, **kwargs)
+                return made
             self.initialize()
-            tensor = original(*args, **kwargs)
-            self._put(tensor, self.index_of(wanted), is_pinned=False)
+            tensor: torch.Tensor = original(*args, **kwargs)
+            self._put(tensor, self.index_of(device), is_pinned=False)
             return tensor
 
         return make
@@ -365,7 +370,7 @@ class SimulatedCuda(TorchDispatchMode):
         to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
 
         def waited_tolist(tensor: torch.Tensor) -> Any:
-            self._wait_for("tolist", [tensor], self._home(tensor))
+            self._wait_for("tolist", self._home(tensor))
             return tolist(tensor)
 
         replaced: list[tuple[Any, str, Any]] = [
@@ -385,7 +390,11 @@ class SimulatedCuda(TorchDispatchMode):
             (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None)),
             (torch.Tensor, "to", self._to(to)),
             (torch.Tensor, "cpu", lambda tensor, *_, **__: tensor.to(CPU)),
-            (torch.Tensor, "cuda", lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device)))),
+            (
+                torch.Tensor,
+                "cuda",
+                lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device))),
+            ),
             (torch.Tensor, "tolist", waited_tolist),
         ]
         replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
@@ -419,6 +428,7 @@ class SimulatedCuda(TorchDispatchMode):
             undo.callback(self.engine.stop)
             undo.enter_context(self)
             yield self
+
 
 def snapshot_of(cuda: SimulatedCuda) -> dict[str, Any]:
     """As `torch.cuda.memory._snapshot` gives it, of all devices."""

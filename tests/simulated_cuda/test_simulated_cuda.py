@@ -1,0 +1,137 @@
+"""The simulated device does what CUDA documents, and the recorder's own GPU path runs on it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.units import MIB
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages
+from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda
+
+NUM_STEPS = 40
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def cuda() -> Iterator[SimulatedCuda]:
+    with SimulatedCuda(2).in_place() as devices:
+        yield devices
+
+
+def train(device: str) -> None:
+    torch.manual_seed(0)
+    model = make_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for inputs, targets in make_loader(NUM_STEPS):
+        error_of(model, inputs.to(device), targets.to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def recorded_on(device: str, folder: Path, overhead: float) -> Recorded:
+    return record_here(folder, lambda: train(device), overhead=overhead)
+
+
+@pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL])
+def test_a_training_is_recorded_as_on_the_cpu_and_nothing_waits_for_the_device(overhead: float, tmp_path: Path) -> None:
+    bare = recorded_on("cpu", tmp_path / "cpu", overhead).steps
+    with SimulatedCuda().in_place() as cuda:
+        recording = recorded_on("cuda", tmp_path / "cuda", overhead)
+    steps = recording.steps
+    assert [(one.step, one.loss, one.micro_batches) for one in steps] == [
+        (one.step, one.loss, one.micro_batches) for one in bare
+    ]
+    assert [stages(one) for one in steps] == [stages(one) for one in bare]
+    full = [one for one in steps if one.is_full]
+    assert all(span.device_us is not None for one in full for span in one.spans)
+    assert all(here.reserved_bytes > 0 for one in full for here in one.memory)
+    assert [one.gradient_norm for one in full] == pytest.approx([one.gradient_norm for one in bare if one.is_full])
+    assert recording.events(CollectorStopped) == []
+    assert cuda.waits_of("efprof/recorder") == []
+
+
+def test_what_is_made_of_a_tensor_lies_where_it_does(cuda: SimulatedCuda) -> None:
+    there = torch.ones(3, device="cuda:1")
+    assert (there * 2 + 1).device == torch.device("cuda:1")
+    assert there.cpu().device.type == "cpu"
+    with pytest.raises(RuntimeError, match="same device"):
+        there + torch.ones(3, device="cuda:0")
+
+
+def test_memory_is_served_and_given_back_by_the_model_of_the_allocator(cuda: SimulatedCuda) -> None:
+    held = torch.empty(1 << 20, device="cuda")
+    assert cuda.memory_stats(0)["allocated_bytes"]["all"]["current"] == 1 << 22
+    del held
+    assert cuda.memory_stats(0)["allocated_bytes"]["all"]["current"] == 0
+
+
+def test_a_device_that_has_no_memory_left_says_so() -> None:
+    with (
+        SimulatedCuda(total_bytes=64 * MIB).in_place(),
+        pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 80\.00 MiB"),
+    ):
+        torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_a_copy_to_the_host_arrives_when_the_device_has_come_to_it(cuda: SimulatedCuda) -> None:
+    value, target = torch.tensor(0.25, device="cuda"), torch.empty((), pin_memory=True)
+    cuda.launch(200)
+    target.copy_(value, non_blocking=True)
+    assert target.item() == GARBAGE
+    arrived = torch.cuda.Event()
+    arrived.record()
+    assert not arrived.query()
+    arrived.synchronize()
+    assert target.item() == 0.25
+
+
+def test_events_tell_of_the_queue_and_belong_to_one_device(cuda: SimulatedCuda) -> None:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    cuda.launch(20)
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 20
+    torch.cuda.set_device(1)
+    with pytest.raises(RuntimeError, match="Event device 0 does not match"):
+        start.record()
+
+
+def test_a_value_that_is_asked_for_waits_for_the_device(cuda: SimulatedCuda) -> None:
+    value = torch.tensor(1.0, device="cuda")
+    cuda.launch(20)
+    began = time.perf_counter()
+    assert value.item() == 1.0
+    assert time.perf_counter() - began > 0.01
+    assert cuda.waits_of(__file__)
+
+
+def test_backward_runs_on_a_thread_that_python_does_not_list(cuda: SimulatedCuda) -> None:
+    weight = torch.ones(3, device="cuda").requires_grad_()
+    seen: list[int] = []
+    weight.register_hook(lambda _: seen.append(threading.get_ident()))
+    weight.sum().backward()
+    assert seen == [cuda.engine.ident]
+    assert seen[0] not in {thread.ident for thread in threading.enumerate()}
+
+
+def test_a_graph_does_again_what_was_captured_and_a_capture_permits_no_wait(cuda: SimulatedCuda) -> None:
+    inputs, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    doubled = inputs * 2
+    graph.capture_end()
+    inputs.fill_(3.0)
+    graph.replay()
+    assert doubled.tolist() == [6.0] * 3
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="capturing"):
+        inputs.sum().item()
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
