@@ -160,7 +160,8 @@ def test_a_container_that_fills_with_tensors_is_counted_and_its_line_seen(
     text: str, path: str, kind: str, begin: Begin, tmp_path: Path
 ) -> None:
     recorded = record(begin, text)
-    first, second = read_counts(recorded.rank)[:2]
+    # A count that a busy machine stops before it comes there tells nothing of the holder.
+    first, second = [count for count in read_counts(recorded.rank) if holder_at(count, path) is not None][:2]
     before, after = holder_at(first, path), holder_at(second, path)
     assert before is not None
     assert after is not None
