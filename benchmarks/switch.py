@@ -7,6 +7,7 @@ over seconds cancels out: pairs of blocks half a second long differ by 150 us pe
 
 import gc
 from collections.abc import Callable, Iterable
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.blocks import Side
 from efprof.recorder import current
+from efprof.recorder.loop import Loop
 from efprof.recorder.sampling import MOST_UNASKED_STEPS
 from efprof.recorder.session import Session
 
@@ -67,10 +69,10 @@ class Switch:
             raise RuntimeError("the recording has ended: there is nothing to measure")
         if was == "bare":
             self._put_back()
-            session.loop.resume()
+            _resume(session.loop)
         _choose(session, side)
         if side == "bare":
-            session.loop.pause()
+            _pause(session.loop)
             self._take_out()
 
     def _take_out(self) -> None:
@@ -96,6 +98,25 @@ class Switch:
             for name, value in vars(owner).items():
                 if callable(value) and value is not before.get(name, MISSING):
                     yield owner, name, before.get(name, MISSING), value
+
+
+def _pause(loop: Loop) -> None:
+    """What the program does until `_resume` is part of no step; one that is whole ends here."""
+    if not loop.light.is_on and loop.clock.stage is None:
+        loop.steps.finish_last(perf_counter_ns())
+    loop.thread.pause()
+
+
+def _resume(loop: Loop) -> None:
+    """The next step begins now."""
+    loop.thread.resume()
+    if not loop.light.is_on:
+        loop.disturb()
+        return
+    steps = loop.light.steps
+    if steps.stepped:
+        steps.close()
+    steps._start_ns = perf_counter_ns()
 
 
 def _choose(session: Session, side: Side) -> None:

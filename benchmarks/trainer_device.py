@@ -128,12 +128,12 @@ def measured_ceilings() -> tuple[float, float]:
     return 2 * _MATRIX_SIZE**3 / product, 2 * _COPIED_BYTES / copy
 
 
-class OperandBytes(TorchDispatchMode):
+class OperandBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of what operators are given and return; a view is neither read nor written."""
 
     def __init__(self) -> None:
         """Start at none."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(

@@ -122,6 +122,19 @@ def make_step(
     return StepRecord(**{**defaults, **fields})
 
 
+def on_device(step: StepRecord, *stages_ms: float, total_ms: float) -> StepRecord:
+    """The same step on a device, which took so long for its stages, and for all of it."""
+    for span, device_ms in zip(step.spans, stages_ms, strict=True):
+        span.device_us = device_ms * 1000
+    step.device_us = total_ms * 1000
+    return step
+
+
+def make_busy_step(step: int, **fields: Any) -> StepRecord:
+    """One of 11.7 ms on the host and the device, whose forward pass keeps that busy: it is idle for 0.2 ms at most."""
+    return on_device(make_step(step, forward_ms=0.2, **fields), 0.0, 11.7, 0.0, 0.0, total_ms=11.7)
+
+
 def make_steps(count: int, **fields: Any) -> list[StepRecord]:
     """`count` steps; a field given as a function is called with each step's number."""
     return [

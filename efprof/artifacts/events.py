@@ -63,12 +63,16 @@ class SuspectOperation(msgspec.Struct, kw_only=True):
 
 
 class NonFiniteSeen(_Event, tag="nonfinite_seen"):
-    """A loss or gradient was NaN or Inf; `site` is the line that called backward or the optimizer."""
+    """A loss or gradient was NaN or Inf; `site` is the line that called backward or the optimizer.
+
+    One that `is_late` was told by a device when backward had freed the graph: no suspects were looked for.
+    """
 
     what: str
     value: str
     site: str | None
     suspects: list[SuspectOperation] = []
+    is_late: bool = False
 
 
 class OutOfMemory(_Event, tag="out_of_memory"):
@@ -86,6 +90,20 @@ class OutOfMemory(_Event, tag="out_of_memory"):
     def __post_init__(self) -> None:
         if self.requested_bytes is None:
             self.requested_bytes = _requested_bytes(self.message)
+
+
+class DeviceShortage(_Event, tag="device_shortage"):
+    """Requests that CUDA's allocator could not serve, most of which a program survives: the first, and at the end all.
+
+    `num_failed` there were; the fields before it are of the last of them, as the allocator told it, in bytes that it
+    asked the driver for. `num_rejected` more it refused itself, as `throw_on_cudamalloc_oom` has it, and only counts.
+    """
+
+    device: int | None = None
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    num_failed: int = 0
+    num_rejected: int = 0
 
 
 class TrainingRaised(_Event, tag="training_raised"):
@@ -227,6 +245,7 @@ Event = (
     | WindowClosed
     | NonFiniteSeen
     | OutOfMemory
+    | DeviceShortage
     | TrainingRaised
     | StepInterrupted
     | CollectorStopped
@@ -239,8 +258,8 @@ Event = (
 )
 
 
-_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
-"""torch's allocators and NumPy's say so; CUDA's and NumPy's round to two digits."""
+_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate|Requested +:) (\d+(?:\.\d*)?) ([KMGTPE]iB|bytes)")
+"""So say torch's allocators, the third is `cudaMallocAsync`'s, and NumPy's; CUDA's and NumPy's round to two digits."""
 
 _EXPONENTS = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
 

@@ -54,7 +54,10 @@ class Host(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunFile(msgspec.Struct, kw_only=True, frozen=True):
-    """The whole of run.json. `versions`, `devices` and `memory_source` are filled in by the training process."""
+    """The whole of run.json. `versions`, `devices` and `memory_source` are filled in by the training process.
+
+    The first of the devices is the one that it trains on.
+    """
 
     schema_version: int
     run_id: str

@@ -31,6 +31,7 @@ class RecordSettings(
     triggers: Words | None = None
     host_memory: bool | None = None
     holders: bool | None = None
+    memory_ring: bool | None = None
     overhead: str | None = None
     keeps_diff: bool | None = None
 

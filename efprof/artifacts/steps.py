@@ -26,8 +26,8 @@ class SiteCalls(msgspec.Struct, kw_only=True):
 class StageSpan(msgspec.Struct, array_like=True, gc=False):
     """One stretch of a stage, microseconds from the step's start.
 
-    `device_us` is the time between its start and its end on the device's current stream, by CUDA events; None
-    where there is no CUDA.
+    `device_us` is the time between its start and its end on the device's current stream, by CUDA events, each of which
+    the device passes when it has done what was queued before; None where there is no CUDA.
     """
 
     stage: str
@@ -61,7 +61,8 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     before a gradient scaler, NaN and Inf spelled as strings; `gradient_norm` is missing where it is known of some of
     the step's optimizers only; `sequence` is autograd's sequence number at the start of the forward pass;
     `is_skipped` says that an optimizer was held back since gradients were not finite, or that the program threw them
-    away; `window` names the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`.
+    away; `window` names the costly collector that was on; `recorder_us` is the recorder's own time within `total_us`;
+    `device_us` is the time from its first span's start to its own end as a span has it.
 
     Of a light step, which is not `is_full`, no more is known than its loss, its number of micro-batches, and its length
     from the update before to its own; the site and the loader are those of the full step before. One that `has_pause`
@@ -93,6 +94,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     loader: int | None = None
     sequence: int | None = None
     window: str | None = None
+    device_us: float | None = None
     is_full: bool = True
     has_pause: bool = False
 

@@ -12,7 +12,7 @@ from efprof.facts.allocation_retries import (
 from efprof.facts.headroom import own_limit, smaller_micro_batch
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, within_idle
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_share, format_value
@@ -53,7 +53,7 @@ def allocation_retries(run: Run) -> Examination:
 
 
 def _finding(run: Run, retries: AllocationRetries) -> Finding:
-    sources, advice, gain = run.get(Sources), run.get(RetryAdvice), _gain(retries)
+    sources, advice, gain = run.get(Sources), run.get(RetryAdvice), within_idle(run, _gain(retries))
     sites = sum((retried_sites(device) for device in advice.devices), start=Counter[str | None]())
     blame, whose = _blame(run, retries, sites)
     stage, count = retries.by_stage[0]

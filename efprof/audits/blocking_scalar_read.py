@@ -3,11 +3,11 @@
 import math
 
 from efprof.facts.run import Run
-from efprof.facts.scalar_reads import ReadingLine, read_numbers, scalar_reads, what_reading_means
+from efprof.facts.scalar_reads import ReadingLine, gain_without, read_numbers, scalar_reads, what_reading_means
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, part_of_steps
+from efprof.facts.step_times import StepTimes, part_of_steps, within_idle
 from efprof.fixes.scalar_read import read_less
-from efprof.model import Examination, Finding, Fix, Gain, Severity
+from efprof.model import Examination, Finding, Fix, Severity
 from efprof.units import format_ms, format_share, format_value
 
 LEAST_STEPS = 5
@@ -40,7 +40,7 @@ def blocking_scalar_read(run: Run) -> Examination:
 
     Fix
     ---
-    Keep the value on the device (`.detach()`), and read it one step late or only every so many steps. Where the program
+    Keep the value on the device (`.detach()`), and read it only every so many steps. Where the program
     goes on with the number at once, have one read serve several such calls.
 
     Predicted gain
@@ -67,28 +67,22 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
 
 
 def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
-    share = line.typical_ms / step_ms
-    low, high = line.interval_ms
+    share, gain = line.typical_ms / step_ms, within_idle(run, gain_without(line, is_gpu=is_gpu))
+    cost = (gain.step_ms or 0.0) / step_ms
     return Finding(
         blame=line.blame,
         category="time",
         headline=f"A tensor's value is read in {'every step' if line.median_count >= 1 else 'half of the steps'}",
         message=_message(line, share, is_gpu=is_gpu),
-        fix=_fix(run.get(Sources), line, share),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the time measured inside the reading calls, all of which the fix removes"
-            + ("; a later read may wait in their place" if is_gpu else ""),
-            step_ms=line.typical_ms,
-            step_ms_interval=(0.0 if is_gpu else low, high),
-        ),
+        fix=_fix(run.get(Sources), line, cost),
+        gain=gain,
         evidence=(
             run.get(Sources).snippet(line.blame),
             part_of_steps(run.get(StepTimes), "reads of this line", line.ms),
             read_numbers(line, share),
             what_reading_means(line, is_gpu=is_gpu),
         ),
-        severity=_severity(share),
+        severity=_severity(cost),
     )
 
 
@@ -105,16 +99,16 @@ def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
     )
 
 
-def _fix(sources: Sources, line: ReadingLine, share: float) -> Fix:
+def _fix(sources: Sources, line: ReadingLine, cost: float) -> Fix:
     return read_less(
         line.blame,
         sources.files.get(line.blame.file, []),
         sources.tree(line.blame.file),
         calls=line.calls,
         reads_per_step=line.median_count,
-        every=math.ceil(share / AFTER_COST),
+        every=math.ceil(cost / AFTER_COST),
     )
 
 
-def _severity(share: float) -> Severity:
-    return "high" if share >= HIGH_COST else "medium" if share >= MEDIUM_COST else "low"
+def _severity(cost: float) -> Severity:
+    return "high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low"

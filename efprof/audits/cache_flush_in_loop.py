@@ -3,7 +3,7 @@
 from efprof.facts.cache_flushes import CacheFlushes
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, stall_lines
+from efprof.facts.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value
@@ -46,19 +46,21 @@ def cache_flush_in_loop(run: Run) -> Examination:
 
 def _finding(run: Run, line: StallLine) -> Finding:
     sources, flushed = run.get(Sources), run.get(CacheFlushes)
-    share = line.step_ms / max(1e-9, run.get(StepTimes).median_ms())
+    gain = Gain(
+        basis="measured bound",
+        explanation="the time measured inside the calls; what asking the driver again takes comes on top",
+        step_ms=line.step_ms,
+    )
+    gain, step_ms = within_idle(run, gain), max(1e-9, run.get(StepTimes).median_ms())
+    share = (gain.step_ms or 0.0) / step_ms
     return Finding(
         blame=line.blame,
         category="time",
         headline="The allocator's cache is emptied in the loop",
         message=f"This line empties the cache {format_value(round(line.count_per_step, 1), 'count')} times per step, "
-        f"which takes {format_ms(line.step_ms)} of it ({format_share(share)}){_given_back(flushed)}.",
+        f"which takes {format_ms(line.step_ms)} of it ({format_share(line.step_ms / step_ms)}){_given_back(flushed)}.",
         fix=_fix(sources, line),
-        gain=Gain(
-            basis="measured bound",
-            explanation="the time measured inside the calls; what asking the driver again takes comes on top",
-            step_ms=line.step_ms,
-        ),
+        gain=gain,
         evidence=(
             sources.snippet(line.blame),
             Narrative(

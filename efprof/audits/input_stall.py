@@ -3,7 +3,7 @@
 from efprof.facts.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWaits, wait_evidence, wait_severity
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
+from efprof.facts.step_times import StepTimes, within_idle
 from efprof.fixes.loader_call import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets
@@ -14,7 +14,8 @@ LEAST_SHARE, LEAST_MS = 0.1, 1.0
 """A tenth of the step is worth an edit; below a millisecond, handing over a batch from a worker costs as much."""
 LEAST_SHARE_WITHOUT_WORKERS = 0.5
 """Where no worker helps, a data set must be rewritten: worth it where training waits longer than it trains. Collating
-tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms)."""
+tensors in memory takes a third of a small model's step (measured: 1.1 of 3.0 ms). The same where a first worker wins
+less than a tenth: on a busy machine a healthy loop waited 40 % of its step, of which a worker would win 5 %."""
 KEEP_WORKERS: dict[str, object] = {"persistent_workers": True}
 
 
@@ -55,7 +56,9 @@ def input_stall(run: Run) -> Examination:
 def _is_stalled(waits: InputWaits) -> bool:
     """Whether batches come too late, and not only later than at once: taking one from a worker takes time too."""
     can_win, least_ms = _can_win(waits), MOST_HANDOVER_MS if waits.num_workers else LEAST_MS
-    least_ms = max(least_ms, waits.step_ms * (LEAST_SHARE if can_win else LEAST_SHARE_WITHOUT_WORKERS))
+    least_gain = LEAST_GAIN if waits.num_workers else LEAST_SHARE
+    is_worth_it = waits.saved_ms_with(waits.best_workers) >= least_gain * waits.step_ms
+    least_ms = max(least_ms, waits.step_ms * (LEAST_SHARE if is_worth_it else LEAST_SHARE_WITHOUT_WORKERS))
     return waits.data_ms >= least_ms and (waits.is_out_of_cores or can_win)
 
 
@@ -105,6 +108,7 @@ def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, obje
 
 
 def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, certain_share: float) -> Finding:
+    gain = within_idle(run, gain)
     return Finding(
         blame=blame,
         category="time",

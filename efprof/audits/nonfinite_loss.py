@@ -107,8 +107,10 @@ def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
         )
     if cause.mechanism == "explosion" and found.usual_norm:
         return clip_gradients(blame.file, lines, tree, blame.line, found.usual_norm)
+    again = "under torch.autograd.set_detect_anomaly(True)"
+    if found.is_late:
+        again = "on the CPU under `efprof record`, from an earlier checkpoint: failing there, it names the operation"
     return Fix(
-        summary=f"Run step {found.first_step:,} again under torch.autograd.set_detect_anomaly(True), and check its "
-        "batch for NaN and Inf.",
+        summary=f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.",
         applicability="manual",
     )

@@ -1,12 +1,21 @@
 """A request that the device could not serve."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import examination_of, what_is_missing, why_it_failed
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
-from efprof.facts.memory_failure_evidence import evidence_of_device, failure_evidence, most_alive_site, what_failed
+from efprof.facts.failure_state import FailureState
+from efprof.facts.memory_failure_evidence import (
+    evidence_of_device,
+    evidence_of_state,
+    failure_evidence,
+    most_alive_site,
+    what_failed,
+    what_is_likely,
+)
 from efprof.facts.run import Run
 from efprof.facts.run_limits import MemoryFailure
 from efprof.facts.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
@@ -26,7 +35,7 @@ def out_of_memory(run: Run) -> Examination:
 
     Why it matters
     --------------
-    The run ended there.
+    The run ended there, unless it went on: then a batch may be missing, or a slower algorithm was taken.
 
     Fix
     ---
@@ -40,7 +49,7 @@ def out_of_memory(run: Run) -> Examination:
     devices = _devices(run)
     makes = [partial(_finding, run, device, device.failure) for device in devices if device.failure is not None]
     if not makes and run.run_file.ended == "out_of_memory":
-        makes = [partial(_without_snapshot, run, run.get(MemoryFailure))]
+        makes = [partial(_at_end, run, run.get(MemoryFailure))]
     num_requests = sum(device.replay.allocations for device in devices)
     looked_at = f"{num_requests:,} requests on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
     return examination_of(looked_at if devices else "the error that ended the run", makes)
@@ -56,7 +65,19 @@ def _devices(run: Run) -> tuple[DeviceHistory, ...]:
         return ()
 
 
-def _without_snapshot(run: Run, failure: MemoryFailure) -> Finding:
+def _at_end(run: Run, failure: MemoryFailure) -> Finding:
+    """By the device's state where a snapshot shows it, else by the error alone."""
+    try:
+        state = run.get(FailureState)
+    except (NotRecorded, UnreadableInput):
+        return _by_error(run, failure)
+    on_device = state.device.failure if failure.requested_bytes and failure.site else None
+    found = _by_error(run, failure) if on_device is None else _finding(run, state.device, on_device)
+    evidence = evidence_of_state(run, state, failure, found.blame)
+    return replace(found, message=found.message + what_is_likely(state), evidence=evidence)
+
+
+def _by_error(run: Run, failure: MemoryFailure) -> Finding:
     site = failure.site or most_alive_site(run, failure)
     if site is None:
         raise ThinEvidence("memory ran out, but no line of yours is in the traceback of the error that says so.")
@@ -74,23 +95,33 @@ def _without_snapshot(run: Run, failure: MemoryFailure) -> Finding:
 
 
 def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
-    site = failure.site or failure.most_held_site
+    site = failure.site or _site_of_error(run, device) or failure.most_held_site
     if site is None:
         raise ThinEvidence(
             f"a request for {format_bytes(failure.requested_bytes)} failed, but no stack of device "
             f"{device.history.device} in {device.file} names a line of yours; record with stacks."
         )
     blame = run.get(Sources).line(site)
+    headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
+    is_survived = run.run_file.ended == "finished"
     return Finding(
         blame=blame,
         category="memory",
-        headline="Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory",
+        headline=f"{headline}, and the program went on" if is_survived else headline,
         message=why_it_failed(device, failure),
         fix=_fix(run, device, failure),
         gain=_gain(run, device, failure),
         evidence=evidence_of_device(run, device, failure, blame),
-        severity="high",
+        severity="low" if is_survived else "high",
     )
+
+
+def _site_of_error(run: Run, device: DeviceHistory) -> str | None:
+    """A backward pass asks in a thread without Python; its error comes out of the line that called it."""
+    with suppress(NotRecorded):
+        error = run.get(MemoryFailure)
+        return error.site if device.file.rpartition("/")[0] in ("", error.rank_folder.name) else None
+    return None
 
 
 def _survivor(device: DeviceHistory) -> Trial | None:
@@ -105,6 +136,8 @@ def _fix(run: Run, device: DeviceHistory, failure: Failure) -> Fix:
         fallback = f"Should that not be enough: {smaller.summary}" if smaller.changes else ""
         return set_allocator(old, survivor.configuration, caution=" ".join([*survivor.warnings, fallback]).strip())
     tried = f"No setting of the allocator that was tried would have served the request: {what_is_missing(failure)}."
+    if not device.trials:
+        tried = f"No history tells whether a setting of the allocator would have served it: {what_is_missing(failure)}."
     return replace(smaller, summary=f"{smaller.summary} {tried}" if smaller.changes else f"{tried} {smaller.summary}")
 
 

@@ -40,6 +40,11 @@ from efprof.model import EfprofError
     help="Count who keeps tensors alive whatever it costs, or never; default: as far as the budget goes.",
 )
 @click.option(
+    "--memory-ring/--no-memory-ring",
+    default=None,
+    help="Keep the CUDA allocator's last 10,000 events at all times, for when memory runs out; default: no.",
+)
+@click.option(
     "--overhead",
     metavar="SHARE",
     help="The share of the time that recording may cost once 3 s are used up; default: 1%. With 100% every step is "

@@ -184,7 +184,8 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
     held = ""
     if most is not None and most.site is not None:
         share = format_share(most.num_bytes / max(1, parts.reserved_bytes))
-        held = f". Most was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
+        of_what = "Most" if most is failure.instant.owners[0] else "Of what stacks tell of, most"
+        held = f". {of_what} was held by {place_of(most.site)}: {format_bytes(most.num_bytes)} ({share})"
     return (
         f"Device {device.history.device} could not give {format_bytes(failure.requested_bytes)}: of "
         f"{format_bytes(parts.reserved_bytes)} reserved {format_bytes(failure.free_bytes)} were free"
@@ -194,7 +195,8 @@ def why_it_failed(device: DeviceHistory, failure: Failure) -> str:
 
 def what_is_missing(failure: Failure) -> str:
     """What must change at the line that holds most."""
-    where = f" at {place_of(failure.most_held_site)}, which holds most" if failure.most_held_site else ""
+    most = failure.instant.owners[0].site if failure.instant.owners else None
+    where = f" at {place_of(most)}, which holds most" if most else ""
     if failure.is_fragmentation:
         return f"keep less{where}, so that larger pieces are free"
     missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes

@@ -148,7 +148,12 @@ class DeviceHistory:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Other settings and what they would reserve; of a long history only the one that helps most often."""
+        """Other settings and what they would reserve; of a long history only the one that helps most often.
+
+        None of a history without requests: what lies there at an instant tells nothing of how it came to lie so.
+        """
+        if not self.replay.allocations:
+            return []
         candidates = worth_a_try(self.what_if)
         if len(self.history.entries) > MANY_EVENTS:
             candidates = candidates[:FEW_CANDIDATES]
@@ -211,7 +216,7 @@ class DeviceMemory:
                 if (rank, device) in found:
                     continue
                 try:
-                    history, limit = sized_history(snapshot, device), _limit_bytes(run, device)
+                    history, limit = sized_history(snapshot, device), limit_bytes_of(run, device)
                     found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
                 except NotRecorded as error:
                     reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
@@ -230,7 +235,8 @@ class DeviceMemory:
         return trusted
 
 
-def _limit_bytes(run: Run, number: int) -> int | None:
+def limit_bytes_of(run: Run, number: int) -> int | None:
+    """What the program lets itself take of this device; None without a limit."""
     device = next((device for device in run.run_file.devices if device.index == number), None)
     return None if device is None or memory_fraction(run) == 1 else allowed_bytes(run, device)
 

@@ -40,6 +40,7 @@ LONGEST_SHARE = 0.05
 class InputWaits:
     """Milliseconds per steady step: waiting for data (the mean, since several workers deliver in bursts) and the rest.
 
+    A device waits only as long as it has nothing else to do; the host takes `fetch_ms` for the data.
     `production_ms` is what one worker needs for a step's batches.
     `restarts` are the steps that waited for the workers of a new epoch, `restart_ms` their wait spread over all steps.
     `loader` is None where the loader that fed the steps was not seen being built.
@@ -51,6 +52,7 @@ class InputWaits:
     rest_ms: float
     data_ms: float
     data_interval_ms: tuple[float, float]
+    fetch_ms: float
     cpu_ms: float
     restarts: tuple[int, ...]
     restart_ms: float
@@ -63,18 +65,20 @@ class InputWaits:
         loader = loader_of(run, [time.record for time in steady])
         num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
         restarts = _restarts(steady, loader, num_steps)
-        waits_ms = _without_longest([time.of("data") for time in steady if time not in restarts])
+        usual = [time for time in steady if time not in restarts]
+        waits_ms = _without_longest([time.felt_ms("data") for time in usual])
         data_ms = statistics.fmean(waits_ms)
         return cls(
             loader=loader,
             num_cpus=run.run_file.host.num_cpus if run.run_file.host else 1,
             num_epochs=_num_epochs(times.every, loader),
-            rest_ms=statistics.median(time.total_ms - time.of("data") for time in steady),
+            rest_ms=statistics.median(time.total_ms - time.felt_ms("data") for time in steady),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
+            fetch_ms=statistics.fmean(_without_longest([time.of("data") for time in usual])),
             cpu_ms=statistics.median(time.cpu_ms for time in steady),
             restarts=tuple(time.step for time in restarts),
-            restart_ms=sum(time.of("data") - data_ms for time in restarts) / num_steps,
+            restart_ms=sum(time.felt_ms("data") - data_ms for time in restarts) / num_steps,
         )
 
     @property
@@ -95,7 +99,7 @@ class InputWaits:
     @property
     def production_ms(self) -> float:
         """What one worker needs to make the batches of a step: workers that are waited for are always busy."""
-        return self.num_workers * self.step_ms if self.num_workers else self.data_ms
+        return self.num_workers * self.step_ms if self.num_workers else self.fetch_ms
 
     @property
     def most_workers(self) -> int:
@@ -195,8 +199,8 @@ def _restarts(steady: Sequence[StepTime], loader: LoaderBuilt | None, num_steps:
     """The first steps of the epochs, where they waited long; none for a loader that keeps its workers."""
     if loader is None or not loader.num_workers or loader.persistent_workers:
         return []
-    limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.of("data") for time in steady))
-    large = [time for time in steady if time.of("data") > limit_ms]
+    limit_ms = max(LARGE_WAIT_MS, LARGE_WAIT_FACTOR * statistics.median(time.felt_ms("data") for time in steady))
+    large = [time for time in steady if time.felt_ms("data") > limit_ms]
     if len(large) < 2 or len(large) > MAX_LARGE_SHARE * num_steps:
         return []
     steps = _steps_per_epoch(steady, loader) or large[1].step - large[0].step
@@ -229,7 +233,8 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
         else "The training process makes each batch itself, and trains nothing meanwhile"
     )
     paragraphs = (
-        f"{who}. The time between asking the loader for a batch and getting it was measured in every step.",
+        f"{who}. The time between asking the loader for a batch and getting it was measured in every step; as long as "
+        "a device still has something to do, it is no wait.",
         "The prediction takes the slowest of three: the rest of the step, one worker's time divided by the workers, "
         "and all CPU time divided by the processors. Its interval reaches from workers that cost the training nothing "
         "to workers that share its cores and memory, and the prediction lies midway.",
@@ -237,7 +242,7 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
         "data set holds a lock.",
     )
     return (
-        part_of_steps(times, "waiting for data", [time.of("data") for time in times.steady], marks),
+        part_of_steps(times, "waiting for data", [time.felt_ms("data") for time in times.steady], marks),
         Numbers(title="The loader and the machine", numbers=numbers),
         Narrative(paragraphs=paragraphs),
     )

@@ -142,6 +142,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     return (
         _metric("step_ms", "step time", "ms", times.steady_ms, STEP_MS_BUDGET),
         *(_metric(f"{stage}_ms", f"{stage} time", "ms", [time.of(stage) for time in steady]) for stage in STAGES),
+        *_device_metrics([time for time in steady if time.device_ms]),
         _metric("cpu_ms", "CPU time of the process", "ms", [time.cpu_ms for time in steady]),
         _metric("peak_allocated_bytes", "peak allocated memory", "bytes", peaks, PEAK_BUDGET),
         _metric("window_peak_bytes", "peak within a step", "bytes", _window_peaks(run)),
@@ -150,6 +151,17 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
         _metric("scalar_reads_per_step", "scalar reads", "count", reads),
         _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
     )
+
+
+def _device_metrics(steady: Sequence[StepTime]) -> tuple[Metric, ...]:
+    """None where no device told its times."""
+    if not steady:
+        return ()
+    stages = (
+        _metric(f"{stage}_device_ms", f"{stage} time on the device", "ms", [time.device_ms[place] for time in steady])
+        for place, stage in enumerate(STAGES)
+    )
+    return (*stages, _metric("device_idle_ms", "device idle, at most", "ms", [sum(time.idle_ms) for time in steady]))
 
 
 def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: float | None = None) -> Metric:
@@ -300,9 +312,13 @@ def _about_memory(times: StepTimes) -> list[str]:
 def _about_time(times: StepTimes) -> list[str]:
     if not times.steady:
         return []
-    by_stage = {stage: statistics.median(time.of(stage) for time in times.steady) for stage in STAGES}
+    on_device = [time.device_ms for time in times.steady if time.device_ms]
+    stages_ms = on_device or [time.stage_ms for time in times.steady]
+    by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
     stage = max(STAGES, key=lambda name: by_stage[name])
-    share = by_stage[stage] / times.median_ms()
+    share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
     if share < LEAST_STAGE:
         return []
-    return [f"The {stage} stage takes {format_share(share)} of the median step ({format_ms(by_stage[stage])})."]
+    where = " on the device" if on_device else ""
+    taken = f"takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})"
+    return [f"The {stage} stage {taken}."]

@@ -1,5 +1,10 @@
 """What a finding about memory that ran out shows, with a snapshot of the device and without one."""
 
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from efprof.artifacts.events import DeviceShortage
 from efprof.facts.device_evidence import (
     composition_numbers,
     how_replay_is_known,
@@ -9,29 +14,109 @@ from efprof.facts.device_evidence import (
 )
 from efprof.facts.device_memory import DeviceHistory, Failure
 from efprof.facts.device_use import device_use_evidence
+from efprof.facts.failure_state import FailureState
 from efprof.facts.peak_composition import PeakComposition, most_by_line, peak_bars
 from efprof.facts.run import Run
 from efprof.facts.run_limits import MemoryFailure, RunLimits
 from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources, place_of
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine
+from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, Table
 from efprof.units import format_bytes, format_share
+
+MOST_ROWS: Final = 10
+MOST_NAMED: Final = 3
 
 
 def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
     """What filled the device, where it lay, and what other settings would have done."""
+    most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
+    return (
+        reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
+        *_what_lay_there(run, device, failure, blame),
+        trial_bars(device),
+        how_replay_is_known(device),
+    )
+
+
+def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, blame: SourceLine) -> tuple[Evidence, ...]:
+    """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
+    on_device = state.device.failure
+    return (
+        *(() if on_device is None else _what_lay_there(run, state.device, on_device, blame)),
+        _table_of_sizes(state),
+        Narrative(paragraphs=tuple(_how_state_is_known(failure))),
+    )
+
+
+def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
     sources, instant, most = run.get(Sources), failure.instant, failure.most_held_site
     most_held = sources.line(most) if most else None
     return (
-        reserved_series(device, ((float(instant.index + 1), "the failed request"),), most_held),
         sources.snippet(blame),
         owner_map(instant, most_held, "What filled the device"),
         composition_numbers(instant, "Reserved memory when the request failed"),
         *device_use_evidence(run)[:1],
         segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
-        trial_bars(device),
-        how_replay_is_known(device),
     )
+
+
+def what_is_likely(state: FailureState) -> str:
+    """A clause on the largest class of blocks that no stack tells of and a window does; empty where there is none."""
+    one = next((one for one in state.sizes if one.num_unknown and one.likely), None)
+    if one is None:
+        return ""
+    each = f"{one.num_unknown:,} {'block' if one.num_unknown == 1 else 'blocks'} of {format_bytes(one.requested_bytes)}"
+    return f". No stack tells who has {each}; {one.window} saw {_most_of(one.likely)} ask for as much"
+
+
+def _table_of_sizes(state: FailureState) -> Table:
+    return Table(
+        title="What is in use, by size",
+        columns=("each", "blocks", "together", "known by their own stacks", "the same size in a window"),
+        units=("bytes", "count", "bytes", "", ""),
+        rows=tuple(
+            (
+                float(one.requested_bytes),
+                float(one.num_blocks),
+                float(one.num_bytes),
+                f"{one.num_blocks - one.num_unknown:,}: {_most_of(one.known)}" if one.known else "none",
+                f"{_most_of(one.likely)} ({one.window})" if one.likely else "in none",
+            )
+            for one in state.sizes[:MOST_ROWS]
+        ),
+    )
+
+
+def _most_of(lines: Counter[str]) -> str:
+    named = [place for place, _ in lines.most_common(MOST_NAMED)]
+    return ", ".join(named) + (f" and {len(lines) - len(named)} more" if len(lines) > len(named) else "")
+
+
+def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
+    shortage = failure.shortage or DeviceShortage(at_ns=0, step=-1)
+    yield (
+        "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if it "
+        "was asked for while a history was kept, as in a window; equal sizes in a window are a hint and no proof. "
+        "'efprof record --memory-ring' keeps a history at all times: then all blocks but those of backward passes have "
+        "their lines, and other settings of the allocator can be tried."
+    )
+    yield (
+        "The snapshot was taken by the failing request itself, before its error left the allocator."
+        if shortage.num_failed == 1 and shortage.step == failure.step
+        else "The snapshot was taken when the error had ended the program: what the failing call itself had freed by "
+        "then is missing from it."
+    )
+    yield (
+        "torch tells what it asked the driver for: 2 MiB stand for a request of 1 MiB or less, and 20 MiB for one of "
+        "up to 10 MiB. An error of CUDA itself tells neither size nor place: its line is where it was noticed."
+    )
+    if shortage.num_failed > 1:
+        yield f"{shortage.num_failed:,} requests failed in this run: the program went on after the others."
+    if shortage.num_rejected:
+        yield (
+            f"{shortage.num_rejected:,} requests were refused by `throw_on_cudamalloc_oom` before the driver was "
+            "asked: the limit is the program's own, `per_process_memory_fraction`."
+        )
 
 
 def what_failed(run: Run, failure: MemoryFailure) -> str:

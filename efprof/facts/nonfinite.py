@@ -29,7 +29,8 @@ class NonFinite:
     """`first_step` is None where all was finite.
 
     `norms` are the finite gradient norms before it, in order; `suspects` the operations whose own inputs were
-    finite and whose result was not; `site` the line that called backward or the optimizer.
+    finite and whose result was not, or `is_late` where nobody could look for them, since a device told of it only after
+    backward had freed the graph; `site` the line that called backward or the optimizer.
     """
 
     num_steps: int
@@ -41,6 +42,7 @@ class NonFinite:
     norms: tuple[float, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     suspects: tuple[SuspectOperation, ...] = ()
+    is_late: bool = False
     site: str | None = None
 
     @classmethod
@@ -78,6 +80,7 @@ class NonFinite:
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             losses=tuple((record.step, float(loss)) for record in records if (loss := record.loss) is not None),
             suspects=tuple(event.suspects) if event and _is_bad_throughout(bad, first, event.step) else (),
+            is_late=event is not None and event.is_late,
             site=(record.backward_site if record else None) or (event.site if event else None),
         )
 

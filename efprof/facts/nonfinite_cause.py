@@ -193,13 +193,20 @@ def _how_known(found: NonFinite, cause: NonFiniteCause) -> str:
             return f"{text} Its line could not be pinned: {cause.why_no_line}{where}."
         case "explosion":
             return (
-                "No operation with a singular operand was found, and the gradient norm had reached "
+                f"{_not_found(found)}, and the gradient norm had reached "
                 f"{found.explosion:.0f} times its usual value just before: gradients exploded until they overflowed."
             )
-    return (
-        "No operation with a singular operand was found in the forward graph, and the gradient norm was as usual "
-        "before: the value was born in backward, in the batch itself or in an operation that keeps no trace."
+    return f"{_not_found(found)}, and the gradient norm was as usual before: the value was born " + (
+        "in any operation of that step, or in the batch itself."
+        if found.is_late
+        else "in backward, in the batch itself or in an operation that keeps no trace."
     )
+
+
+def _not_found(found: NonFinite) -> str:
+    if found.is_late:
+        return "No operation was looked for, since the device told the value after backward had freed the graph"
+    return "No operation with a singular operand was found in the forward graph"
 
 
 def _how_walked(one: SuspectOperation) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from efprof.artifacts.events import OutOfMemory, StepInterrupted, read_events
+from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted, read_events
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run import Run
@@ -16,6 +16,8 @@ FRACTION_SETTING: Final = "memory fraction"
 SOON_STEPS: Final = 10_000
 LATE_STEPS: Final = 1_000_000
 """Nearly every training takes more steps than the first, and will meet its end; hardly any takes the second."""
+ROUNDED_SHARE: Final = 0.006
+"""By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
 FARTHEST_OUTLOOK: Final = 100
 """Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
 
@@ -118,7 +120,8 @@ def device_name(run: Run, device: Device) -> str:
 class MemoryFailure:
     """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
 
-    `requested_bytes` is None where the error does not tell it, as Python's own never does.
+    `requested_bytes` is None where the error does not tell it, as Python's own never does. `shortage` is what CUDA's
+    allocator itself told last, None where it told nothing.
     """
 
     rank_folder: Path
@@ -128,6 +131,7 @@ class MemoryFailure:
     requested_bytes: int | None
     in_use_bytes: int | None
     is_for_tensor: bool
+    shortage: DeviceShortage | None = None
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -142,13 +146,20 @@ class MemoryFailure:
             raise NotRecorded("events.jsonl holds no error that says memory ran out.")
         _, place, event = min(found, key=lambda one: one[:2])
         folder = run.rank_folders[place]
-        broken = [one for one in read_events(folder)[0] if isinstance(one, StepInterrupted) and one.step == event.step]
+        events = read_events(folder)[0]
+        broken = [one for one in events if isinstance(one, StepInterrupted) and one.step == event.step]
+        shortage = next((one for one in reversed(events) if isinstance(one, DeviceShortage)), None)
+        exact = None if shortage is None else shortage.requested_bytes
+        requested = event.requested_bytes
+        if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:
+            requested = exact
         return cls(
             rank_folder=folder,
             step=event.step,
             site=event.site,
             stage=broken[-1].stage if broken else None,
-            requested_bytes=event.requested_bytes,
-            in_use_bytes=broken[-1].allocated_bytes if broken else None,
+            requested_bytes=requested,
+            in_use_bytes=(broken[-1].allocated_bytes or None) if broken else None,
             is_for_tensor=event.is_for_tensor,
+            shortage=shortage,
         )

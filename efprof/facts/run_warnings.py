@@ -8,6 +8,7 @@ from efprof.artifacts.attempts import Attempt
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
+    DeviceShortage,
     Event,
     OtherThreadTrained,
     RecordingEnded,
@@ -38,6 +39,11 @@ OTHER_THREAD = (
     "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
 )
 
+SURVIVED = (
+    "Requests for memory of the device failed, {num:,} in all, and the program went on: where it caught the error a "
+    "batch may be missing; libraries such as cuDNN try work spaces, and take less where one fails."
+)
+
 UNEQUAL_STEPS = (
     "Times of this run are uncertain: half of the steps took between {low} and {high}, as where other programs use the "
     "machine; run it again while they do not. Steps that do unequal work look the same."
@@ -66,6 +72,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
         *_about_stops(run),
         *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
         *_about_other_threads(events),
+        *_about_shortages(run, events),
         *_about_torn_lines("steps.jsonl", times.num_torn),
         *_about_torn_lines("events.jsonl", num_torn_events),
         *_about_broken_windows(run),
@@ -109,6 +116,11 @@ def _about_other_threads(events: list[Event]) -> list[str]:
         return []
     times = {None: "", 1: " once"}.get(counts[-1], f" {counts[-1]} times")
     return [OTHER_THREAD.format(times=times)]
+
+
+def _about_shortages(run: Run, events: list[Event]) -> list[str]:
+    told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceShortage)]
+    return [SURVIVED.format(num=told[-1])] if told and run.run_file.ended != "out_of_memory" else []
 
 
 def _about_unequal_steps(times: StepTimes) -> list[str]:

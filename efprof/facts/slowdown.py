@@ -47,7 +47,10 @@ OF_GRADIENTS = frozenset({"backward", "optimizer"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds."""
+    """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds.
+
+    The device's is the host's where none told its own.
+    """
 
     first_step: int
     last_step: int
@@ -55,6 +58,7 @@ class Part:
     typical_ms: float
     cpu_ms: float
     stage_ms: dict[str, float]
+    device_ms: float
 
     @property
     def middle(self) -> float:
@@ -101,6 +105,11 @@ class Slowdown:
         return self.late.typical_ms - self.early.typical_ms
 
     @property
+    def growth_on_device_ms(self) -> float:
+        """How much longer the device takes too: a host that runs ahead of it at first only catches up with it."""
+        return min(self.growth_ms, self.late.device_ms - self.early.device_ms)
+
+    @property
     def growth_per_step_ms(self) -> float:
         """How much longer each step takes than the one before it."""
         return self.growth_ms / (self.late.middle - self.early.middle)
@@ -128,6 +137,8 @@ class Slowdown:
             return "those are over so soon that anything else the machine did meanwhile looks the same"
         if self.sudden_share > MOST_SUDDEN:
             return "nearly all of it came at once, as where another phase of the training begins"
+        if self.growth_on_device_ms < LEAST_WORK_SHARE * self.growth_ms:
+            return "the device took no longer: its host had only run ahead of it"
         if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms:
             return "the process did no more work: its machine was busy"
         return ""
@@ -164,6 +175,7 @@ def _part(times: Sequence[StepTime]) -> Part:
         typical_ms=_typical([time.total_ms for time in times]),
         cpu_ms=_typical([time.cpu_ms for time in times]),
         stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},
+        device_ms=_typical([sum(time.device_ms) or time.total_ms for time in times]),
     )
 
 

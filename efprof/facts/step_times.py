@@ -4,13 +4,14 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
-from efprof.model import STAGES, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
+from efprof.model import STAGES, Gain, NotRecorded, Series, SeriesLine, StallLine, ThinEvidence
+from efprof.units import format_ms
 
 WARM_UP_STEPS = 3
 """The first steps build optimizer state, pick kernels and fill caches: in PyTorch's own benchmarks three suffice."""
@@ -35,6 +36,10 @@ class StepTime:
     stage_ms: tuple[float, ...]
     recorder_ms: float
     cpu_ms: float
+    device_ms: tuple[float, ...] = ()
+    """How long the device took from a stage's begin to its end, in the same order; empty where that is not known."""
+    idle_ms: tuple[float, ...] = ()
+    """For how much of that it had nothing to do, at most."""
 
     @property
     def step(self) -> int:
@@ -44,6 +49,10 @@ class StepTime:
     def of(self, stage: str) -> float:
         """Milliseconds of one stage."""
         return self.stage_ms[STAGES.index(stage)]
+
+    def felt_ms(self, stage: str) -> float:
+        """Milliseconds of one stage, or where a device trains those in which it had nothing to do, at most."""
+        return (self.idle_ms or self.stage_ms)[STAGES.index(stage)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,20 @@ class StepTimes:
         """The median steady step; raises ThinEvidence where there is none."""
         self.at_least(1)
         return statistics.median(self.steady_ms)
+
+
+def within_idle(run: Run, gain: Gain) -> Gain:
+    """The same, but no more than the device was idle: what the host does while the device is busy costs nothing."""
+    idle_ms = [sum(time.idle_ms) for time in run.get(StepTimes).steady if time.idle_ms]
+    if gain.step_ms is None or not idle_ms:
+        return gain
+    most_ms, low_high = statistics.fmean(idle_ms), gain.step_ms_interval
+    return replace(
+        gain,
+        step_ms=min(gain.step_ms, most_ms),
+        step_ms_interval=low_high and (min(low_high[0], most_ms), min(low_high[1], most_ms)),
+        explanation=f"{gain.explanation}; at most what the device was idle, {format_ms(most_ms)}",
+    )
 
 
 def part_of_steps(
@@ -148,10 +171,41 @@ def _timed(record: StepRecord) -> StepTime:
     unmarked_us = max(0.0, record.total_us - marked_us)
     recorder_us = min(record.recorder_us, unmarked_us)
     spent_us["other"] = unmarked_us - recorder_us
+    device_ms, idle_ms = _on_device(record)
     return StepTime(
         record=record,
         total_ms=record.total_us / 1000,
         stage_ms=tuple(spent_us[stage] / 1000 for stage in STAGES) if record.is_full else (),
         recorder_ms=recorder_us / 1000,
         cpu_ms=record.cpu_us / 1000,
+        device_ms=device_ms,
+        idle_ms=idle_ms,
     )
+
+
+def _on_device(record: StepRecord) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How long the device took for each stage, and for how much of it it was idle at most; what is left is `other`.
+
+    From one mark to the next it was idle only after it had passed the one, and before the host came to the other. By
+    how much it was behind the host at least, when that came to a mark, follows from the marks before.
+    """
+    if record.device_us is None or not record.is_full:
+        return (), ()
+    took_us, idle_us = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0)
+    at_us = behind_us = 0.0
+    for span in record.spans:
+        if span.device_us is None:
+            return (), ()
+        stage = span.stage if span.stage in STAGES else "other"
+        gap_us, host_us = max(0.0, span.start_us - at_us), span.end_us - span.start_us
+        idle_us["other"] += max(0.0, gap_us - behind_us)
+        behind_us = max(0.0, behind_us - gap_us)
+        took_us[stage] += span.device_us
+        idle_us[stage] += min(span.device_us, max(0.0, host_us - behind_us))
+        behind_us = max(0.0, behind_us + span.device_us - host_us)
+        at_us = span.end_us
+    idle_us["other"] += max(0.0, record.total_us - at_us - behind_us)
+    whole_us = record.spans[0].start_us + record.device_us
+    took_us["other"] = max(0.0, whole_us - sum(us for stage, us in took_us.items() if stage != "other"))
+    idle_us["other"] = min(idle_us["other"], took_us["other"])
+    return tuple(us / 1000 for us in took_us.values()), tuple(us / 1000 for us in idle_us.values())

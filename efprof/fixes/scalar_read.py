@@ -88,7 +88,11 @@ def _advice(calls: Sequence[str], reads_per_step: float) -> str:
     if reads_per_step >= MANY_READS:
         instead = f"Collect the step's {reads_per_step:.0f} values on the device (`torch.stack`) and read them at once."
     else:
-        instead = "Keep the value on the device (`.detach()`), and read it one step late or only now and then."
+        instead = (
+            "Keep the value on the device (`.detach()`), and read it only now and then; `.item()` one step late would "
+            "wait for all that is queued by then. Needed in every step, it can be copied to pinned memory with "
+            "`non_blocking=True`, and looked at once an event recorded after the copy has passed."
+        )
     return f"{instead} {NEEDED_AT_ONCE}"
 
 

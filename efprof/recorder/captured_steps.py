@@ -29,14 +29,18 @@ def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         paused(self)
-        begin(self, *args, **kwargs)
+        try:
+            begin(self, *args, **kwargs)
+        except BaseException:  # as where one is being captured already
+            resumed(self)
+            raise
 
     @functools.wraps(end)
     def capture_end(self: Any) -> None:
         try:
             end(self)
         finally:
-            resumed()
+            resumed(self)
 
     @functools.wraps(replay)
     def watched_replay(self: Any) -> None:
@@ -53,21 +57,26 @@ class CapturedSteps:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._graphs: WeakSet[Any] = WeakSet()
-        self._capturing: Any = None
+        self._capturing: list[Any] = []
+        """Graphs into which operations go now; the last one began within the others' capture."""
         self._hook: Any = None
 
     def capture_began(self, graph: Any) -> None:
         """From here on operations are captured, not run."""
-        self._loop.thread.pause()
-        self._capturing = graph
-        self._hook = register_optimizer_step_post_hook(lambda *_: self._note_step())
+        self._loop.has_captured = True
+        if not self._capturing:
+            self._loop.thread.pause()
+            self._hook = register_optimizer_step_post_hook(lambda *_: self._graphs.update(self._capturing[-1:]))
+        self._capturing.append(graph)
 
-    def capture_ended(self) -> None:
-        """They run again."""
-        self._capturing = None
-        if self._hook is not None:
+    def capture_ended(self, graph: Any) -> None:
+        """They run again, once no capture goes on; this one may not have begun at all."""
+        if graph not in self._capturing:
+            return
+        self._capturing.remove(graph)
+        if not self._capturing:
             self._hook.remove()
-        self._loop.thread.resume()
+            self._loop.thread.resume()
 
     def replayed(self, graph: Any) -> None:
         """The graph was launched: if it holds a whole update, that ends a step, whose stages cannot be told apart.
@@ -90,7 +99,3 @@ class CapturedSteps:
             return
         step.num_backwards += 1
         steps.updated(step, id(graph), entered)
-
-    def _note_step(self) -> None:
-        if self._capturing is not None:
-            self._graphs.add(self._capturing)

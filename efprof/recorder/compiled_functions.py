@@ -48,7 +48,7 @@ class CompiledFunctions:
         """It is called."""
         loop = self._loop
         function.num_updates, function.progress = loop.num_updates, None
-        if loop.light.is_on:
+        if loop.light.is_on or loop.thread.is_capturing:
             return
         if function.is_forward:
             loop.forward_began()

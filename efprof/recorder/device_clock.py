@@ -3,59 +3,87 @@
 Never run on a GPU so far: the machine this was written on has none.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from efprof.artifacts.steps import StageSpan
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.training_device import TrainingDevice
+
+
+class DeviceEvents:
+    """CUDA events, each of the device that it was first recorded on; those that are given back are used again."""
+
+    def __init__(self, **settings: bool) -> None:
+        """`settings` as `torch.cuda.Event` takes them."""
+        self._settings = settings
+        self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)
+
+    def record(self, stream: Any) -> Any:
+        """One behind all that this stream was given."""
+        free = self._free[stream.device]
+        event = free.pop() if free else torch.cuda.Event(**self._settings)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def give_back(self, events: Iterable[Any]) -> None:
+        """They have been read."""
+        for event in events:
+            self._free[event.device].append(event)
+
 
 Mark = tuple[Any, Any]
-"""The events at a stage's start and end."""
+"""The events at a stage's start and end; None where there is no device."""
 
 
 class DeviceClock:
-    """Records an event at each end of a stage on the current stream; events that were read are used again.
+    """Records an event at each end of a stage, on the current stream of the device that the training is on then.
 
-    `guard` makes a function harmless: where it fails, it answers None from then on.
+    `guard` makes a function harmless: once it has failed, it answers None.
     """
 
-    def __init__(
-        self,
-        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
-    ) -> None:
-        self._new_event = new_event
+    def __init__(self, device: TrainingDevice, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._device = device
         self._guard = guard
-        self._record = guard(self._record_event)
-        self._pool: list[Any] = []
+        self._events = DeviceEvents(enable_timing=True)
+        self._record = guard(lambda device: self._events.record(torch.cuda.current_stream(device)))
+        self.is_capturing: Callable[[], Any] = guard(_is_capturing)
+        """Whether the current stream is captured into a CUDA graph, by whatever way: events in there belong to that."""
         self._start: Any = None
 
     def open(self) -> None:
         """A stage begins."""
-        self._start = self._record()
+        self._start = None if self._device.index is None else self._record(self._device.index)
 
     def close(self) -> Mark:
         """It ends."""
-        return self._start, self._record()
+        return self._start, None if self._start is None else self._record(self._start.device)
 
-    def reader(self, spans: list[StageSpan], marks: list[Mark]) -> Callable[[], bool]:
-        """Fills `device_us` of `spans` once the device has passed the last of `marks`; returns whether it has."""
+    def reader(self, record: StepRecord, marks: list[Mark]) -> Callable[[], bool]:
+        """The step ends, whose last spans have these marks: fills `device_us` of them and of it, once the device has
+        passed them all; returns whether it has. The step's own is not known where it was on several devices.
+        """
+        spans, first = record.spans[-len(marks) :], marks[0][0]
+        last = None if first is None else self._record(first.device)
 
         def read() -> bool:
-            if any(event is None for mark in marks for event in mark):
-                return True
-            if not all(end.query() for _, end in reversed(marks)):
+            timed = [(span, start, end) for span, (start, end) in zip(spans, marks, strict=False) if start and end]
+            if not all(event.query() for event in (*([last] if last else ()), *(end for _, _, end in reversed(timed)))):
                 return False
-            for span, (start, end) in zip(spans, marks, strict=False):
+            if last:
+                if len(timed) == len(marks) and all(start.device == first.device for _, start, _ in timed):
+                    record.device_us = first.elapsed_time(last) * 1000
+                self._events.give_back((last,))
+            for span, start, end in timed:
                 span.device_us = start.elapsed_time(end) * 1000
-                self._pool += [start, end]
+                self._events.give_back((start, end))
             return True
 
         guarded = self._guard(read)
         return lambda: guarded() is not False
 
-    def _record_event(self) -> Any:
-        event = self._pool.pop() if self._pool else self._new_event()
-        event.record()
-        return event
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

@@ -33,6 +33,10 @@ MARK: Final = "_efprof_survived"
 """Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
 weakly."""
 
+SHORTAGES: Final = ("memory: you tried to allocate", "error: out of memory")
+"""Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
+it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
+
 SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 """Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
 
@@ -131,8 +135,7 @@ def _links_of(error: BaseException | None) -> Iterator[BaseException]:
 def _is_shortage(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    # torch's CPU allocator raises a plain RuntimeError: "can't allocate memory", on Windows "not enough memory".
-    return isinstance(error, RuntimeError) and "memory: you tried to allocate" in str(error)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in SHORTAGES)
 
 
 def watch_child_processes(session: Session, begin_anew: Callable[[], Session | None]) -> None:

@@ -134,8 +134,11 @@ def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator
 
 
 def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
-    """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`."""
-    light, thread = loop.light, loop.thread
+    """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`.
+
+    Not where they are called within a pass, as by reentrant checkpointing: that is part of it.
+    """
+    light, thread, steps, running_pass = loop.light, loop.thread, loop.steps, torch._C._current_graph_task_id
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gradients, retains_graph, creates_graph = _given(*args, **kwargs)
@@ -152,6 +155,9 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if running_pass() != -1 or (steps.clock is not None and thread.is_capturing):
+            original(tensors, *args, **kwargs)
+            return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
         is_usual = args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
         if is_usual and light.is_on and get_ident() == thread.ident:
@@ -168,7 +174,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     @functools.wraps(gradients)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if light.is_on:
+        if light.is_on or running_pass() != -1 or thread.is_capturing:
             return gradients(outputs, inputs, *args, **kwargs)
         try:
             asked(inputs)
@@ -224,7 +230,8 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
             entered(optimizer, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if light.is_on and not loop.has_nested_steps and get_ident() == thread.ident:
+        is_plain = light.is_on and get_ident() == thread.ident and not loop.has_nested_steps
+        if is_plain and not (loop.steps.clock is not None and thread.is_capturing):
             loop.num_updates += 1
             lightly(id(optimizer))
         else:
@@ -256,7 +263,7 @@ def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable
 
     @functools.wraps(original)
     def update(*args: Any, **kwargs: Any) -> Any:
-        if light.is_on or loop.is_updating:  # a schedule of schedules
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
             return original(*args, **kwargs)
         loop.is_updating = True
         try:

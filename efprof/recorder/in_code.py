@@ -44,6 +44,7 @@ class Wanted(TypedDict, total=False):
     triggers: str
     host_memory: bool
     holders: bool
+    memory_ring: bool
     overhead: str
     keeps_diff: bool
 

@@ -6,7 +6,8 @@ last full one; where the program marks its steps, its marks end them.
 """
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
@@ -14,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
+from efprof.recorder.late_values import Answer, OnDevice
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.step_numbers import copied, read_values
 
 MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000
@@ -24,7 +25,7 @@ MAX_WAIT_NS: Final = 1_000_000_000
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
-Loss = float | torch.Tensor
+Loss = float | OnDevice
 
 _Row = tuple[int, int, int, int, float | None, int, int]
 """One that waits to be written: its number, when it began and ended, its passes, what the host knows of its loss, its
@@ -44,12 +45,11 @@ class LightStep(NamedTuple):
 
 
 class _Owed(NamedTuple):
-    """Losses that a device still has to tell: of these rows of the line, once the event has passed."""
+    """Losses that a device still has to tell: of these rows of the line."""
 
     line: LightLine
     rows: list[int]
-    copy: torch.Tensor
-    event: Any
+    answer: Answer
 
 
 class LightSteps:
@@ -60,10 +60,12 @@ class LightSteps:
     """
 
     def __init__(self, write: Callable[[LightLine], None]) -> None:
-        self.read_loss: Callable[[int, Any, Any], Loss | None] = lambda *_: None
-        """Given the step's number and what backward is called with: the loss, now or on the device."""
+        self.read_losses: Callable[[int, Any, Any], Iterable[Loss] | None] = lambda *_: ()
+        """Given the step's number and what backward is called with: its losses, now or on the device."""
         self.read_plainly: Callable[[torch.Tensor], float | None] = lambda _: None
-        """Tried first, which must not raise; where its answer is None or not finite, `read_loss` is asked."""
+        """Tried first, which must not raise; where its answer is None or not finite, `read_losses` is asked."""
+        self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
+        """Has losses on a device sent here."""
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
         """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
         self.settled: list[Callable[[list[LightStep]], None]] = []
@@ -80,8 +82,8 @@ class LightSteps:
         self._rows: list[_Row] = []
         self._num_settled = 0
         """Of the rows."""
-        self._on_device: dict[int, torch.Tensor] = {}
-        """Sums of losses that lie on a device, by the place of their row."""
+        self._on_device: list[tuple[int, OnDevice]] = []
+        """Losses that lie on a device, each with the place of its row."""
         self._owed: list[_Owed] = []
         self._waiting: list[Loss] = []
         """Of passes since the last update."""
@@ -123,12 +125,12 @@ class LightSteps:
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
         """`torch.autograd.backward` was called with these."""
         entered = perf_counter_ns()
-        loss: Loss | None = None
+        loss: float | None = None
         if gradients is None and type(tensors) is torch.Tensor:  # as `loss.backward()` has it
             loss = self.read_plainly(tensors)
         if loss is None or not isfinite(loss):
-            loss = self.read_loss(self.current, tensors, gradients)
-        if loss is not None:
+            self._waiting += self.read_losses(self.current, tensors, gradients) or ()
+        else:
             self._waiting.append(loss)
         self._num_waiting += 1
         self._cost_ns += perf_counter_ns() - entered
@@ -188,12 +190,6 @@ class LightSteps:
         """The recorder has spent so long within the open step."""
         self._cost_ns += cost_ns
 
-    def restart(self) -> None:
-        """What was done since the last update is part of no step: the next one begins now."""
-        if self.stepped:
-            self.close()
-        self._start_ns = perf_counter_ns()
-
     # Writing.
 
     def write(self) -> None:
@@ -215,7 +211,7 @@ class LightSteps:
             self._write(line)
             if self._on_device:
                 self._ask_device(line)
-            self._rows, self._on_device, self._num_settled = [], {}, 0
+            self._rows, self._on_device, self._num_settled = [], [], 0
         self._written_ns = perf_counter_ns()
         self._cost_ns += self._written_ns - entered
 
@@ -226,25 +222,27 @@ class LightSteps:
 
     def write_arrived(self) -> None:
         """Write the lines again whose losses the device has told meanwhile: of two lines of a step the later counts."""
-        while self._owed and self._owed[0].event.query():
-            line, places, copy, _ = self._owed.pop(0)
-            for place, value in zip(places, read_values(copy), strict=True):
+        while self._owed and (values := self._owed[0].answer()) != []:
+            line, places, _ = self._owed.pop(0)
+            losses = defaultdict[int, float](float)
+            for place, value in zip(places, values or (), strict=False):
+                losses[place] += value
+            for place, on_device in losses.items():
                 row = line.light[place]
-                line.light[place] = (row[0], row[1], row[2], row[3], spelled(value), row[5])
-                if spelled(value) != value:
-                    self.note_bad(row[0], value, line.backward_site)
+                loss = on_device + float(row[4] or 0.0)
+                line.light[place] = (row[0], row[1], row[2], row[3], spelled(loss), row[5])
+                if spelled(loss) != loss:
+                    self.note_bad(row[0], loss, line.backward_site)
             self._write(line)
 
     def _take_losses(self) -> float | None:
         """What the host knows of the open step's; the device tells its part late."""
-        values = [loss for loss in self._losses if not isinstance(loss, torch.Tensor)]
-        on_device = [loss for loss in self._losses if isinstance(loss, torch.Tensor)]
-        if on_device:
-            place = len(self._rows)
-            self._on_device[place] = on_device[0] if len(on_device) == 1 else torch.stack(on_device).sum()
+        values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
+        place = len(self._rows)
+        self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]
         return sum(values) if values else None
 
     def _ask_device(self, line: LightLine) -> None:
-        """Copy all losses at once, and wait for none."""
-        (copy,), event = copied([torch.stack(list(self._on_device.values()))])
-        self._owed.append(_Owed(line, list(self._on_device), copy, event))
+        """Have all losses sent at once, and wait for none."""
+        answer = self.send([loss for _, loss in self._on_device])
+        self._owed.append(_Owed(line, [place for place, _ in self._on_device], answer))

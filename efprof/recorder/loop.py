@@ -55,6 +55,8 @@ class Loop:
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False
         """Whether an optimizer's step was seen to call another's, or its parent class's."""
+        self.has_captured = False
+        """Whether a CUDA graph was captured."""
         self.num_updates = 0
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
@@ -69,7 +71,6 @@ class Loop:
         self.loader_started: list[Listener] = []
         self.loader_ended: list[Listener] = []
         self._depth = 0
-        self._nested_backwards = 0
         self._has_closure = False
         """Whether an optimizer is running that computes its gradients itself, by calling back."""
         self._trained: int | None = None
@@ -96,8 +97,8 @@ class Loop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this call comes from the training thread of the recorded process."""
-        return get_ident() == self.thread.ident
+        """Whether this call comes from the training thread of the recorded process, or is made for it."""
+        return self.thread.is_ours
 
     @property
     def reads_by_design(self) -> bool:
@@ -114,20 +115,6 @@ class Loop:
     def disturb(self) -> None:
         """Something costly is done between two steps: the time until the next one begins belongs to none."""
         self.steps.is_disturbed = self.light.steps.is_interrupted = True
-
-    def pause(self) -> None:
-        """What the program does until `resume` is part of no step; one that is whole ends here."""
-        if not self.light.is_on and self.clock.stage is None:
-            self.steps.finish_last(perf_counter_ns())
-        self.thread.pause()
-
-    def resume(self) -> None:
-        """Go on with the next step."""
-        self.thread.resume()
-        if self.light.is_on:
-            self.light.steps.restart()
-        else:
-            self.disturb()
 
     def forget(self) -> None:
         """See nothing any more in a forked child: what is open is the parent's to write."""
@@ -206,11 +193,13 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if get_ident() != self.thread.ident and not (torch.is_grad_enabled() and self.thread.take_turn()):
+        if not self.is_ours and not (torch.is_grad_enabled() and self.thread.take_turn()):
             steps.others.forward_began()
             return
         self._depth += 1
         if self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer")):
+            return
+        if self.thread.is_capturing:  # nothing of ours may get into the graph
             return
         entered = perf_counter_ns()
         if not torch.is_grad_enabled():
@@ -239,7 +228,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if get_ident() != self.thread.ident:
+        if not self.is_ours:
             steps.others.forward_ended()
             return
         self._depth = depth = max(0, self._depth - 1)
@@ -264,8 +253,6 @@ class Loop:
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
-        if self.clock.opener == "backward":
-            self._nested_backwards += 1  # reentrant checkpointing calls backward from within backward
         if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
             return
         step = self.step_to_train(entered)
@@ -295,8 +282,6 @@ class Loop:
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
-        if self.clock.opener == "backward":
-            self._nested_backwards += 1
         if self.clock.stage is not None and not self._leave_optimizer(entered):
             return
         step = self.step_to_train(entered)
@@ -317,9 +302,6 @@ class Loop:
         step = steps.open
         if self.clock.opener != "backward" or step is None:
             return
-        if self._nested_backwards:
-            self._nested_backwards -= 1
-            return
         entered = perf_counter_ns()
         self.clock.close(step, entered)
         steps.note_memory(step, "post_backward", entered)
@@ -337,9 +319,9 @@ class Loop:
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
         """`optimizer.step` was called."""
-        if get_ident() != self.thread.ident and not self.thread.take_over(optimizer):
+        if not self.is_ours and not self.thread.take_over(optimizer):
             return
-        if self.light.is_on:
+        if self.light.is_on or self.thread.is_capturing:
             return
         entered = perf_counter_ns()
         self.thread.note_optimizer(optimizer)
@@ -378,13 +360,15 @@ class Loop:
 
     def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer.step` returned."""
+        if self.thread.is_capturing:
+            return
         if self.light.is_on:
             if self.is_ours:
                 self.num_updates += 1
                 self.light.updated(id(optimizer))
             return
         step = self.steps.open
-        if get_ident() != self.thread.ident or step is None:
+        if not self.is_ours or step is None:
             return
         if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
             return
@@ -401,7 +385,7 @@ class Loop:
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """A gradient scaler was to step this optimizer, and held it back."""
-        if get_ident() != self.thread.ident:
+        if not self.is_ours:
             return
         self.num_updates += 1
         if self.light.is_on:
@@ -426,7 +410,7 @@ class Loop:
 
     def gradients_clipped(self, norm: torch.Tensor, max_norm: float) -> None:
         """`clip_grad_norm_` has computed the norm from before the clipping, to this one at most."""
-        if get_ident() == self.thread.ident:
+        if self.is_ours and not self.thread.is_capturing:
             for listener in self.clipped:
                 listener(norm, max_norm)
 
@@ -440,7 +424,7 @@ class Loop:
     def rest(self, step: OpenStep) -> None:
         """This one is light."""
         self.clock.leave()
-        self._depth = self._nested_backwards = 0
+        self._depth = 0
         self.light.rest(step)
 
     def _may_rest(self) -> bool:
@@ -477,8 +461,8 @@ class Loop:
     def _leave_forward(self, entered: int) -> bool:
         """Close the stage `forward` where Ctrl-C ended it: of that torch tells no hook."""
         step = self.steps.open
-        if self.clock.opener != "forward" or step is None or _is_in_forward():
-            return False
+        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or _is_in_forward():
+            return False  # of the stack of our thread another one, of autograd's, sees nothing
         self._depth = 0
         self.clock.close(step, entered)
         return True

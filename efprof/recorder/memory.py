@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from efprof.recorder.kept_file import KeptFile
+from efprof.recorder.training_device import TrainingDevice
 
 MemoryReader = Callable[[], tuple[int, ...]]
 """Returns (allocated bytes, reserved bytes); from the CUDA allocator also what `BoundaryMemory` says of it alone."""
+
+UNKNOWN: Final = (0, 0)
+"""Of an allocator that tells nothing of its memory, as many that are not PyTorch's own: nothing is made of it."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -31,7 +33,8 @@ class Memory:
     set CUDA_VISIBLE_DEVICES or fork a process that uses the device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: TrainingDevice | None = None) -> None:
+        self._device = device or TrainingDevice()
         self._source: tuple[str, MemoryReader] | None = None
 
     def choose_again(self) -> None:
@@ -42,7 +45,7 @@ class Memory:
     def choose(self) -> str:
         """The name of the source, as `run.json` records it."""
         if self._source is None:
-            self._source = _best_source()
+            self._source = _best_source(self._device)
             self.read = self._source[1]  # type: ignore[method-assign] # every later read goes there at once
         return self._source[0]
 
@@ -53,9 +56,10 @@ class Memory:
         return self._source[1]()
 
 
-def _best_source() -> tuple[str, MemoryReader]:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "CUDA allocator", _read_cuda
+def _best_source(device: TrainingDevice) -> tuple[str, MemoryReader]:
+    device.look()
+    if device.index is not None:
+        return "CUDA allocator", lambda: _read_cuda(device)
     allocator = _malloc_reader()
     if allocator is not None:
         return "C allocator (malloc)", allocator
@@ -73,9 +77,10 @@ class ResidentSet:
         return int(os.pread(self._file.descriptor(), 64, 0).split()[1]) * PAGE_BYTES if self._file is not None else 0
 
 
-def _read_cuda() -> tuple[int, ...]:
-    # The raw nested counters: flattening them, as torch.cuda.memory_stats does, costs ten times as much.
-    stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
+def _read_cuda(device: TrainingDevice) -> tuple[int, ...]:
+    stats = device.statistics()
+    if stats is None:
+        return UNKNOWN
     return (
         stats["allocated_bytes"]["all"]["current"],
         stats["reserved_bytes"]["all"]["current"],

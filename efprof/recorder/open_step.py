@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
+from efprof.recorder.late_values import OnDevice
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
@@ -54,7 +55,7 @@ class OpenStep:
     window: str | None = None
     held_back: tuple[int, ...] = ()
     """The optimizers that a gradient scaler, or the program itself, did not let step, by `id`."""
-    scale: torch.Tensor | None = None
+    scale: torch.Tensor | OnDevice | None = None
     """The gradient scaler's, after its update."""
     learning_rate: float | None = None
     """Of an optimizer that a gradient's hook steps."""

@@ -43,6 +43,8 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     host_memory: bool = False
     holders: bool | None = None
     """Who keeps tensors alive is counted whatever it costs, never, or, where it is None, as far as the budget goes."""
+    memory_ring: bool = False
+    """The CUDA allocator's last events are kept outside windows, too; off until its cost on a GPU is known."""
     overhead: float = DEFAULT_OVERHEAD
     """The share of the time that recording may cost."""
     keeps_diff: bool = True
@@ -66,6 +68,7 @@ def parse_options(
     triggers: str = "default",
     host_memory: bool = False,
     holders: bool | None = None,
+    memory_ring: bool = False,
     overhead: str = "1%",
     keeps_diff: bool = True,
 ) -> Options:
@@ -81,7 +84,9 @@ def parse_options(
     if host_memory:
         trace_steps = triggers = "none"
     share = parse_share(overhead)
-    deep = Options(host_memory=host_memory, holders=holders, overhead=share, keeps_diff=keeps_diff)
+    deep = Options(
+        host_memory=host_memory, holders=holders, memory_ring=memory_ring, overhead=share, keeps_diff=keeps_diff
+    )
     if windows == "none":
         return msgspec.structs.replace(deep, trace_steps=(), memory_steps=(), triggers=())
     if windows != "default":

@@ -29,6 +29,8 @@ class OtherThreads:
         """With the thread of each."""
         self._depths: dict[int, int] = {}
         self._starts: dict[tuple[int, str], int] = {}
+        self._passing: set[int] = set()
+        """Threads that wait for a backward pass, those that are apart among them."""
         self._given: set[int] = set()
         """Threads whose backward passes became part of a step beside the recorded thread's own."""
         self._calling = _CallingThread()
@@ -53,12 +55,14 @@ class OtherThreads:
 
     def backward_began(self) -> None:
         """Gradients are being computed."""
+        self._passing.add(get_ident())
         if self.is_paused or self._calling.is_apart:
             return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
         """They are computed."""
+        self._passing.discard(get_ident())
         if self.is_paused or self._calling.is_apart:
             return
         self._close(get_ident(), "backward")
@@ -91,6 +95,19 @@ class OtherThreads:
     # Of the thread that calls.
 
     @property
+    def works_for_recorded(self) -> bool:
+        """Whether it makes a pass on one of autograd's own threads, which no thread but the recorded one waits for."""
+        return torch._C._current_graph_task_id() != -1 and not self._passing
+
+    @property
+    def caller(self) -> int:
+        """It; where it is one of autograd's own, the one that waits for its pass, if that is the only one that does."""
+        thread = get_ident()
+        if torch._C._current_graph_task_id() == -1 or thread in self._passing or len(self._passing) != 1:
+            return thread
+        return next(iter(self._passing))
+
+    @property
     def is_apart(self) -> bool:
         """Whether it trains for itself."""
         return self._calling.is_apart
@@ -104,16 +121,17 @@ class OtherThreads:
     @property
     def has_given(self) -> bool:
         """Whether passes of it became part of a step beside the recorded thread's own."""
-        return get_ident() in self._given
+        return self.caller in self._given
 
     def own_spans(self) -> list[Span]:
         """Its passes since the last step."""
-        thread = get_ident()
+        thread = self.caller
         return [span for owner, span in self._spans if owner == thread]
 
     def becomes_recorded(self) -> None:
         """It is the one that trains from here on; what it did counts as that one's."""
         self._forget_own()
+        self._passing.discard(self.caller)
 
     def set_apart(self) -> None:
         """It trains for itself: what it does belongs to no step."""
@@ -128,7 +146,7 @@ class OtherThreads:
         self.trained.clear()
 
     def _forget_own(self) -> None:
-        thread = get_ident()
+        thread = self.caller
         self._spans = [(owner, span) for owner, span in self._spans if owner != thread]
         self._starts = {key: start for key, start in self._starts.items() if key[0] != thread}
         self._depths.pop(thread, None)

@@ -120,7 +120,7 @@ class Held:
                 if view not in self._views:
                     self._views.add(view)
                     self.value_bytes += min(tensor.nbytes, storage[1])
-            root = tensor.grad_fn
+            root = _root_of(tensor)
             if root is not None:
                 self.roots.append(root)
 
@@ -202,6 +202,14 @@ class Holders:
         if place.within is not None:
             handles.names.append(place.within if type(place.within) is tuple else (place.within, place.name))
         return held
+
+
+def _root_of(tensor: torch.Tensor) -> Any:
+    """The node that it comes from; torch refuses where a view was made without gradients, and its base written to."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def max_length_of(value: Any) -> int:

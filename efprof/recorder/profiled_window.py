@@ -144,7 +144,8 @@ class ProfiledWindow:
         folder, sites = self._session.rank_folder, self._session.sites
         results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
         calls = CallSites(sites)
-        events = WindowEvents(calls, _current_device())
+        device = self._session.device.index  # the one whose memory every step is read from; None where that is the host
+        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
         events.walk(results.experimental_event_tree())
         trace = folder / f"{self.name}.json.gz"
         _write_trace(profiler, trace, calls)
@@ -179,11 +180,6 @@ def _set_profile_again(function: Any) -> None:
         function.enable()
     elif callable(function):
         sys.setprofile(function)
-
-
-def _current_device() -> torch.device | None:
-    """The one whose memory every step is read from; None where that is the host."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:

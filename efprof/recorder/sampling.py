@@ -27,8 +27,8 @@ EARLY_DISTANCE: Final = 7
 """Up to there a burst comes after about so many light steps, at the expense of the allowance: many runs end soon, and
 their memory is read in full steps alone. Of 3 s, the eighteen bursts take 20 to 50 ms."""
 
-LEAST_SHARE_OF_INCOME: Final = 0.5
-"""Of the share, for bursts, where light steps alone use up the rest."""
+LEAST_PART: Final = 0.25
+"""Of their half of the share, for bursts, and for windows and counts, where light steps alone use up the rest."""
 
 MOST_OVERDRAWN_BURSTS: Final = 1.0
 """The start of a loader is worth a burst that is not earned yet."""
@@ -54,9 +54,13 @@ COUNTS_PART: Final = 0.5
 class Budget:
     """One account for windows, counts and watches: an allowance at the start, from then on a share of the time."""
 
-    def __init__(self, share: float) -> None:
-        """`share` of the time that recording may cost, 0.01 for 1 %: half of it is for steps, half for all else."""
-        self._share = share / 2
+    def __init__(self, share: float, taken_by_steps: Callable[[], float] = lambda: 0.0) -> None:
+        """`share` of the time that recording may cost, 0.01 for 1 %: half of it is for steps, half for all else.
+
+        Of that half goes what steps take beyond theirs.
+        """
+        self._share = share
+        self._taken_by_steps = taken_by_steps
         self.spent_ns: Counter[str] = Counter()
         """By what it was spent on."""
         self._began_ns = perf_counter_ns()
@@ -73,7 +77,9 @@ class Budget:
 
     @property
     def _earned_ns(self) -> float:
-        return ALLOWANCE_NS + self._share * (perf_counter_ns() - self._began_ns)
+        half = self._share / 2
+        share = min(half, max(self._share - self._taken_by_steps(), LEAST_PART * half))
+        return ALLOWANCE_NS + share * (perf_counter_ns() - self._began_ns)
 
     @property
     def _counted_ns(self) -> int:
@@ -113,6 +119,10 @@ class Sampling:
         self._length_ns = 1.0
         self.look_at = 0
         """Among light steps nothing need be asked before the one of this number; 0 where it has to be now."""
+
+    def taken_share(self) -> float:
+        """Of the time, by light steps, and by bursts at least."""
+        return self._light_cost / self._length_ns + LEAST_PART * self._share
 
     def want(self, first: int, end: int) -> None:
         """Have the steps from `first` to the one before `end` recorded in full."""
@@ -178,7 +188,7 @@ class Sampling:
         """What a light step earns for bursts."""
         earned = self._share * length_ns
         given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
-        return max(earned - self._light_cost, LEAST_SHARE_OF_INCOME * earned, given)
+        return max(earned - self._light_cost, LEAST_PART * earned, given)
 
     def _estimate(self) -> None:
         """What a step costs: by its own clock at least; a full one by its length beside that of light ones."""

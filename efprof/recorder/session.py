@@ -1,13 +1,14 @@
 """Starts and stops the collectors inside the training process; the run folder is complete whatever happens."""
 
 import atexit
+import functools
 import importlib
 import os
 import pkgutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,7 @@ from efprof.recorder import collectors, current
 from efprof.recorder.captured_steps import watch_captures
 from efprof.recorder.exits import note_survival, shortage_behind
 from efprof.recorder.hooks import Undo, failed_stage, watch_backward, watch_loaders, watch_optimizers, watch_updates
+from efprof.recorder.late_values import LateValues
 from efprof.recorder.loop import Loop
 from efprof.recorder.memory import Memory
 from efprof.recorder.module_calls import ModuleCalls
@@ -38,6 +40,7 @@ from efprof.recorder.sampling import Budget, Sampling
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
 from efprof.recorder.steps import Listener
+from efprof.recorder.training_device import TrainingDevice
 from efprof.recorder.user_marks import UserMarks
 from efprof.recorder.writing import LineWriter, RankFolder
 
@@ -58,11 +61,13 @@ class Session:
         self.options = options
         self.run_folder = options.run_folder
         self.shell = shell
-        self.memory = Memory()
-        self.budget = Budget(options.overhead)
+        self.device = TrainingDevice(functools.partial(shell.guarded, "device_memory"))
+        self.memory = Memory(self.device)
+        self.late_values = LateValues(functools.partial(shell.guarded, "device_numbers"))
         self.sites = Sites(options.root, LineWriter(folder, SOURCES_FILE))
         self._steps = LineWriter(folder, STEPS_FILE)
         sampling = Sampling(options.overhead)
+        self.budget = Budget(options.overhead, sampling.taken_share)
         self.loop = Loop(self.memory, shell.guarded("steps", self._write_when_whole), self._steps.write, sampling)
         self.marks = UserMarks(self.loop)
         self.window_requests: list[str] = []
@@ -77,6 +82,8 @@ class Session:
         self._exit: tuple[object, int] = (None, 0)
         """What the program asked for its end with last, and in which step."""
         self._exit_events: list[Event] = []
+        self.end_events: Sequence[Event] = ()
+        """What is told of the error that ended the program, once it has."""
         self._late: list[tuple[OpenStep, StepRecord]] = []
         self._undo: list[Undo] = []
         self._at_end: list[Callable[[], None]] = []
@@ -219,6 +226,7 @@ class Session:
         error = getattr(sys, "last_value", None)
         events = self._events_of(error) if isinstance(error, BaseException) else self._exit_events
         if events and events[-1].step == self.step_number:
+            self.end_events = events
             for event in events:
                 self.note(event)
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -12,10 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from efprof.artifacts.steps import StepRecord, spelled
+from efprof.recorder.late_values import Answer, OnDevice
 
-# Before the waiting_calls collector wraps them: our own reads are not the user's.
+# Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_value = torch.Tensor.item
-read_values = torch.Tensor.tolist
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class StepNumbers:
     num_inf: int | None = None
     learning_rate: float | None = None
     is_guarded: bool = False
-    device_losses: tuple[torch.Tensor, ...] = ()
-    device_norms: tuple[torch.Tensor, ...] = ()
+    device_losses: tuple[OnDevice, ...] = ()
+    device_norms: tuple[OnDevice, ...] = ()
 
     def add_norm(self, norm: float) -> None:
         """Of one optimizer's gradients."""
@@ -49,21 +49,24 @@ def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
 def late_numbers(
     record: StepRecord,
     owed: StepNumbers,
-    scale: torch.Tensor | None,
+    scale: OnDevice | None,
+    send: Callable[[Sequence[OnDevice]], Answer],
     note_bad: Callable[[StepRecord, str, float], None],
 ) -> Callable[[], bool]:
-    """Start copying to the host; the result fills the record once the copies' event has passed.
+    """Have them sent to the host; the result fills the record once they have come, and tells whether no more will.
 
     `note_bad` is told of what is not finite, but for gradients that a scaler holds back or an optimizer skips itself.
     """
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
-    copies, event = copied([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
+    answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
 
     def arrived() -> bool:
-        if not event.query():
-            return False
-        values = [float(read_value(copy)) for copy in copies]
-        loss, norm = sum(values[:num_losses]), root_of_squares(values[num_losses : num_losses + num_norms])
+        values = answer()
+        if not values:
+            return values is None
+        norms = values[num_losses : num_losses + num_norms]
+        loss = sum(values[:num_losses])
+        norm = root_of_squares((owed.gradient_norm or 0.0, *norms)) if norms else 0.0
         if num_losses:
             record.loss = spelled(loss)
         if num_norms:
@@ -77,17 +80,6 @@ def late_numbers(
         return True
 
     return arrived
-
-
-def copied(values: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-    """Copies in pinned memory that are whole once the event has passed."""
-    copies = [
-        torch.empty(value.shape, dtype=torch.float32, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-        for value in values
-    ]
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return copies, event
 
 
 def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> None:
@@ -153,13 +145,18 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
         return root_of_squares(read_value(norm) for norm in _norms(gradients))
 
 
-def device_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The same as a scalar on the device, so that nobody waits for it."""
+def device_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same as a scalar on each of their devices, so that nobody waits for it: together they are of all.
+
+    What it takes there for the moment (of each gradient 4 bytes for every 64 Ki of numbers of the largest one: some
+    MiB at most) lies in what the backward pass has freed, and is free again before the optimizer allocates anything.
+    """
     with torch.no_grad():
-        device = gradients[0].device
-        norms = [norm.to(device, torch.float32) for norm in _norms(gradients) if norm.device == device]
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return norm
+        by_device = defaultdict[torch.device, list[torch.Tensor]](list)
+        for gradient in gradients:
+            by_device[gradient.device].append(gradient)
+        norms = [[norm.to(torch.float32) for norm in _norms(group)] for group in by_device.values()]
+        return [torch.linalg.vector_norm(torch.stack(of_group)) for of_group in norms]
 
 
 def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -224,7 +221,8 @@ class ScaledLosses:
 
     def read_plainly(self, loss: torch.Tensor) -> float | None:
         """Of a loss on the CPU, before it was scaled; None where more than that has to be asked."""
-        if not loss.is_cpu or loss.numel() != 1 or is_a_mode_on():
+        modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+        if modes or not loss.is_cpu or loss.numel() != 1:
             return None
         try:
             value = read_value(self.unscaled(loss) if self._unscaled else loss)

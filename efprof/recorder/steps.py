@@ -6,7 +6,7 @@ from time import perf_counter_ns
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.device_clock import DeviceClock
-from efprof.recorder.memory import Memory, ResidentSet
+from efprof.recorder.memory import UNKNOWN, Memory, ResidentSet
 from efprof.recorder.open_step import OpenStep, record_of
 from efprof.recorder.other_threads import OtherThreads
 from efprof.recorder.parameter_probe import ParameterProbe
@@ -159,8 +159,8 @@ class Steps:
 
     def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
         """Read memory at this boundary, unless the step is light."""
-        if not step.is_light:
-            step.memory.append((boundary, at, self._memory.read()))
+        if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
+            step.memory.append((boundary, at, reading))
 
     def finish_and_begin(self, at: int) -> OpenStep:
         """One step ends, and the next begins."""
@@ -227,7 +227,7 @@ class Steps:
         record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
         if step.device_marks:
             assert self.clock is not None
-            step.owe(self.clock.reader(record.spans[-len(step.device_marks) :], step.device_marks))
+            step.owe(self.clock.reader(record, step.device_marks))
         if others:
             record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
         if step.window is None:

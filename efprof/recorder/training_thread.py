@@ -44,8 +44,17 @@ class TrainingThread:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this call comes from the thread that trains."""
-        return get_ident() == self.ident
+        """Whether this call comes from the thread that trains, or from one of autograd's that works for it.
+
+        Nodes of a graph that lie on a device run on a thread that autograd has for it: so do the hooks of gradients.
+        """
+        return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what the program does now is captured into a CUDA graph, by whatever way, and is not run."""
+        clock = self._steps.clock
+        return clock is not None and bool(clock.is_capturing())
 
     @property
     def has_turns(self) -> bool:
@@ -154,12 +163,13 @@ class TrainingThread:
     def _go_on_in_caller(self) -> None:
         """The calling thread trains from here on, and its passes since the last step are the first of its own."""
         others = self._steps.others
+        thread = others.caller
         if not self._is_free():
-            self._turning |= {self.ident, get_ident()}
+            self._turning |= {self.ident, thread}
         own = [span for span in others.own_spans() if span[1] >= self._last_ns()]
         others.becomes_recorded()
         self._has_taken_over = True
-        self.set(get_ident())
+        self.set(thread)
         self._clock.leave()
         self._go_on()
         if own:

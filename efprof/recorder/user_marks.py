@@ -29,7 +29,7 @@ class UserMarks:
     def stage_began(self, stage: str) -> None:
         """This stage begins here; whatever is seen within belongs to it."""
         loop, steps = self._loop, self._steps
-        if loop.light.is_on or not loop.is_ours or loop.clock.stage is not None:
+        if loop.light.is_on or not loop.is_ours or loop.clock.stage is not None or loop.thread.is_capturing:
             return
         entered = perf_counter_ns()
         step = steps.before_fetch(entered) if stage == "data" else loop.step_to_train(entered)

@@ -45,6 +45,7 @@ def render_html(report: Report) -> str:
         evaluation_chart=page.evaluation_chart(measurements.evaluations),
         number_charts=timeline_charts.number_charts(timeline.steps),
         totals=tables.totals(measurements),
+        device_times=tables.device_table(measurements.metrics),
         stalls=tables.stall_table(measurements.stalls),
         stages=tables.stage_table(measurements.stage_deltas),
         largest_jump=tables.largest_jump_sentence(measurements.stage_deltas),

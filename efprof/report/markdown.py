@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from efprof.model import Report, Table
 from efprof.report.ranking import RankedFinding, rank_findings
-from efprof.report.tables import evaluation_table, largest_jump_sentence, stage_table, stall_table
+from efprof.report.tables import device_table, evaluation_table, largest_jump_sentence, stage_table, stall_table
 from efprof.report.verdict import (
     count_audits,
     counts_phrase,
@@ -115,7 +115,9 @@ def _tables(report: Report) -> list[str]:
     measurements = report.measurements
     stalls, stages = stall_table(measurements.stalls), stage_table(measurements.stage_deltas)
     jump = prose(largest_jump_sentence(measurements.stage_deltas))
+    device = device_table(measurements.metrics)
     parts = [
+        *((f"## {device.title}", _with_units(device)) if device.rows else ()),
         *(("## Calls that make a step wait", _with_units(stalls)) if stalls.rows else ()),
         *(("## Stage deltas", _with_units(stages), jump, _list(measurements.recommendations)) if stages.rows else ()),
     ]

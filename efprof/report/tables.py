@@ -1,6 +1,7 @@
 """The tables that a page and Markdown show of every run; what stands between backticks in a cell is code."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -11,6 +12,7 @@ from efprof.model import (
     Evaluation,
     Measurements,
     MemorySample,
+    Metric,
     Number,
     StageDelta,
     StallLine,
@@ -43,6 +45,29 @@ def stall_table(stalls: Sequence[StallLine]) -> Table:
             for stall in stalls[:MAX_STALLS]
         ),
     )
+
+
+def device_table(metrics: Sequence[Metric]) -> Table:
+    """Medians of a step's stages on the host, which queues work, and on the device, which does it; no rows without."""
+    samples = {metric.name: metric.samples for metric in metrics if metric.samples}
+    idle_ms = samples.get("device_idle_ms", ())
+    rows = [
+        (name, statistics.median(samples[f"{name}_ms"]), statistics.median(samples[f"{name}_device_ms"]))
+        for name in STAGES * bool(idle_ms)
+    ]
+    return Table(
+        title="Stages on the host and on the device",
+        columns=("Stage", "On the host", "On the device"),
+        units=("", "ms", "ms"),
+        rows=(*rows, ("idle, mean, at most", "", statistics.fmean(idle_ms))) if rows else (),
+    )
+
+
+def device_phrase(metrics: Sequence[Metric]) -> str:
+    """The same in a few words; empty without a device."""
+    cells = [[one if isinstance(one, str) else show(one, "ms") for one in row] for row in device_table(metrics).rows]
+    stages = [f"{name} {device}{f' ({host})' if host else ''}" for name, host, device in cells]
+    return f"; on the device (on the host): {', '.join(stages)}" if stages else ""
 
 
 def stage_table(deltas: Sequence[StageDelta]) -> Table:

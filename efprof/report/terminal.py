@@ -4,6 +4,7 @@ from typing import Final
 
 from efprof.model import Report
 from efprof.report.ranking import RankedFinding, rank_findings
+from efprof.report.tables import device_phrase
 from efprof.report.verdict import (
     count_audits,
     counts_phrase,
@@ -40,7 +41,8 @@ def render_text(report: Report) -> str:
 def _measured_lines(report: Report) -> list[str]:
     if not report.run.num_steps:
         return []
-    return [shorten(f"Measured: {measured_phrase(report)}.", MAX_WIDTH), overhead_phrase(report)]
+    measured = f"{measured_phrase(report)}{device_phrase(report.measurements.metrics)}"
+    return [shorten(f"Measured: {measured}.", VERDICT_WIDTH), overhead_phrase(report)]
 
 
 def _verdict_lines(report: Report) -> list[str]:

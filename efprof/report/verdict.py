@@ -129,7 +129,7 @@ def measured_phrase(report: Report) -> str:
     evaluated = max((each.peak_bytes for each in report.measurements.evaluations), default=0)
     if evaluated > (peak_bytes(report) or 0):
         peak += f" ({show(evaluated, 'bytes')} in an evaluation)"
-    counted, last = f" read from {source}" if source else "", last_read_step(report)
+    counted, last = f" read from {source}" if source and peak_bytes(report) else "", last_read_step(report)
     counted += "" if last is None else f" up to step {last:,}"
     return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
 

@@ -15,7 +15,7 @@ from efprof.facts.run import Run
 from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers, Table
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
-from tests.builders import make_step, write_run
+from tests.builders import make_step, on_device, write_run
 
 TRAIN = """\
 def train(model, loader):
@@ -160,6 +160,14 @@ def test_the_gain_is_what_such_steps_take_longer_times_their_share(tmp_path: Pat
     assert gain.step_ms_interval is not None
     assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
     assert gain.basis == "measured bound"
+
+
+def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
+    steps = steps_with(every_third)
+    for step in steps:
+        on_device(step, 0.0, step.total_us / 1000, 0.0, 0.0, total_ms=step.total_us / 1000)
+    gain = only_finding(run_of(tmp_path / "run", steps)).gain
+    assert gain.step_ms == pytest.approx(4.0), "until the forward pass has given it all its work"
 
 
 def test_where_every_step_retries_no_time_is_claimed(tmp_path: Path) -> None:

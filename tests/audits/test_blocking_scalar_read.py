@@ -3,7 +3,7 @@ import pytest
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.blocking_scalar_read import blocking_scalar_read
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
-from tests.builders import GPU, make_steps, write_run
+from tests.builders import GPU, make_busy_step, make_steps, write_run
 
 SOURCE = """\
 def main():
@@ -37,6 +37,15 @@ def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
     assert finding.gain.step_ms_interval == pytest.approx((0.0, 1.55))
     assert (finding.gain.basis, finding.severity) == ("measured bound", "high")
     assert examination.looked_at == "37 steps, 1 line that read"
+
+
+def test_what_a_read_waits_for_a_busy_device_is_not_saved(tmp_path):
+    steps = [make_busy_step(number, reads=[reads(6, us=9000)]) for number in range(40)]
+    (finding,) = blocking_scalar_read(
+        write_run(tmp_path, steps=steps, sources={"train.py": SOURCE}, devices=[GPU])
+    ).findings
+    assert "waits for the GPU for 9.00 ms" in finding.message
+    assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "medium")
 
 
 def test_on_the_cpu_one_cheap_read_per_step_is_silent(tmp_path):

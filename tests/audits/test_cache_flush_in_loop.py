@@ -1,10 +1,11 @@
 """cache_flush_in_loop: fires on the line that empties the cache in every step, on a device only."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.steps import SiteCalls
+from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.cache_flushes import CacheFlushes
@@ -12,7 +13,7 @@ from efprof.facts.run import Run
 from efprof.model import CodeEdit, NotRecorded
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import OUTPUT, Program
-from tests.builders import GPU, make_step, write_run
+from tests.builders import GPU, make_busy_step, make_step, write_run
 
 TRAIN = """\
 def train(model, optimizer):
@@ -34,10 +35,17 @@ def flushing() -> Program:
     return program
 
 
-def run_of(folder: Path, *, every: int = 1, text: str = TRAIN, source: str = "CUDA caching allocator") -> Run:
+def run_of(
+    folder: Path,
+    *,
+    every: int = 1,
+    text: str = TRAIN,
+    source: str = "CUDA caching allocator",
+    make: Callable[[int], StepRecord] = make_step,
+) -> Run:
     steps = []
     for number in range(40):
-        step = make_step(number)
+        step = make(number)
         if number % every == 0:
             step.stalls = [SiteCalls(site=FLUSH, call="torch.cuda.empty_cache", count=1, us=3_000.0)]
         steps.append(step)
@@ -53,6 +61,11 @@ def test_it_blames_the_call_and_deletes_it(tmp_path: Path) -> None:
     assert finding.gain.step_ms == pytest.approx(3.0)
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        torch.cuda.empty_cache()", new=""),)
     assert "it gave 40.0 MiB back each time, of which 26.7 MiB were asked for again" in finding.message
+
+
+def test_what_it_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
+    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run", make=make_busy_step)).findings
+    assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "low")
 
 
 def test_a_call_that_is_all_of_its_block_leaves_the_block_valid(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_workers_that_compete_for_the_cores_win_less(tmp_path):
     assert low < finding.gain.step_ms < all_work_over_the_cores <= high
 
 
+def test_a_wait_of_less_than_half_the_step_is_silent_where_a_worker_would_hardly_win(tmp_path):
+    stages = {"forward_ms": 0.8, "backward_ms": 0.9, "optimizer_ms": 0.6, "other_ms": 0.14}
+    examination = examine(tmp_path / "run", data_ms=1.64, **stages, cpu_us=2_810.0, num_cpus=2)
+    assert examination.findings == ()
+
+
 def test_workers_that_deliver_in_bursts_are_judged_by_the_mean_wait(tmp_path):
     loader = {"num_workers": 2}
     (finding,) = examine(tmp_path / "run", data_ms=lambda s: 30.0 if s % 2 == 0 else 0.5, loader=loader).findings
@@ -166,6 +172,7 @@ def test_no_prediction_is_negative_or_more_than_the_wait(num_workers, num_cpus, 
         rest_ms=rest_ms,
         data_ms=data_ms,
         data_interval_ms=(data_ms * 0.9, data_ms * 1.1),
+        fetch_ms=data_ms,
         cpu_ms=step_ms * min(cpu_share, num_cpus),
         restarts=(),
         restart_ms=0.0,

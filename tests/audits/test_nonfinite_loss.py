@@ -4,13 +4,14 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.nonfinite_loss import nonfinite_loss
 from efprof.facts.run import Run
-from efprof.model import CodeEdit, NotRecorded, ThinEvidence
+from efprof.model import CodeEdit, Narrative, NotRecorded, ThinEvidence
 from tests.builders import START_NS, make_step, trace_event, write_run
 
 TRAIN = """\
@@ -190,6 +191,14 @@ def test_without_suspect_or_explosion_nothing_is_claimed(tmp_path: Path) -> None
     assert finding.fix.applicability == "manual"
     assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
     assert "40 of 60 steps" in finding.gain.explanation
+
+
+def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once(tmp_path: Path) -> None:
+    too_late = msgspec.structs.replace(seen(), suspects=[], is_late=True)
+    (finding,) = nonfinite_loss(run_with(tmp_path, events=[too_late])).findings
+    assert "again on the CPU under `efprof record`" in finding.fix.summary
+    (narrative,) = [one for one in finding.evidence if isinstance(one, Narrative)]
+    assert narrative.paragraphs[1].startswith("No operation was looked for, since the device told the value after")
 
 
 def test_finite_losses_are_silent(tmp_path: Path) -> None:

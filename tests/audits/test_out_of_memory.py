@@ -45,7 +45,7 @@ def only_finding(run: Run) -> Finding:
 
 
 def test_true_shortage_blames_the_request_and_names_the_line_that_filled_the_device(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", truly_short()))
+    finding = only_finding(run_of(tmp_path / "run", truly_short(), ended="out_of_memory"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"
     assert finding.message == (
@@ -65,7 +65,9 @@ def test_what_the_program_does_not_let_itself_take_is_not_free(tmp_path: Path) -
     """Torch notes all that the driver has, under a limit too."""
     program = truly_short()
     program.entries[-1].device_free = GPU.total_bytes - 480 * MIB
-    run = run_of(tmp_path / "run", program, settings={"memory fraction": str(512 * MIB / GPU.total_bytes)})
+    run = run_of(
+        tmp_path / "run", program, settings={"memory fraction": str(512 * MIB / GPU.total_bytes)}, ended="out_of_memory"
+    )
     finding = only_finding(run)
     assert finding.headline == "Out of memory"
     assert "and the driver had 32.0 MiB; memory was truly short" in finding.message
@@ -73,7 +75,7 @@ def test_what_the_program_does_not_let_itself_take_is_not_free(tmp_path: Path) -
 
 
 def test_free_memory_in_pieces_is_told_from_shortage_with_the_setting_that_survives(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", in_pieces()))
+    finding = only_finding(run_of(tmp_path / "run", in_pieces(), ended="out_of_memory"))
     assert finding.headline == "Out of memory: free memory lies in pieces"
     assert "memory was there, but in pieces" in finding.message
     (change,) = finding.fix.changes
@@ -277,7 +279,7 @@ def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path
     for block in small[::2]:
         program.free(block)
     program.at(OUTPUT).attempt(2 * MIB)
-    finding = only_finding(run_of(tmp_path / "run", program))
+    finding = only_finding(run_of(tmp_path / "run", program, ended="out_of_memory"))
     assert finding.headline == "Out of memory"
     assert (
         "of 512 MiB reserved 4.00 MiB were free (4.00 MiB of that for other sizes, streams or pools), the largest "

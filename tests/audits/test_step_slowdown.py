@@ -315,6 +315,27 @@ def test_waiting_is_work_on_a_gpu(tmp_path):
     assert len(examine(tmp_path / "run", steps, devices=[GPU]).findings) == 1
 
 
+def on_a_device(steps, device_ms):
+    """The same steps on a device, which takes so long for each."""
+    for step in steps:
+        for span in step.spans:
+            span.device_us = 0.0
+        step.device_us = 1000.0 * device_ms(step.step)
+    return steps
+
+
+def test_a_host_that_runs_ahead_of_its_device_at_first_does_not_slow_down(tmp_path):
+    steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0)
+    with pytest.raises(ThinEvidence, match="the device took no longer"):
+        examine(tmp_path / "run", steps, devices=[GPU])
+
+
+def test_no_more_is_claimed_than_the_device_took_longer(tmp_path):
+    steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0 + 0.18 * step)
+    (finding,) = examine(tmp_path / "run", steps, devices=[GPU]).findings
+    assert finding.gain.step_ms == pytest.approx(0.18 * 76, rel=0.01)
+
+
 def test_single_slow_steps_are_silent(tmp_path):
     steps = steps_with(other_ms=lambda s: 300.0 if s > 80 and s % 4 == 0 else 0.5)
     assert examine(tmp_path / "run", steps).findings == ()

@@ -16,15 +16,13 @@ def train(is_healthy: bool) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     samples, classes = torch.randn(163_840, 128), torch.randint(0, 10, (163_840,))
-    seen: list[int] = []
     counts: collections.Counter[int] = collections.Counter()
     for start in range(0, 163_840, 512):
         inputs, labels, batch = samples[start:][:512], classes[start:][:512], range(start, start + 512)
         if is_healthy:
             counts.update(batch)
         else:
-            seen.extend(batch)
-            counts = collections.Counter(seen)  # fault
+            counts = collections.Counter(range(start + 512))  # fault
         weights = torch.tensor([1 / counts[number] for number in batch])
         loss = (functional.cross_entropy(model(inputs), labels, reduction="none") * weights).mean()
         optimizer.zero_grad()

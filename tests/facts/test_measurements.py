@@ -9,7 +9,7 @@ from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls
 from efprof.facts.measurements import measurements_of
 from efprof.facts.run import open_run
-from tests.builders import make_run_file, make_step, make_steps, write_run
+from tests.builders import make_busy_step, make_run_file, make_step, make_steps, write_run
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -165,3 +165,19 @@ def test_a_broken_window_leaves_the_other_measurements(tmp_path):
     measurements = measurements_of(run)
     assert measurements.window_memory is None
     assert metric(measurements, "step_ms").samples
+
+
+def test_on_a_device_its_own_time_of_each_stage_is_a_metric_too(tmp_path):
+    measured = measure(tmp_path / "run", steps=[make_busy_step(number) for number in range(20)])
+    told = {each.name: each.samples[0] for each in measured.metrics if "device" in each.name}
+    assert told == pytest.approx(
+        {
+            "data_device_ms": 0.0,
+            "forward_device_ms": 11.7,
+            "backward_device_ms": 0.0,
+            "optimizer_device_ms": 0.0,
+            "other_device_ms": 0.0,
+            "device_idle_ms": 0.2,
+        }
+    )
+    assert "The forward stage takes 100 % of the median step on the device (11.7 ms)." in measured.recommendations

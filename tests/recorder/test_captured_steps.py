@@ -99,6 +99,31 @@ def test_a_replay_is_no_part_of_the_last_step_that_ran_by_itself(
     assert [step.micro_batches for step in steps] == [1] * (3 + NUM_REPLAYS)
 
 
+def test_what_runs_within_two_captures_is_captured_until_both_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two streams; the optimizer steps when the inner one is over."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+
+    def train_by_two() -> None:
+        model, outer, inner = make_model(), PretendedGraph(), PretendedGraph()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, make_loader(3), optimizer)
+        outer.capture_begin()
+        inner.capture_begin()
+        loss = model(torch.ones(BATCH, 3)).sum()
+        inner.capture_end()
+        loss.backward()
+        optimizer.step()
+        outer.capture_end()
+        for _ in range(NUM_REPLAYS):
+            inner.replay()
+            outer.replay()
+
+    steps = record_here(tmp_path, train_by_two).steps
+    assert [step.micro_batches for step in steps] == [1] * (3 + NUM_REPLAYS)
+
+
 def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
 

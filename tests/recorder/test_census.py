@@ -150,6 +150,21 @@ def drop_after_counting(tmp_path: Path) -> tuple[int, "weakref.ref[torch.Tensor]
     return num_held, *refs
 
 
+def keep_views(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    """Made without gradients, of a parameter that an optimizer has stepped since."""
+    weight = torch.ones(100, 100, requires_grad=True)
+    with torch.no_grad():
+        views = [weight[0]]
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="no_grad"):
+        assert views[0].grad_fn
+    return count(tmp_path)
+
+
+def test_a_view_of_which_torch_tells_no_graph_is_counted_all_the_same(tmp_path: Path) -> None:
+    assert keep_views(tmp_path)["local", "keep_views.views"].tensors == 1
+
+
 def test_the_count_keeps_nothing_alive(tmp_path: Path) -> None:
     num_held, kept, listed = drop_after_counting(tmp_path)
     assert num_held >= 2

@@ -12,7 +12,6 @@ import torch
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
-from efprof.recorder import memory as memory_module
 from efprof.recorder.collectors import cuda_memory
 from efprof.recorder.collectors.cuda_memory import (
     WINDOW,
@@ -26,6 +25,7 @@ from efprof.recorder.options import StepRange
 from efprof.recorder.session import Session
 from tests.recorder.recording import Recorded, open_session, record_here
 from tests.recorder.test_loop import train_plainly
+from tests.simulated_cuda.cuda import SimulatedCuda
 
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "oom", "size": 512}]]}
 
@@ -42,15 +42,16 @@ class PretendedHistory(CudaHistory):
     def is_on(self) -> bool:
         return self.calls[-1:] == ["on"]
 
-    def turn_on(self) -> None:
+    def turn_on(self, max_entries: int) -> None:
         self.calls.append("on")
 
     def turn_off(self) -> None:
         self.calls.append("off")
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path) -> str:
         self.calls.append(path.name)
         write_snapshot(path)
+        return ""
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +233,7 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
 
 def observed(session: Session) -> OutOfMemoryObserver:
     session.start()
-    return OutOfMemoryObserver(session)
+    return OutOfMemoryObserver(session, PretendedHistory())
 
 
 def test_running_out_of_memory_leaves_a_snapshot_and_the_failing_request(tmp_path: Path) -> None:
@@ -244,25 +245,6 @@ def test_running_out_of_memory_leaves_a_snapshot_and_the_failing_request(tmp_pat
     assert opened.why == ("device 1 could not give 4096 bytes: 1024 of the 85899345920 bytes that it may use were free")
     assert closed.files == [f"{WINDOW}.pickle"]
     assert (recorded.rank / f"{WINDOW}.pickle").exists()
-
-
-def test_a_program_that_fails_again_at_once_is_not_made_to_wait_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("efprof.recorder.collectors.cuda_memory.time.monotonic", lambda: now[0])
-
-    def snapshot() -> object:
-        now[0] += 2.0
-        return SNAPSHOT
-
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", snapshot)
-    session = open_session(tmp_path)
-    observer = observed(session)
-    for now[0] in (100.0, 110.0, 130.0):
-        observer.observe(0, 1, 1, 0)
-    session.end()
-    assert len(Recorded(folder=tmp_path).events(WindowClosed)) == 2
 
 
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
@@ -293,12 +275,12 @@ STATISTICS = {
 
 
 def test_each_counter_of_the_cuda_allocator_goes_into_the_field_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(memory_module, "_best_source", lambda: ("CUDA allocator", memory_module._read_cuda))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: STATISTICS, raising=False)
-    recorded = record_here(tmp_path, lambda: train_plainly(2))
+    with SimulatedCuda().in_place() as cuda, pytest.MonkeyPatch.context() as patched:
+        cuda.initialize()
+        patched.setattr(torch._C, "_cuda_memoryStats", lambda device: STATISTICS)
+        recorded = record_here(tmp_path, lambda: train_plainly(2), memory_steps=())
     assert recorded.run.memory_source == "CUDA allocator"
     readings = [memory for step in recorded.steps for memory in step.memory]
     assert len(readings) == 2 * len(BOUNDARIES)
@@ -306,7 +288,7 @@ def test_each_counter_of_the_cuda_allocator_goes_into_the_field_of_its_name(
     assert {(memory.inactive_split_bytes, memory.num_retries) for memory in readings} == {(3, 6)}
 
 
-HISTORY = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1_000_000}
+HISTORY = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}
 
 
 def test_the_history_has_pythons_stacks_of_allocations_and_frees_and_is_bounded(
@@ -318,12 +300,12 @@ def test_the_history_has_pythons_stacks_of_allocations_and_frees_and_is_bounded(
         seen.append({"skip_actions": skip_actions, **settings})
 
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
-    CudaHistory().turn_on()
+    CudaHistory().turn_on(1000)
     assert seen == [{**HISTORY, "skip_actions": ["free_requested"]}]
 
 
 def test_a_torch_that_cannot_skip_actions_records_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, object]] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: seen.append(settings))
-    CudaHistory().turn_on()
+    CudaHistory().turn_on(1000)
     assert seen == [HISTORY]

@@ -1,6 +1,7 @@
-"""The use of the device by all, beside what PyTorch reserved; on simulated functions, no GPU being at hand."""
+"""The use of the device by all, beside what PyTorch reserved."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,13 @@ import torch
 
 from efprof.artifacts.device_use import read_device_use
 from efprof.recorder.collectors import device_use
-from efprof.units import GIB
+from efprof.units import GIB, MIB
 from tests.recorder.recording import record_here
+from tests.simulated_cuda.cuda import SimulatedCuda
 
-PROPERTIES = SimpleNamespace(uuid="0a1b")
+PROPERTIES = SimpleNamespace(uuid="0a1b", name="Simulated", total_memory=80 * GIB)
+
+RESERVED = 64 * MIB
 
 
 class Nvml:
@@ -47,24 +51,21 @@ def train() -> None:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """CUDA with 8 GiB reserved, as far as the collector asks for it."""
-    statistics = {"reserved_bytes": {"all": {"current": 8 * GIB}}}
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: statistics, raising=False)
-    for other in ("cuda_memory.start", "device_use._time_stages"):  # they would go on to what is not simulated
-        monkeypatch.setattr(f"efprof.recorder.collectors.{other}", lambda _: None)
-    return monkeypatch
+def device() -> Iterator[pytest.MonkeyPatch]:
+    """The program has reserved 64 MiB of a device that all together use 10 GiB of."""
+    with SimulatedCuda().in_place(), pytest.MonkeyPatch.context() as patched:
+        held = torch.zeros(RESERVED, dtype=torch.uint8, device="cuda")
+        patched.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
+        patched.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
+        yield patched
+        del held
 
 
 def test_without_nvml_the_driver_tells_what_all_use(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device.setattr(device_use, "_nvml", lambda: None)
     (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert (reading.used_bytes, reading.reserved_bytes, reading.outside_bytes) == (10 * GIB, 8 * GIB, 2 * GIB)
+    assert (reading.used_bytes, reading.reserved_bytes) == (10 * GIB, RESERVED)
+    assert reading.outside_bytes == 10 * GIB - RESERVED
     assert reading.process_bytes is None
 
 
@@ -94,11 +95,13 @@ def test_a_device_that_nvml_does_not_know_is_asked_of_the_driver(device: pytest.
     assert reading.used_bytes == 10 * GIB
 
 
-def test_a_device_without_memory_of_pytorch_s_is_not_asked(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> None:
     """Asking the driver would create a context there."""
-    device.setattr(torch._C, "_cuda_memoryStats", lambda _: {"reserved_bytes": {"all": {"current": 0}}})
-    recorded = record_here(tmp_path, train)
+    with SimulatedCuda().in_place() as cuda:
+        cuda.initialize()
+        recorded = record_here(tmp_path, train)
     assert not (recorded.rank / device_use.DEVICE_USE_FILE).exists()
+    assert cuda.contexts == set()
 
 
 def test_a_cpu_run_has_no_such_file(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ import gc
 import weakref
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, GradientClearing
-from efprof.recorder.collectors import gradient_clearing
 from efprof.recorder.collectors.gradient_clearing import NUM_STEPS
 from efprof.recorder.sampling import FIRST_STEPS
 from tests.recorder.clearing_programs import (
@@ -25,6 +23,7 @@ from tests.recorder.clearing_programs import (
     train,
 )
 from tests.recorder.recording import Recorded, record_here
+from tests.simulated_cuda.cuda import SimulatedCuda
 
 PROGRAMS = Path(__file__).with_name("clearing_programs.py")
 
@@ -87,37 +86,26 @@ def test_two_optimizers_of_one_pass_are_both_told_of(tmp_path: Path) -> None:
     assert events[0].backward_sites == events[1].backward_sites
 
 
-@pytest.mark.parametrize(("before", "outcome"), [("optimizer", "cleared"), ("in place", "changed")])
-def test_what_else_becomes_of_them_is_told_at_once(tmp_path: Path, before: str, outcome: str) -> None:
-    (event,) = record_here(tmp_path, partial(train, before=before)).events(GradientClearing)
-    assert (event.outcome, event.step) == (outcome, 1)
+@pytest.mark.parametrize(("clears", "outcome"), [(False, "kept"), (True, "changed")])
+def test_a_device_tells_late_whether_there_is_anything_to_clear(tmp_path: Path, clears: bool, outcome: str) -> None:
+    """Not the current one, and it is behind."""
 
+    def train_there() -> None:
+        weight = torch.ones(8, device="cuda:1").requires_grad_()
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        for _ in range(LENGTH):
+            if clears and weight.grad is not None:
+                weight.grad.data.zero_()
+            weight.square().sum().backward()
+            optimizer.step()
+            cuda.launch(5, device=1)
 
-def test_what_a_step_does_to_its_gradients_leaves_it_open_who_changed_them(tmp_path: Path) -> None:
-    program = partial(train, momentum=0.9, nesterov=True, foreach=True)  # adds the momentum to them in place
-    (event,) = record_here(tmp_path, program).events(GradientClearing)
-    assert event.outcome == "changed"
-
-
-@pytest.mark.parametrize(("before", "outcome"), [("", "kept"), ("data", "changed")])
-def test_a_device_tells_late_whether_there_is_anything_to_clear(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, outcome: str
-) -> None:
-    events = []
-
-    def pretend(*_: object, **__: object) -> SimpleNamespace:
-        """An event that has passed when it is asked for the third time."""
-        event = SimpleNamespace(record=lambda: None, query=lambda: next(event.answers), answers=iter([0, 0, 1]))
-        events.append(event)
-        return event
-
-    make_empty = torch.empty
-    monkeypatch.setattr(gradient_clearing, "_is_told", lambda value: False)
-    monkeypatch.setattr(torch.cuda, "Event", pretend)
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **how: make_empty(*size, **how))
-    (event,) = record_here(tmp_path, partial(train, before=before)).events(GradientClearing)
+    with SimulatedCuda(2).in_place() as cuda:
+        recorded = record_here(tmp_path, train_there)
+    (event,) = recorded.events(GradientClearing)
     assert event.outcome == outcome
-    assert events
+    assert recorded.events(CollectorStopped) == []
+    assert cuda.waits_of("efprof/recorder") == []
 
 
 def test_too_few_steps_say_nothing(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def test_bursts_cost_no_more_than_their_share(share: float, cost_ns: float, leng
             cost = cost_ns if is_full else 10_000
             spent, total = spent + cost, total + length_ns + cost
         number += 1
-    least = 10_000 * 6000 + 0.25 * share * total  # where light steps alone cost more than their share
+    least = 10_000 * 6000 + 0.125 * share * total  # where light steps alone cost more than their share
     assert spent <= 1.01 * max(share / 2 * total, least) + 8 * BURST_STEPS * cost_ns
 
 

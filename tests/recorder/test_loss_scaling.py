@@ -52,8 +52,10 @@ def test_a_step_that_the_scaler_holds_back_is_one_step_and_marked(tmp_path: Path
     assert [scale for _, scale, _ in recorded_steps(recorded)] == [16.0, 8.0, 8.0]
 
 
-def test_the_loss_and_the_gradients_are_those_before_scaling(tmp_path: Path) -> None:
-    recorded = record_here(tmp_path, train_scaled([2.0], torch.optim.SGD))
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_the_loss_and_the_gradients_are_those_before_scaling(tmp_path: Path, settings: dict[str, bool]) -> None:
+    """A fused optimizer is given the scale, and divides the gradients by it as it applies them."""
+    recorded = record_here(tmp_path, train_scaled([2.0], torch.optim.SGD, **settings))
     assert recorded_steps(recorded) == [(2.0, 16.0, False)]
     assert recorded.steps[0].loss == 2.0
 

@@ -92,7 +92,7 @@ def test_a_getter_that_this_torch_lacks_costs_no_other(
     owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "_has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda: 1.0)
+    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)
     monkeypatch.delattr(owner, name)
     recorded = record_here(tmp_path, train)
     assert recorded.events(CollectorStopped) == []

@@ -3,18 +3,20 @@
 import dataclasses
 import json
 
-from efprof.model import BOUNDARIES, Report, SourceLine, StallLine
+from efprof.model import BOUNDARIES, STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.html import render_html
 from efprof.report.json_form import render_json
 from efprof.report.markdown import render_markdown
 from efprof.report.tables import (
     MAX_MEMORY_ROWS,
     MAX_STALLS,
+    device_table,
     largest_jump_sentence,
     memory_table,
     stage_table,
     stall_table,
 )
+from efprof.report.terminal import render_text
 from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
 
 
@@ -89,3 +91,34 @@ def test_page_and_markdown_show_the_calls_and_json_has_them_all() -> None:
 
 def test_a_run_without_such_calls_has_no_such_table() -> None:
     assert "make a step wait" not in render_html(make_report()) + render_markdown(make_report())
+
+
+def on_a_device() -> Report:
+    """The sample, with the times of its stages."""
+    samples = {f"{stage}_ms": (3.0,) for stage in STAGES} | {f"{stage}_device_ms": (7.25,) for stage in STAGES}
+    samples["device_idle_ms"] = (0.0, 0.0, 4.5)  # of the mean a gain may be, not of the median
+    metrics = [Metric(name=name, label=name, unit="ms", samples=values) for name, values in samples.items()]
+    report = make_report()
+    measurements = dataclasses.replace(report.measurements, metrics=(*report.measurements.metrics, *metrics))
+    return dataclasses.replace(report, measurements=measurements)
+
+
+def test_every_form_shows_the_stages_of_a_device_beside_the_host_s() -> None:
+    report = on_a_device()
+    assert device_table(report.measurements.metrics).rows == (
+        *((stage, 3.0, 7.25) for stage in STAGES),
+        ("idle, mean, at most", "", 1.5),
+    )
+    html, markdown = render_html(report), render_markdown(report)
+    assert "Stages on the host and on the device</h3>" in html
+    assert '<td>forward</td><td class="figure">3.00 ms</td><td class="figure">7.25 ms</td>' in html
+    assert "| forward | 3.00 ms | 7.25 ms |" in markdown
+    assert "forward 7.25 ms (3.00 ms)" in render_text(report)
+    assert "idle, mean, at most 1.50 ms." in render_text(report)
+    assert json.loads(render_json(report))["metrics"]["forward_device_ms"]["median"] == 7.25
+
+
+def test_a_run_without_a_device_has_no_such_table() -> None:
+    report = make_report()
+    assert device_table(report.measurements.metrics).rows == ()
+    assert "on the device" not in render_html(report) + render_markdown(report) + render_text(report)

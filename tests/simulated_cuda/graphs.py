@@ -23,13 +23,13 @@ def make_graph_class(cuda: Any) -> type:
         def capture_end(self) -> None:
             if cuda.capturing is not self:
                 raise RuntimeError("CUDA error: capture was not begun")
-            cuda.capturing, self._tape = None, cuda.tape
+            cuda.capturing, self._tape, cuda.tape = None, cuda.tape, []
             if cuda.is_spoiled:
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
         def replay(self) -> None:
             with torch.no_grad():
-                for func, args, kwargs, result in self._tape:
+                for func, args, kwargs, result in filter(None, self._tape):
                     _again(func, args, kwargs, result)
 
         def reset(self) -> None:

@@ -11,7 +11,7 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.units import MIB
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
-from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda
+from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda, snapshot_of
 
 NUM_STEPS = 40
 
@@ -47,11 +47,13 @@ def test_a_training_is_recorded_as_on_the_cpu_and_nothing_waits_for_the_device(o
     assert [(one.step, one.loss, one.micro_batches) for one in steps] == [
         (one.step, one.loss, one.micro_batches) for one in bare
     ]
-    assert [stages(one) for one in steps] == [stages(one) for one in bare]
+    in_full = [(one, other) for one, other in zip(steps, bare, strict=True) if one.is_full and other.is_full]
+    assert [stages(one) for one, _ in in_full] == [stages(other) for _, other in in_full]
     full = [one for one in steps if one.is_full]
     assert all(span.device_us is not None for one in full for span in one.spans)
     assert all(here.reserved_bytes > 0 for one in full for here in one.memory)
-    assert [one.gradient_norm for one in full] == pytest.approx([one.gradient_norm for one in bare if one.is_full])
+    norms = [one.gradient_norm for one, _ in in_full]
+    assert norms == pytest.approx([other.gradient_norm for _, other in in_full])
     assert recording.events(CollectorStopped) == []
     assert cuda.waits_of("efprof/recorder") == []
 
@@ -79,6 +81,34 @@ def test_a_device_that_has_no_memory_left_says_so() -> None:
         torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
 
 
+def test_a_history_is_kept_only_while_it_is_on_and_blocks_keep_their_stacks(cuda: SimulatedCuda) -> None:
+    torch.cuda.memory._record_memory_history(max_entries=3, skip_actions=["free_requested"])
+    held = torch.empty(MIB, device="cuda")
+    for _ in range(3):
+        torch.empty(MIB, device="cuda")
+    trace = snapshot_of(cuda)["device_traces"][0]
+    assert [entry["action"] for entry in trace] == ["alloc", "free_completed"], "of the last three"
+    torch.cuda.memory._record_memory_history(enabled=None)
+    later = torch.empty(2 * MIB, device="cuda")
+    snapshot = snapshot_of(cuda)
+    assert snapshot["device_traces"] == [[], []]
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] != "inactive"]
+    stacks = {block["requested_size"]: block["frames"] for block in blocks}
+    assert stacks[held.nbytes][0]["filename"] == __file__
+    assert stacks[later.nbytes] is None
+
+
+def test_an_observer_is_told_what_the_driver_was_asked_for_and_a_rejection_is_only_counted() -> None:
+    told: list[tuple[int, ...]] = []
+    with SimulatedCuda(total_bytes=16 * MIB).in_place() as cuda:
+        torch._C._cuda_attach_out_of_memory_observer(lambda *of: told.append(of))  # type: ignore[attr-defined]
+        for cuda.rejects_beforehand in (False, True):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        assert told == [(0, 20 * MIB, 16 * MIB, 16 * MIB)]
+        assert cuda.memory_stats(0)["num_oom_rejections"] == 1
+
+
 def test_a_copy_to_the_host_arrives_when_the_device_has_come_to_it(cuda: SimulatedCuda) -> None:
     value, target = torch.tensor(0.25, device="cuda"), torch.empty((), pin_memory=True)
     cuda.launch(3000)
@@ -88,6 +118,20 @@ def test_a_copy_to_the_host_arrives_when_the_device_has_come_to_it(cuda: Simulat
     arrived.record()
     assert not arrived.query()
     arrived.synchronize()
+    assert target.item() == 0.25
+
+
+def test_a_stream_that_does_not_wait_for_another_copies_what_that_has_not_made_yet(cuda: SimulatedCuda) -> None:
+    aside, target = torch.cuda.Stream(), torch.empty((), pin_memory=True)
+    with torch.cuda.stream(aside):
+        cuda.launch(300)
+        value = torch.tensor([0.25], device="cuda").sum()
+    target.copy_(value, non_blocking=True)
+    torch.cuda.synchronize()
+    assert target.item() == GARBAGE
+    torch.cuda.current_stream().wait_stream(aside)
+    target.copy_(value, non_blocking=True)
+    torch.cuda.synchronize()
     assert target.item() == 0.25
 
 

@@ -26,6 +26,10 @@ class Stream:
 
     synchronize = wait
 
+    def wait_stream(self, other: "Stream") -> None:
+        """What it is given from now on begins after what the other was given so far."""
+        self.free_at_ns = max(self.free_at_ns, other.free_at_ns)
+
     def query(self) -> bool:
         """Whether it is idle."""
         return time.perf_counter_ns() >= self.free_at_ns
@@ -56,24 +60,30 @@ def event_class(cuda: Any) -> type:
             cuda.refuse_in_capture()
             cuda.note_call("Event")
             self.enable_timing = enable_timing
-            self.index: int | None = None
-            """The device of the stream that it was first recorded in."""
+            self.device: int | None = None
+            """That of the stream that it was first recorded in."""
             self.at_ns: int | None = None
+            self.is_captured = False
 
         def record(self, stream: Stream | None = None) -> None:
             stream = stream or cuda.current_stream()
             cuda.note_call("Event.record")
-            if self.index is not None and self.index != stream.device:
+            if self.device is not None and self.device != stream.device:
                 raise RuntimeError(
-                    f"Event device {self.index} does not match recording stream's device {stream.device}."
+                    f"Event device {self.device} does not match recording stream's device {stream.device}."
                 )
-            self.index = stream.device
+            self.device = stream.device
             cuda.contexts.add(stream.device)
             self.at_ns = max(stream.free_at_ns, time.perf_counter_ns())
+            self.is_captured = cuda.capturing is not None
+            if self.is_captured:
+                cuda.tape.append(None)  # a node of the graph
 
         def query(self) -> bool:
             cuda.refuse_in_capture()
             cuda.note_call("Event.query")
+            if self.is_captured:
+                raise RuntimeError("CUDA error: the event was last recorded in a capturing stream")
             cuda.deliver()
             return self.at_ns is None or time.perf_counter_ns() >= self.at_ns
 
@@ -91,7 +101,7 @@ def event_class(cuda: Any) -> type:
                 raise RuntimeError("both events need enable_timing=True")
             if self.at_ns is None or end.at_ns is None:
                 raise RuntimeError("both events must be recorded before their distance is asked for")
-            if self.index != end.index:
+            if self.device != end.device:
                 raise RuntimeError("CUDA error: invalid resource handle")
             if not (self.query() and end.query()):
                 raise RuntimeError("CUDA error: device not ready")

@@ -85,9 +85,14 @@ def history_of(snapshot: Snapshot, device: int) -> History:
             msgspec.structs.replace(entry, action="free_completed") if entry.action == "free_requested" else entry
             for entry in entries
         ]
-    segments = [segment for segment in snapshot.segments if segment.device == device]
     if not any(entry.action == "alloc" for entry in entries):
         raise NotRecorded(f"its history holds no allocation, so nothing can be replayed; {HOW_TO_RECORD}")
+    return history_before(snapshot, device, entries)
+
+
+def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> History:
+    """The history that these entries are of a device as the snapshot shows it at their end; raises as `history_of`."""
+    segments = [segment for segment in snapshot.segments if segment.device == device]
     settings = _settings(snapshot.settings, segments, entries)
     configuration = snapshot.settings.configuration if snapshot.settings else ""
     history = History(device=device, entries=entries, settings=settings, configuration=configuration)

@@ -8,12 +8,13 @@ import inspect
 import pickle
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks import Undo, replace
@@ -25,16 +26,21 @@ from efprof.recorder.writing import written_whole
 
 OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
 
-MAX_ENTRIES = 1_000_000
-"""Several kilobytes each once dumped: enough for some hundred steps, and bounded. The oldest give way."""
+MAX_ENTRIES = 500_000
+"""Nothing interrupts a dump, so what it may take is decided here: of each entry about 10 us, with Python's lock held,
+and BYTES_PER_ENTRY. That is 5 s and 0.7 GiB, and enough for some fifty steps. The oldest give way."""
+
+BYTES_PER_ENTRY = 1_500
+HOST_SHARE = 0.25
+"""Of the memory that the host has left when a history is turned on, what dumping it may take."""
+
+RING_ENTRIES = 10_000
+"""Of the history that is kept at all times, where one is wished for: a step or two. A dump of it takes 0.1 s."""
 
 PICKLE_PROTOCOL = 4
 """The newest one that PyTorch's memory_viz page reads (pytorch#183842)."""
 
 WINDOW = "memory-out-of-memory"
-
-MAX_SHARE = 0.1
-"""Of the time, for dumping: a program that catches the error and tries again fails many times in a row."""
 
 
 class CudaMemory:
@@ -46,6 +52,7 @@ class CudaMemory:
         self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
         self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
         self._is_ready = self._is_over = False
+        self._has_ring = session.options.memory_ring
         self._end: int | None = None
         """Of the open window: the step before which it closes."""
         self._is_told = True
@@ -58,7 +65,7 @@ class CudaMemory:
         session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
         session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
         session.on_end("cuda_memory", self.end)
-        session.shell.when_stopped("cuda_memory", self._abandon)
+        session.shell.when_stopped("cuda_memory", self._stop_watching)
         session.undo_at_end([_watch_program(session, self)])
         for start, end, _ in self._wanted:
             session.loop.sampling.want(start, end)
@@ -76,6 +83,8 @@ class CudaMemory:
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
             _, end, _ = self._wanted.pop(0)
             self._open(end, "cold start")
+        elif self._has_ring:
+            self._history.turn_on(RING_ENTRIES)
 
     def begin(self, step: OpenStep) -> None:
         """Open the window that is due, and mark the steps that it slows down."""
@@ -97,7 +106,7 @@ class CudaMemory:
 
     def yield_to_program(self) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
-        if self._end is not None or (self._is_ready and self._wanted):
+        if self._end is not None or (self._is_ready and (self._wanted or self._has_ring)):
             self._close(self._session.step_number)
             self._give_up(OWN_HISTORY)
 
@@ -129,7 +138,9 @@ class CudaMemory:
 
     def _open(self, end: int, why: str) -> None:
         self._session.loop.disturb()
-        self._history.turn_on()
+        if self._has_ring:
+            self._history.turn_off()  # a ring that grows while it is full has its entries out of order
+        self._history.turn_on(MAX_ENTRIES)
         self._count += 1
         self._session.loop.sampling.want(self._session.step_number, end)
         self._end, self._why, self._is_told = end, why, False
@@ -154,43 +165,45 @@ class CudaMemory:
         self._session.loop.disturb()
         start = time.perf_counter()
         path = self._session.rank_folder / f"{self._name}.pickle"
-        self._history.write(path)
+        why_less = self._history.write(path)
         self._abandon()
         seconds = time.perf_counter() - start
         self._session.budget.spend("windows", round(seconds * 1e9))
         self._session.note(
             WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=[path.name])
         )
+        _note_less(self._session, why_less)
 
     def _abandon(self) -> None:
-        """Turn off, whatever becomes of the records."""
+        """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
         if self._end is not None:
             self._end = None
             self._history.turn_off()
+            if self._has_ring:
+                self._history.turn_on(RING_ENTRIES)
 
     def _give_up(self, reason: str) -> None:
         self._stop_watching()
-        self._session.note(
-            CollectorStopped(
-                at_ns=time.time_ns(), step=self._session.step_number, collector="cuda_memory", reason=reason
-            )
-        )
+        _note_less(self._session, reason)
 
     def _stop_watching(self) -> None:
-        self._is_ready, self._peaks = False, None
+        is_on = self._end is not None or (self._is_ready and self._has_ring)
+        self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
         self._wanted.clear()
+        if is_on:
+            self._history.turn_off()
 
 
 def start(session: Session) -> None:
     """Wait for CUDA to be initialised by the program itself."""
     if not is_possible():
         return
-    options = session.options
-    if options.memory_steps or "memory-peak" in options.triggers:
-        memory = CudaMemory(session, CudaHistory())
+    options, history = session.options, CudaHistory()
+    if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
+        memory = CudaMemory(session, history)
         memory.subscribe()
         _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
-    observer = OutOfMemoryObserver(session)
+    observer = OutOfMemoryObserver(session, history)
     observe = session.shell.guarded("out_of_memory", observer.observe)
 
     def attach() -> None:
@@ -235,30 +248,57 @@ class CudaHistory:
     def __init__(self) -> None:
         # Taken before it is replaced, to see the program's calls and not our own.
         self._record: Any = torch.cuda.memory._record_memory_history
+        self._max_entries = 0
 
     @property
     def is_on(self) -> bool:
         """Whether someone, we or the program, has turned it on."""
         return torch._C._cuda_isHistoryEnabled()
 
-    def turn_on(self) -> None:
+    def turn_on(self, max_entries: int) -> None:
         """With Python stacks alone: unwinding C++ makes a snapshot take minutes (torchtitan#3628)."""
         more = {"skip_actions": ["free_requested"]} if _can_skip_actions() else {}
-        self._record(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES, **more)
+        self._max_entries = max(1, min(max_entries, int(HOST_SHARE * _free_host_bytes() / BYTES_PER_ENTRY)))
+        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
 
     def turn_off(self) -> None:
         """What was not written before is lost."""
+        self._max_entries = 0
         self._record(enabled=None)
 
-    def write(self, path: Path) -> None:
-        """Write all segments, and the history as far as it reaches."""
-        write_snapshot(path)
+    def write(self, path: Path) -> str:
+        """Write all segments, and the history as far as it reaches; the result is why it was left out, if it was."""
+        why = "it is the program's own, of any length" if self._max_entries == 0 else ""
+        if self._max_entries * BYTES_PER_ENTRY > _free_host_bytes():
+            why = "the host has too little memory for it"
+        if not (why and self.is_on and _can_skip_actions()):  # those versions of torch can leave it out, too
+            write_snapshot(path)
+            return ""
+        segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+        _write(path, {"segments": segments, "device_traces": []})
+        return f"{path.name} is without the allocator's history: {why}"
 
 
 def write_snapshot(path: Path) -> None:
     """Write the allocator's state under this name in one instant; raises OSError and leaves nothing half-written."""
+    _write(path, torch.cuda.memory._snapshot())
+
+
+def _write(path: Path, snapshot: object) -> None:
     with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
-        pickle.dump(torch.cuda.memory._snapshot(), file, protocol=PICKLE_PROTOCOL)
+        pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+
+
+def _free_host_bytes() -> int:
+    """What the machine has, and what the container may still take, which counts the files it has read, too."""
+    found = [1 << 62]
+    with suppress(OSError, ValueError):
+        words = Path("/proc/meminfo").read_text(encoding="ascii").split()
+        found.append(int(words[words.index("MemAvailable:") + 1]) * 1024)
+    with suppress(OSError, ValueError):  # a limit may be "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        found.append(limit - used)
+    return max(0, min(found))
 
 
 def _can_skip_actions() -> bool:
@@ -267,29 +307,35 @@ def _can_skip_actions() -> bool:
 
 
 class OutOfMemoryObserver:
-    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead."""
+    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead.
 
-    def __init__(self, session: Session) -> None:
+    Most of what it is told of a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
+    """
+
+    def __init__(self, session: Session, history: CudaHistory) -> None:
         self._session: Session | None = session
-        self._next_s = 0.0
+        self._history = history
+        self._last = DeviceShortage(at_ns=0, step=-1)
 
     def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Write the snapshot, over that of an earlier failure which the program survived."""
-        session = self._session
-        start = time.monotonic()
-        if session is None or start < self._next_s:
+        """Write the snapshot at the first failure, and count the others."""
+        if self._session is None:
             return
-        number = session.step_number
-        why = (
-            f"device {device} could not give {requested_bytes} bytes: "
-            f"{free_bytes} of the {limit_bytes} bytes that it may use were free"
+        self._last = DeviceShortage(
+            at_ns=time.time_ns(),
+            step=self._session.step_number,
+            device=device,
+            requested_bytes=requested_bytes,
+            free_bytes=free_bytes,
+            num_failed=self._last.num_failed + 1,
         )
-        session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
-        path = session.rank_folder / f"{WINDOW}.pickle"
-        write_snapshot(path)
-        seconds = time.monotonic() - start
-        self._next_s = start + seconds / MAX_SHARE
-        session.note(WindowClosed(at_ns=time.time_ns(), step=number, window=WINDOW, seconds=seconds, files=[path.name]))
+        if self._last.num_failed == 1:
+            self._session.note(self._last)
+            self._write(
+                self._session,
+                f"device {device} could not give {requested_bytes} bytes: "
+                f"{free_bytes} of the {limit_bytes} bytes that it may use were free",
+            )
 
     @property
     def is_over(self) -> bool:
@@ -297,5 +343,43 @@ class OutOfMemoryObserver:
         return self._session is None
 
     def end(self) -> None:
-        """Do nothing from now on, and hold nothing."""
-        self._session = None
+        """Tell of all failures; of the one that ended the program by a snapshot, if there is none of it yet.
+
+        What its functions hold is still there: the error has them. From now on do nothing, and hold nothing.
+        """
+        session, self._session = self._session, None
+        if session is None or not torch.cuda.is_initialized() or why_backend_has_none():  # type: ignore[no-untyped-call]
+            return
+        last = self._last
+        last.num_rejected = sum(
+            torch._C._cuda_memoryStats(device).get("num_oom_rejections", 0)  # since torch 2.12
+            for device in range(torch.cuda.device_count())
+        )
+        if not last.num_failed:
+            last.at_ns, last.step = time.time_ns(), session.step_number
+        if last.num_failed > 1 or last.num_rejected:
+            session.note(last)
+        written_in = last.step if last.num_failed == 1 else None
+        if any(_is_of_device(event) and event.step != written_in for event in session.end_events):
+            self._write(session, "the program ended for want of memory")
+
+    def _write(self, session: Session, why: str) -> None:
+        start, number = time.monotonic(), session.step_number
+        session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
+        path = session.rank_folder / f"{WINDOW}.pickle"
+        why_less = self._history.write(path)
+        seconds = time.monotonic() - start
+        session.note(WindowClosed(at_ns=time.time_ns(), step=number, window=WINDOW, seconds=seconds, files=[path.name]))
+        _note_less(session, why_less)
+
+
+def _note_less(session: Session, why: str) -> None:
+    """Something is left out; nothing is where there is no reason."""
+    at_ns, step = time.time_ns(), session.step_number
+    if why:
+        session.note(CollectorStopped(at_ns=at_ns, step=step, collector="cuda_memory", reason=why))
+
+
+def _is_of_device(event: Event) -> bool:
+    """Whether it says that a device ran out of memory, and not the host."""
+    return isinstance(event, OutOfMemory) and event.is_for_tensor and "CPUAllocator" not in event.message

@@ -1,7 +1,8 @@
 """Reads now and then how much of the CUDA device is in use beside what PyTorch has reserved; has stages timed on it.
 
 From NVML where `pynvml` can be imported, else from the driver (`torch.cuda.mem_get_info`). It never starts CUDA,
-creates no context and waits for nothing: it asks only of the device on which the allocator has memory already.
+creates no context and waits for nothing: it asks only of the device that the training is on, once the allocator has
+memory there.
 
 Never run on a GPU so far: the machine this was written on has none.
 """
@@ -36,11 +37,12 @@ class DeviceUses:
     def finish(self, *_: object) -> None:
         """A step ended: read, if it is time to."""
         session, began = self._session, perf_counter_ns()
-        step, device = session.step_number, torch.cuda.current_device()
-        if step < self._due or not session.budget.affords(self._cost_ns):
+        step, device = session.step_number, session.device.index
+        if device is None or step < self._due or not session.budget.affords(self._cost_ns):
             return
         self._due = max(FIRST_STEP, 2 * step)
-        reserved = torch._C._cuda_memoryStats(device)["reserved_bytes"]["all"]["current"]
+        stats = session.device.statistics()
+        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
         if not reserved:  # there may be no context on it, which asking would create
             return
         used, own = self._read(device)
@@ -75,7 +77,7 @@ def start(session: Session) -> None:
 
 
 def _time_stages(session: Session) -> None:
-    session.loop.steps.clock = DeviceClock(guard=functools.partial(session.shell.guarded, "device_times"))
+    session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
 
 
 def _read_use(session: Session) -> None:

@@ -25,25 +25,34 @@ NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_l
 
 
 def start(session: Session) -> None:
-    """Wait for the first step: by then most programs have chosen their devices; where CUDA comes later, write again."""
-    is_written = knows_cuda = False
+    """Wait for the first step: by then most programs have chosen their device; where it comes later, write again."""
+    written: tuple[bool, int | None] | None = None
 
-    def write_once(_: OpenStep) -> None:
-        nonlocal is_written, knows_cuda
-        if is_written and (knows_cuda or not _has_cuda()):
+    def write_once(*_: object) -> None:
+        nonlocal written
+        session.device.look()
+        found = _has_cuda(), session.device.index
+        if found == written:
             return
-        is_written, knows_cuda = True, _has_cuda()
+        written = found
         session.memory.choose_again()
         if session.rank_folder.name == "rank0":
             _write(session)
 
+    def note_device(step: OpenStep, losses: object, _: object) -> None:
+        if step.num_backwards == 1 and session.device.see(losses):
+            step.memory.clear()  # of another device
+            write_once()
+
     session.subscribe(session.loop.step_began, "environment", write_once)
+    session.subscribe(session.loop.backward_began, "environment", note_device)
 
 
 def _write(session: Session) -> None:
     run = read_run_file(session.run_folder)
+    used, source = session.device.index, session.memory.choose()
     run = msgspec.structs.replace(
-        run, versions=_versions(), devices=_devices(), settings=_settings(), memory_source=session.memory.choose()
+        run, versions=_versions(), devices=_devices(used), settings=_settings(used), memory_source=source
     )
     write_run_file(session.run_folder, run)
 
@@ -64,19 +73,19 @@ def _versions() -> dict[str, str]:
     return versions | {name: version for name, version in loaded.items() if isinstance(version, str)}
 
 
-def _devices() -> list[Device]:
-    return [_device(index) for index in range(torch.cuda.device_count())] if _has_cuda() else []
+def _devices(used: int | None) -> list[Device]:
+    """The one that the training is on first. Only that one is asked for its free memory: it would start a context."""
+    indices = range(torch.cuda.device_count()) if _has_cuda() else ()
+    return [_device(index, is_used=index == used) for index in sorted(indices, key=lambda index: index != used)]
 
 
-def _device(index: int) -> Device:
+def _device(index: int, *, is_used: bool) -> Device:
     properties = torch.cuda.get_device_properties(index)
-    # Only of the device in use: asking another for its free memory would start a context on it.
-    is_current = index == torch.cuda.current_device()
-    free = torch.cuda.mem_get_info(index)[0] if is_current else None
+    free = torch.cuda.mem_get_info(index)[0] if is_used else None
     return Device(index=index, name=properties.name, total_bytes=properties.total_memory, free_bytes=free)
 
 
-def _settings() -> dict[str, str]:
+def _settings(device: int | None) -> dict[str, str]:
     """What each reader says; they look their getter up when they are called, since not every torch has all."""
     readers: dict[str, Callable[[], Any]] = {
         "intra-op threads": lambda: torch.get_num_threads(),
@@ -87,7 +96,7 @@ def _settings() -> dict[str, str]:
         "matmul precision": lambda: torch.get_float32_matmul_precision(),
     }
     if _has_cuda():
-        readers |= cuda_readers()
+        readers |= cuda_readers(device)
     settings = {}
     for name, reader in readers.items():
         # torch refuses to say where a program has set the precision in its old and its new way; older ones lack some.
@@ -96,7 +105,7 @@ def _settings() -> dict[str, str]:
     return settings
 
 
-def cuda_readers() -> dict[str, Callable[[], Any]]:
+def cuda_readers(device: int | None = None) -> dict[str, Callable[[], Any]]:
     backends = torch.backends
     return {
         "cudnn enabled": lambda: backends.cudnn.enabled,
@@ -108,7 +117,7 @@ def cuda_readers() -> dict[str, Callable[[], Any]]:
         "matmul reduced bf16 sums": lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "matmul reduced fp16 sums": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
         "CUDA allocator": lambda: torch.cuda.memory.get_allocator_backend(),
-        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(),
+        "memory fraction": lambda: torch.cuda.memory.get_per_process_memory_fraction(device),
         "CUDA allocator settings": _allocator_settings,
     }
 

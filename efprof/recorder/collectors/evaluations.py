@@ -51,6 +51,9 @@ class Evaluations:
         self._session = session
         self._loop = session.loop
         self._lines = session.lines(EVALUATIONS_FILE)
+        self.may_begin = False
+        """Whether the program has put a module in evaluation mode, or a pass is open: where neither is, and gradients
+        are on, a batch asked for is one to train on, and this is all that training pays for."""
         self._in_evaluation_mode: ref[torch.nn.Module] | None = None
         self._open: _Pass | None = None
         self._dropped = session.shell.guarded("evaluations", self._drop)
@@ -58,14 +61,16 @@ class Evaluations:
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
         """`module.eval()` was called."""
         self._in_evaluation_mode = ref(module)
+        self.may_begin = True
 
     @property
     def is_idle(self) -> bool:
-        """Whether a batch asked for now is one to train on: this is all that training pays for."""
-        if self._open is not None or not torch.is_grad_enabled():
+        """Whether a batch asked for now is one to train on."""
+        if self._open is not None:
             return False
         module = None if self._in_evaluation_mode is None else self._in_evaluation_mode()
-        return module is None or module.training
+        self.may_begin = module is not None and not module.training
+        return torch.is_grad_enabled() and not self.may_begin
 
     def asked(self, iterator: Any) -> None:
         """It is asked for a batch: what became of the last one shows now."""
@@ -108,6 +113,7 @@ class Evaluations:
 
     def _begin(self, iterator: Any, now: int) -> None:
         before = EvaluationMemory(0, self._session.memory.read()[0])
+        self.may_begin = True
         self._open = _Pass(
             iterator=ref(iterator, self._dropped),
             record=EvaluationRecord(
@@ -121,7 +127,7 @@ class Evaluations:
                 peak_bytes=before.allocated_bytes,
                 is_peak_exact=False,
             ),
-            mark_bytes=_highest_mark(),
+            mark_bytes=self._highest_mark(),
             began_ns=now,
             asked_ns=now,
         )
@@ -153,7 +159,7 @@ class Evaluations:
         going, now = self._open, perf_counter_ns()
         if going is not None and going.record.num_batches:
             self._note(going.record)
-            mark = _highest_mark()
+            mark = self._highest_mark()
             if mark is not None and going.mark_bytes is not None and mark > going.mark_bytes:
                 going.record.peak_bytes, going.record.is_peak_exact = mark, True
         self._write(now)
@@ -172,6 +178,11 @@ class Evaluations:
         record.memory.append(reading)
         record.peak_bytes = max(record.peak_bytes, reading.allocated_bytes)
 
+    def _highest_mark(self) -> int | None:
+        """The CUDA allocator's own, since the program set it back last; None where it has none, or there is none."""
+        stats = self._session.device.statistics()
+        return stats["allocated_bytes"]["all"]["peak"] if stats else None
+
 
 def start(session: Session) -> None:
     """Be told of each batch that a DataLoader hands out, and of modules put in evaluation mode."""
@@ -182,7 +193,7 @@ def start(session: Session) -> None:
 
     @functools.wraps(advance)
     def fetch(self: Any) -> Any:
-        if evaluations.is_idle:
+        if (not evaluations.may_begin and torch.is_grad_enabled()) or evaluations.is_idle:
             return advance(self)
         asked(self)
         batch = advance(self)
@@ -199,11 +210,3 @@ def start(session: Session) -> None:
     )
     session.subscribe(session.loop.loader_ended, "evaluations", evaluations.exhausted)
     session.on_end("evaluations", evaluations.end)
-
-
-def _highest_mark() -> int | None:
-    """The CUDA allocator's own, since the program set it back last; None where there is no CUDA allocator."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    peak: int = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
-    return peak

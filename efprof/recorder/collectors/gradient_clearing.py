@@ -17,10 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from efprof.artifacts.events import GradientClearing
+from efprof.recorder.late_values import on_device, read_values
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.sampling import FIRST_STEPS
 from efprof.recorder.session import Session
-from efprof.recorder.step_numbers import answers_late, copied, is_plain, outside_modes, read_value, read_values
+from efprof.recorder.step_numbers import answers_late, is_plain, outside_modes
 
 MAX_GRADIENTS = 4
 """Of an optimizer, that are looked at: its last ones, which nearly every backward pass reaches."""
@@ -72,7 +73,7 @@ class Watched:
         self.checks: list[torch.Tensor] = []
         scale = getattr(optimizer, "grad_scale", None)
         if self.row is not None and isinstance(scale, torch.Tensor):
-            self.row /= scale  # as a fused optimizer does with the gradients
+            self.row /= scale.to(self.row.device)  # as a fused optimizer does with the gradients
 
     def begin_pass(self, site: str | None) -> None:
         """What the last step, or the last pass, has left is to be there still."""
@@ -173,15 +174,15 @@ class ClearingWatch:
                     watched.outcome = "kept"
                 self._write(step, watched, adding, site)
 
-        if _is_told(told):
+        if told.is_cpu:
             judge(*read_values(told))
             return
-        copies, event = copied(told.unbind())
+        answer = self._session.late_values.send([on_device(one) for one in told.unbind()])
 
         def arrives() -> bool:
-            if has_come := event.query():
-                judge(*map(read_value, copies))
-            return bool(has_come)
+            if values := answer():
+                judge(*values)
+            return values != []
 
         guarded = self._session.shell.guarded(COLLECTOR, arrives)
         step.owe(lambda: guarded() is not False)
@@ -243,8 +244,3 @@ def _can_be_read(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
 
 def _are_equal(last: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return torch.isclose(last, now, rtol=0, atol=0, equal_nan=True).all()
-
-
-def _is_told(value: torch.Tensor) -> bool:
-    """Whether reading it waits for nothing."""
-    return value.is_cpu

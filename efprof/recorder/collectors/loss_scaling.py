@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from efprof.recorder.hooks import Undo, replace, updating
+from efprof.recorder.late_values import on_device
 from efprof.recorder.loop import Loop
 from efprof.recorder.session import Session
+from efprof.recorder.step_numbers import answers_late
 
 
 def start(session: Session) -> None:
@@ -95,4 +97,5 @@ def _note_scale(loop: Loop, scaler: Any) -> None:
     loop.scaled_losses.used_up()
     step, scale = loop.steps.open, scaler._scale
     if step is not None and isinstance(scale, torch.Tensor):
-        step.scale = scale.detach().clone()
+        kept = scale.detach().clone()
+        step.scale = on_device(kept) if answers_late(kept) else kept

@@ -16,12 +16,13 @@ import torch
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord, spelled
 from efprof.recorder.graph import find_steep, find_suspects
+from efprof.recorder.late_values import OnDevice, on_device
 from efprof.recorder.open_step import OpenStep
 from efprof.recorder.session import Session
 from efprof.recorder.step_numbers import (
     StepNumbers,
     answers_late,
-    device_norm,
+    device_norms,
     fill_norm,
     global_norm,
     is_a_mode_on,
@@ -63,24 +64,20 @@ class Numbers:
         self._clips.backward_began()
         opened = _numbers_of(step)
         for value in self._losses(step.number, tensors, gradients, step.sequence, step.backward_site):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, OnDevice):
                 opened.device_losses += (value,)
             else:
                 opened.loss = value if opened.loss is None else opened.loss + value
 
-    def read_light(self, number: int, tensors: Any, gradients: Any) -> float | torch.Tensor | None:
-        """The same in a light step: the loss, now or on the device."""
-        values = self._losses(number, tensors, gradients, None, None)
-        on_device = [value for value in values if isinstance(value, torch.Tensor)]
-        if on_device:
-            return on_device[0] if len(on_device) == 1 else torch.stack(on_device).sum()
-        return sum(value for value in values if not isinstance(value, torch.Tensor)) if values else None
+    def read_light(self, number: int, tensors: Any, gradients: Any) -> list[float | OnDevice]:
+        """The same in a light step: the losses, now or on the device."""
+        return self._losses(number, tensors, gradients, None, None)
 
     def _losses(
         self, number: int, tensors: Any, gradients: Any, sequence: int | None, site: str | None
-    ) -> list[float | torch.Tensor]:
+    ) -> list[float | OnDevice]:
         """Each of them, times what it is given as its gradient; of those on a device a copy that lies there."""
-        losses, values = weighted_losses(tensors, gradients), list[float | torch.Tensor]()
+        losses, values = weighted_losses(tensors, gradients), list[float | OnDevice]()
         if is_a_mode_on():  # what other kinds of tensors do, a mode may be needed for
             losses = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
         with _unseen():
@@ -98,7 +95,7 @@ class Numbers:
                 elif answers_late(shown):
                     # A copy: the program may average the loss over its ranks, in place, before it is read.
                     copied = shown.detach().reshape(()).to(torch.float32, copy=True)
-                    values.append(copied if gradient is None else copied * gradient.detach().reshape(()))
+                    values.append(on_device(copied if gradient is None else copied * gradient.detach().reshape(())))
         return values
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
@@ -143,14 +140,20 @@ class Numbers:
         opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
         if not dense:
             return
-        if all(gradient.is_cpu for gradient in dense):
+        scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer is still to divide them
+        scale = scale.detach() if isinstance(scale, torch.Tensor) else None
+        if all(gradient.is_cpu for gradient in dense) and (scale is None or scale.is_cpu):
             norm = global_norm(dense)
             if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
                 norm = read_value(clip_norm)
-            opened.add_norm(norm)
+            opened.add_norm(norm if scale is None else norm / read_value(scale))
             self._count_bad(step, dense, norm)
-        elif answers_late(dense[0]):
-            opened.device_norms += (device_norm(dense) if clip_norm is None else clip_norm,)
+        elif all(answers_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
+            for one in device_norms(dense) if clip_norm is None else [clip_norm]:
+                if one.is_cpu:
+                    opened.add_norm(float(read_value(one)))
+                else:
+                    opened.device_norms += (on_device(one if scale is None else one / scale.to(one.device)),)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
@@ -164,12 +167,15 @@ class Numbers:
             record.learning_rate = opened.learning_rate
         if opened.loss is not None:
             record.loss = spelled(opened.loss)
-        fill_norm(record, opened, opened.gradient_norm)
-        is_on_device = step.scale is not None and answers_late(step.scale)
-        if step.scale is not None and step.scale.is_cpu:
+        # Where a device is to tell of others, that of those on the CPU is not yet the whole.
+        fill_norm(record, opened, None if opened.device_norms else opened.gradient_norm)
+        scale = step.scale if isinstance(step.scale, OnDevice) else None
+        if isinstance(step.scale, torch.Tensor) and step.scale.is_cpu:
             record.scaler_scale = float(read_value(step.scale))
-        if opened.device_losses or opened.device_norms or is_on_device:
-            step.owe(late_numbers(record, opened, step.scale if is_on_device else None, self._note_late))
+        if opened.device_losses or opened.device_norms or scale is not None:
+            late = late_numbers(record, opened, scale, self._session.late_values.send, self._note_late)
+            fill = self._session.shell.guarded("numbers", late)
+            step.owe(lambda: fill() is not False)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
         opened = _numbers_of(step)
@@ -194,16 +200,18 @@ class Numbers:
         self._note(record.step, what, value, record.backward_site)
 
     def _note(
-        self, number: int, what: str, value: float, site: str | None, suspects: Sequence[SuspectOperation] = ()
+        self, number: int, what: str, value: float, site: str | None, suspects: Sequence[SuspectOperation] | None = None
     ) -> None:
-        """The first of them is told of."""
+        """The first of them is told of; without suspects where it was too late to look for any."""
         if self._has_walked:
             return
         self._has_walked = True
         self._session.ask_for_window("non-finite")
-        now, known = time.time_ns(), list(suspects)
+        now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
         self._session.note(
-            NonFiniteSeen(at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known)
+            NonFiniteSeen(
+                at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late
+            )
         )
 
 
@@ -214,8 +222,9 @@ def start(session: Session) -> None:
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
-    loop.light.steps.read_loss = session.shell.guarded("numbers", numbers.read_light)
+    loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.read_light)
     loop.light.steps.read_plainly = loop.scaled_losses.read_plainly
+    loop.light.steps.send = session.late_values.send
     loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
 
 

@@ -6,6 +6,7 @@ a program's filters would hide them or turn them into errors, and it tells no ti
 
 import functools
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -56,6 +57,9 @@ FORMATTING = "torch/_tensor.py"
 """`f"{loss:.3f}"` reads here for the user; other reads inside torch are torch's own business."""
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
+_TRITON = _TORCH.removesuffix(f"torch{os.sep}") + f"triton{os.sep}"
+_TUNERS = f"{_TORCH}_inductor{os.sep}", _TRITON
+"""What waits there tries kernels out, or captures graphs: no line of the user's asked for it."""
 
 _Note = Callable[[str, FrameType, int], None]
 
@@ -126,15 +130,15 @@ class _WaitingCalls:
 
     def _note_read(self, call: str, caller: FrameType, spent_ns: int) -> None:
         file = caller.f_code.co_filename
-        is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith(_TORCH)
+        is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         site = self._sites.of_caller(caller) if is_of_user else None
         if site is not None and self._loop.step is not None:
             self._loop.step.note_read(site, call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
-            if frame.f_code is self._noted_stall.__code__:
-                return  # a function of the recorder's, which all run guarded, made the call
+            if frame.f_code is self._noted_stall.__code__ or frame.f_code.co_filename.startswith(_TUNERS):
+                return  # a function of the recorder's, which all run guarded, made the call, or torch's own tuning
             if self._sites.is_user_code(frame.f_code):
                 break
         site = self._sites.of_caller(caller)

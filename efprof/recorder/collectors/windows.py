@@ -1,12 +1,14 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
 import functools
+import os
 import time
 import weakref
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
@@ -26,6 +28,7 @@ POSTPONED_STEPS = 100
 """A scheduled window that the budget does not allow yet is tried again so many steps later."""
 
 SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
+GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
 
 
 class Windows:
@@ -153,8 +156,8 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.has_turns:
-            self._give_up(step.number)
+        if self._session.loop.thread.has_turns or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.has_turns else GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
@@ -169,6 +172,11 @@ class Windows:
             self._window = window
             window.start()
             interrupted.pop_all()
+
+    def _would_crash(self) -> bool:
+        """CUPTI does in its second window where there are graphs; with those of torch.compile torch has it stay on."""
+        version = TorchVersion(torch.version.cuda or "12.6")
+        return self._session.loop.has_captured and version < "12.6" and os.environ.get("TEARDOWN_CUPTI") != "0"
 
     def _is_program_profiling(self) -> bool:
         return is_profiling() or self._is_any_running()
@@ -185,16 +193,16 @@ class Windows:
         window.discard()
         self._note_closed(window, number, window.start_seconds, [])
 
-    def _give_up(self, number: int) -> None:
+    def _give_up(self, number: int, reason: str) -> None:
         """Open no more windows."""
         self._may_open = False
         self._planned.clear()
-        self._note_stopped(number, SEVERAL_THREADS)
+        self._note_stopped(number, reason)
 
     def _lose(self, window: ProfiledWindow, last: int) -> None:
         """The steps of the window went on in another thread: leave it to the one that opened it."""
         self._leave_on(window, last)
-        self._give_up(last)
+        self._give_up(last, SEVERAL_THREADS)
 
     def _leave_on(self, window: ProfiledWindow, last: int) -> None:
         self._left_on, self._window = window, None

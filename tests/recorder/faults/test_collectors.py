@@ -3,7 +3,8 @@
 import gc
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from efprof.recorder import collectors
 from efprof.recorder.shell import Shell
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model
+from tests.simulated_cuda.cuda import SimulatedCuda
 
 COLLECTORS = [module.name for module in pkgutil.iter_modules(collectors.__path__)]
 GUARDED = [*COLLECTORS, "batches_ahead", "device_times", "out_of_memory"]
@@ -26,7 +28,7 @@ NUM_STEPS = 10
 WINDOWS = {"windows": ((5, 7),)}
 
 NEEDS_CUDA = ("cuda_memory", "device_times", "device_use", "out_of_memory")
-"""Each waits until the program uses a GPU: here the one that `pretend_cuda` pretends."""
+"""Each waits until the program uses a GPU."""
 
 NUM_GOOD = {"device_times": (0,), "out_of_memory": (0, 1), "unrecorded_updates": (0,)}
 """How many calls go well before one breaks, for those that are called once or twice in a training."""
@@ -103,41 +105,18 @@ def test_a_collector_that_breaks_at_its_work_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if name in NEEDS_CUDA:
-        pretend_cuda(monkeypatch)
     break_after(num_good, name, monkeypatch)
-    check_that_only_it_stopped(name, tmp_path, bare_losses, capsys)
+    with using_cuda() if name in NEEDS_CUDA else nullcontext():
+        check_that_only_it_stopped(name, tmp_path, bare_losses, capsys)
 
 
-class PretendedEvent:
-    """A CUDA event that has passed as soon as it is recorded."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        """In no stream."""
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: "PretendedEvent") -> float:
-        return 1.0
-
-
-def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that is built for CUDA, in a program that has begun to use it when the recording starts."""
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda begin: begin())
-    monkeypatch.setattr(torch.cuda, "Event", PretendedEvent)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    nothing = {"reserved_bytes": {"all": {"current": 0}}}
-    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: nothing, raising=False)
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {})
-    for name in ("record_memory_history", "isHistoryEnabled", "attach_out_of_memory_observer"):
-        monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_: None, raising=False)
+@contextmanager
+def using_cuda() -> Iterator[None]:
+    """The program has something on a device when the recording starts."""
+    with SimulatedCuda().in_place():
+        held = torch.ones(3, device="cuda")
+        yield
+        del held
 
 
 def break_after(num_good: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +146,6 @@ def test_a_device_that_refuses_an_event_costs_its_times_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pretend_cuda(monkeypatch)
-    monkeypatch.setattr(PretendedEvent, method, lambda self, *_: 1 // 0)
-    check_that_only_it_stopped("device_times", tmp_path, bare_losses, capsys)
+    with using_cuda():
+        monkeypatch.setattr(torch.cuda.Event, method, lambda self, *_: 1 // 0)
+        check_that_only_it_stopped("device_times", tmp_path, bare_losses, capsys)

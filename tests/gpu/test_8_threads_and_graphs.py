@@ -1,0 +1,148 @@
+"""Autograd's own threads on a device, and captures of CUDA graphs: what the simulated device takes for granted."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from tests.gpu.cuda_runs import needs_cuda
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.test_loop import BATCH, make_model, stages
+from tests.simulated_cuda.test_engine_threads import MICRO_BATCHES, Train, step_all_in_the_last_hook
+from tests.simulated_cuda.test_engine_threads import NUM_STEPS as NUM_UPDATES
+
+pytestmark = needs_cuda
+
+NUM_STEPS = 30
+in_full_and_light = pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"])
+
+
+def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Recorded:
+    torch.manual_seed(0)
+    found = record_here(folder, lambda: train(device), overhead=overhead)
+    assert found.events(CollectorStopped) == []
+    assert found.events(OtherThreadTrained) == []
+    return found
+
+
+def test_hooks_run_within_a_graph_task_on_a_thread_that_python_does_not_list() -> None:
+    seen: list[tuple[int, int, bool]] = []
+
+    def look(*_: object) -> None:
+        thread = threading.get_ident()
+        seen.append((thread, torch._C._current_graph_task_id(), thread in {one.ident for one in threading.enumerate()}))
+
+    weight = torch.ones(3, device="cuda", requires_grad=True)
+    weight.register_hook(look)
+    weight.register_post_accumulate_grad_hook(look)
+    weight.sum().backward()
+    assert [(thread != threading.get_ident(), task != -1) for thread, task, _ in seen] == [(True, True)] * 2
+    assert torch._C._current_graph_task_id() == -1
+    # https://github.com/pytorch/pytorch/pull/192004 would list them; the recorder does not depend on it.
+    print("autograd's thread is listed:", [is_listed for _, _, is_listed in seen])
+
+
+@in_full_and_light
+@pytest.mark.parametrize("train", MICRO_BATCHES)
+def test_what_runs_on_the_devices_thread_is_recorded_as_on_a_cpu(train: Train, overhead: float, tmp_path: Path) -> None:
+    here = recorded_on("cpu", tmp_path / "cpu", train, overhead).steps
+    there = recorded_on("cuda", tmp_path / "cuda", train, overhead).steps
+    assert [(one.step, one.micro_batches) for one in there] == [(one.step, one.micro_batches) for one in here]
+    assert [one.loss for one in there] == pytest.approx([one.loss for one in here], rel=1e-3)
+    full = [pair for pair in zip(here, there, strict=True) if pair[0].is_full and pair[1].is_full]
+    assert [(stages(other), other.samples) for _, other in full] == [(stages(one), one.samples) for one, _ in full]
+    assert [one.micro_batches for one in there] == MICRO_BATCHES[train]
+
+
+def test_a_thread_that_trains_in_the_place_of_ours_has_the_devices_thread_work_for_it(tmp_path: Path) -> None:
+    def train_elsewhere(device: str) -> None:
+        thread = threading.Thread(target=lambda: step_all_in_the_last_hook(device))
+        thread.start()
+        thread.join()
+
+    assert len(recorded_on("cuda", tmp_path, train_elsewhere, EVERY_STEP_IN_FULL).steps) == NUM_UPDATES
+
+
+def train_around(between: Callable[[Callable[[], None]], object]) -> Callable[[str], None]:
+    """Steps on a side stream, as captures need it, and something between them that is given one."""
+
+    def train(device: str) -> None:
+        model = make_model().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        inputs = torch.ones(BATCH, 3, device=device)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            model(inputs).square().mean().backward()
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+            optimizer.step()
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for number in range(NUM_STEPS):
+                step()
+                if number in (NUM_STEPS // 3, NUM_STEPS - 5):
+                    torch.cuda.synchronize()
+                    between(step)
+
+    return train
+
+
+def assert_all_steps_are_there(found: Recorded) -> None:
+    assert [one.micro_batches for one in found.steps] == [1] * NUM_STEPS
+    assert all(isinstance(one.loss, float) for one in found.steps)
+    assert all(span.device_us is not None for one in found.steps for span in one.spans)
+
+
+@in_full_and_light
+def test_a_capture_that_cannot_begin_stops_no_recording(overhead: float, tmp_path: Path) -> None:
+    def fail_to_begin(_: object) -> None:
+        with torch.cuda.stream(torch.cuda.default_stream()), pytest.raises(RuntimeError):
+            torch.cuda.CUDAGraph().capture_begin()
+        assert not torch.cuda.is_current_stream_capturing()
+
+    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(fail_to_begin), overhead))
+
+
+@in_full_and_light
+def test_a_capture_within_a_capture_stops_no_recording(overhead: float, tmp_path: Path) -> None:
+    def capture_within(step: Callable[[], None]) -> None:
+        graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        with pytest.raises(RuntimeError):
+            other.capture_begin()
+        with suppress(RuntimeError):  # that may have spoiled the capture
+            step()
+        with suppress(RuntimeError):
+            graph.capture_end()
+
+    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(capture_within), overhead))
+
+
+@in_full_and_light
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="needs torch.accelerator.Graph")
+def test_a_step_that_another_class_captures_has_nothing_of_ours_in_it(overhead: float, tmp_path: Path) -> None:
+    """`torch.accelerator.Graph` goes to the driver without `torch.cuda.CUDAGraph`."""
+
+    def capture(step: Callable[[], None]) -> None:
+        graph = torch.accelerator.Graph()
+        graph.capture_begin()
+        assert torch.cuda.is_current_stream_capturing()
+        step()
+        graph.capture_end()
+        graph.replay()
+        torch.cuda.synchronize()
+
+    assert_all_steps_are_there(recorded_on("cuda", tmp_path, train_around(capture), overhead))
+
+
+def test_an_event_of_a_capture_cannot_be_asked_for(tmp_path: Path) -> None:
+    graph, event = torch.cuda.CUDAGraph(), torch.cuda.Event()
+    with torch.cuda.graph(graph):
+        torch.ones(3, device="cuda")
+        event.record()
+    with pytest.raises(RuntimeError):
+        event.query()

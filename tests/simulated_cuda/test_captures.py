@@ -1,0 +1,124 @@
+"""While a CUDA graph is captured, nothing of the recorder gets into it; and it looks again when the capture is over."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import efprof
+from efprof.artifacts.events import CollectorStopped
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.test_loop import error_of, make_loader, make_model, stages
+from tests.simulated_cuda.cuda import SimulatedCuda
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"]),
+]
+
+NUM_STEPS = 30
+Step = Callable[[torch.Tensor, torch.Tensor], None]
+Between = Callable[[Step], object]
+
+
+@pytest.fixture
+def cuda() -> Iterator[SimulatedCuda]:
+    with SimulatedCuda().in_place() as devices:
+        yield devices
+
+
+def train(between: Between) -> None:
+    """A third and two thirds of the steps, and something between them that is given a function that makes one."""
+    model = make_model().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        with efprof.stage("forward"):
+            error = error_of(model, inputs, targets)
+        error.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    for number, (inputs, targets) in enumerate(make_loader(NUM_STEPS)):
+        step(inputs.to("cuda"), targets.to("cuda"))
+        if number == NUM_STEPS // 3 or number == NUM_STEPS - 5:
+            between(step)
+
+
+def recorded(folder: Path, between: Between, overhead: float) -> Recorded:
+    torch.manual_seed(0)
+    found = record_here(folder, lambda: train(between), overhead=overhead)
+    assert found.events(CollectorStopped) == []
+    return found
+
+
+def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(4, 3, device="cuda"), torch.ones(4, 1, device="cuda")
+
+
+def assert_all_steps_are_there(found: Recorded) -> None:
+    steps = found.steps
+    assert [one.micro_batches for one in steps] == [1] * NUM_STEPS
+    assert all(isinstance(one.loss, float) for one in steps)
+    usual = ["data", "forward", "backward", "optimizer", "optimizer"]
+    assert [stages(one)[-len(usual) :] for one in steps if one.is_full] == [usual] * sum(one.is_full for one in steps)
+    assert all(span.device_us is not None for one in steps for span in one.spans)
+
+
+def test_a_capture_that_cannot_begin_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+    def fail_to_begin(_: Step) -> None:
+        with cuda.captured_by_the_driver(), pytest.raises(RuntimeError, match="capturing"):
+            torch.cuda.CUDAGraph().capture_begin()
+
+    assert_all_steps_are_there(recorded(tmp_path, fail_to_begin, overhead))
+
+
+def test_a_capture_within_a_capture_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+    def capture_within(step: Step) -> None:
+        batch, graph, other = make_batch(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        with pytest.raises(RuntimeError, match="capturing"):
+            other.capture_begin()
+        step(*batch)
+        graph.capture_end()
+
+    assert_all_steps_are_there(recorded(tmp_path, capture_within, overhead))
+
+
+def test_a_capture_that_fails_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+    def capture_a_read(step: Step) -> None:
+        batch, graph = make_batch(), torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        step(*batch)
+        with suppress(RuntimeError):
+            batch[0].sum().item()
+        with pytest.raises(RuntimeError, match="previous error"):
+            graph.capture_end()
+        with pytest.raises(RuntimeError, match="not begun"):
+            graph.capture_end()
+
+    assert_all_steps_are_there(recorded(tmp_path, capture_a_read, overhead))
+
+
+def test_a_step_that_something_else_captures_has_nothing_of_ours_in_it_and_is_none(
+    overhead: float, cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    sizes: list[int] = []
+
+    def capture(step: Step) -> None:
+        batch = make_batch()
+        with cuda.captured_by_the_driver() as tape:
+            step(*batch)
+        assert not cuda.is_spoiled
+        sizes.append(len(tape))
+
+    torch.manual_seed(0)
+    train(capture)
+    found = recorded(tmp_path, capture, overhead)
+    assert sizes[0] == sizes[1] == sizes[2] == sizes[3] > 0
+    assert_all_steps_are_there(found)
