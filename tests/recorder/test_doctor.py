@@ -36,6 +36,19 @@ def test_training_can_be_recorded_here_and_each_check_says_why(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["MPS", "XPU"])
+def test_of_another_kind_of_device_it_says_what_is_recorded_and_what_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"MPS": torch.backends.mps, "XPU": torch.xpu}[name]
+    assert [check.name for check in device.checks(torch) if check.name in ("MPS", "XPU")] == []
+    monkeypatch.setattr(module, "is_available", lambda: True)
+    check = named(device.checks(torch), name)
+    assert check.status == "careful"
+    assert "the host's times" in check.why
+    assert "Losses, gradient norms and the device's times and memory are not" in check.why
+
+
 def test_a_python_that_ignores_its_environment_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,15 @@ libraries take for themselves.
 """
 
 import contextlib
+import functools
 import importlib
+import sys
 import time
 import traceback
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,7 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from efprof.facts.allocator.blocks import Block
+from efprof.facts.allocator.rules import rounded_bytes, segment_bytes
 from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.recorder import sites
 from efprof.units import GIB, MIB
 from tests.facts.allocator.recording import Recording
 from tests.simulated_cuda.engine import Engine
@@ -34,6 +39,10 @@ from tests.simulated_cuda.graphs import make_graph_class
 from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, event_class, stream_class, until
 
 CPU = torch.device("cpu")
+OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
+"""They stand for torch, so they are no user's."""
+DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
+"""Through these torch calls a dispatch mode."""
 GARBAGE = -7.0
 """What is in memory that a copy has not reached yet."""
 KERNEL_NS = 2_000
@@ -50,9 +59,17 @@ class SimulatedCuda(TorchDispatchMode):
     """As many devices as one likes. `with cuda.in_place():` they are there."""
 
     def __init__(
-        self, num_devices: int = 1, *, total_bytes: int = 8 * GIB, backend: str = "native", cuda: str = "13.0"
+        self,
+        num_devices: int = 1,
+        *,
+        total_bytes: int = 8 * GIB,
+        backend: str = "native",
+        cuda: str = "13.0",
+        makes_all_on: int | None = None,
     ) -> None:
+        """On the device `makes_all_on` lies what is made without naming one, as after `torch.set_default_device`."""
         super().__init__()
+        self._makes_all_on = makes_all_on
         self.backend, self.total_bytes = backend, total_bytes
         self.version = cuda
         self.current = 0
@@ -70,12 +87,20 @@ class SimulatedCuda(TorchDispatchMode):
         self.engine = Engine(self)
         self.recordings = [Recording(AllocatorSettings(), capacity=total_bytes) for _ in range(num_devices)]
         self.history: str | None = None
+        self.max_entries, self.skipped = sys.maxsize, frozenset[str]()
+        self.stacks: dict[tuple[int, int], list[dict[str, Any]] | None] = {}
+        """Of each block in use, by device and address, where it was asked for if the history was on then."""
+        self.rejects_beforehand = False
+        """As `throw_on_cudamalloc_oom:True` with a `per_process_memory_fraction` has it."""
+        self.num_rejected = [0] * num_devices
         self.observers: list[Callable[..., None]] = []
         self.tape: list[tuple[Any, Any, Any, Any]] = []
         self._streams = [Stream(index) for index in range(num_devices)]
         self._default = list(self._streams)
         self._homes: dict[int, int] = {}
         """The device of each storage that lies on one."""
+        self._made_at_ns: dict[int, int] = {}
+        """When what was computed last of each such storage is done: a stream that waits for no other may be early."""
         self._blocks: dict[int, Block] = {}
         self._pinned: set[int] = set()
         self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
@@ -103,6 +128,14 @@ class SimulatedCuda(TorchDispatchMode):
         """The calls that waited, made by a function in this folder, whatever else was called in between."""
         return [name for name, files in self.waits if any(folder in file for file in files)]
 
+    def waits_made_in(self, folder: str) -> list[str]:
+        """The calls that waited since a function in this folder asked for a value, and not one that was called by it.
+
+        What stands in the place of torch's functions, to count the program's calls, asks for none itself.
+        """
+        makers = ((name, next((file for file in files if not _passes_on(file)), "")) for name, files in self.waits)
+        return [name for name, file in makers if folder in file]
+
     def note_call(self, name: str) -> None:
         """Something asks the device, and does not wait."""
         self.calls[name] += 1
@@ -117,6 +150,15 @@ class SimulatedCuda(TorchDispatchMode):
         if self.capturing is not None:
             self.is_spoiled = True
             raise RuntimeError(NOT_PERMITTED)
+
+    @contextlib.contextmanager
+    def captured_by_the_driver(self) -> Iterator[list[Any]]:
+        """A capture of which no class of torch's is told, as of a library that calls the driver; what got into it."""
+        self.capturing, self.is_spoiled, self.tape = "the driver", False, []
+        try:
+            yield self.tape
+        finally:
+            self.capturing, self.tape = None, []
 
     def current_stream(self, device: Any = None) -> Stream:
         """The current stream of a device."""
@@ -157,7 +199,10 @@ class SimulatedCuda(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self._put(tensor, home, is_pinned=bool(is_pinned))
         if home is not None:
-            self._streams[home].give(self.kernel_ns)
+            done_ns = self._streams[home].give(self.kernel_ns)
+            made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and self._home(one) is not None]
+            inputs_ns = max((self._made_ns(one) for one in tensors), default=0)
+            self._made_at_ns |= {one.untyped_storage()._cdata: max(done_ns, inputs_ns) for one in made}
             if self.capturing is not None:
                 self.tape.append((func, args, kwargs, result))
         return result
@@ -171,9 +216,10 @@ class SimulatedCuda(TorchDispatchMode):
                 if self.capturing is not None:
                     self.tape.append((torch.ops.aten.copy_.default, (target, source), {}, target))
             return target
+        is_made = self._made_ns(source) <= max(self._streams[here].free_at_ns, time.perf_counter_ns())
         done_ns = self._streams[here].give(self.kernel_ns)
         if non_blocking and target.untyped_storage()._cdata in self._pinned:
-            value = source.clone()
+            value = source.clone() if is_made else torch.full_like(source, GARBAGE)
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
             return target
@@ -200,6 +246,9 @@ class SimulatedCuda(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):  # it has no storage
             return None
 
+    def _made_ns(self, tensor: torch.Tensor) -> int:
+        return 0 if self._home(tensor) is None else self._made_at_ns.get(tensor.untyped_storage()._cdata, 0)
+
     def _put(self, tensor: torch.Tensor, home: int | None, *, is_pinned: bool) -> None:
         try:
             storage = tensor.untyped_storage()
@@ -224,24 +273,42 @@ class SimulatedCuda(TorchDispatchMode):
         if not num_bytes:
             return
         recording = self.recordings[home]
+        recording._frames = _python_stack() if self.history else None
         block = recording.attempt(num_bytes)
+        if block is None and self.rejects_beforehand:
+            del recording.entries[-1]
+            self.num_rejected[home] += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")  # its wording is not known to us
+        self._keep_history(recording)
         if block is None:
             allocator = recording.allocator
             free = self.total_bytes - allocator.reserved
+            # Both tell what the driver was asked for, not what the tensor needs.
+            asked = segment_bytes(rounded_bytes(num_bytes, allocator.settings), allocator.settings)
             for observe in self.observers:
-                observe(home, num_bytes, self.total_bytes, free)
-            wanted, total, left = (amount / MIB for amount in (num_bytes, self.total_bytes, free))
+                observe(home, asked, self.total_bytes, free)
+            wanted, total, left = (amount / MIB for amount in (asked, self.total_bytes, free))
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU {home} has a total capacity of "
                 f"{total / 1024:.2f} GiB of which {left:.2f} MiB is free."
             )
         self._blocks[key] = block
+        self.stacks[home, block.address] = recording._frames
         self._peaks[home] = max(self._peaks[home], recording.allocator.allocated)
 
     def _forget(self, key: int) -> None:
         home, block = self._homes.pop(key, None), self._blocks.pop(key, None)
+        self._made_at_ns.pop(key, None)
         if home is not None and block is not None:
-            self.recordings[home].free(block)
+            recording = self.recordings[home]
+            recording._frames = _python_stack() if self.history else None
+            del self.stacks[home, block.address]
+            recording.free(block)
+            self._keep_history(recording)
+
+    def _keep_history(self, recording: Recording) -> None:
+        """Only while it is on, and so many entries as it may have."""
+        del recording.entries[: -self.max_entries if self.history else None]
 
     def memory_stats(self, device: int) -> dict[str, Any]:
         """As `torch._C._cuda_memoryStats` gives them."""
@@ -261,6 +328,7 @@ class SimulatedCuda(TorchDispatchMode):
             "inactive_split_bytes": of(0, 0),
             "num_alloc_retries": allocator.calls.num_retries,
             "num_ooms": 0,
+            "num_oom_rejections": self.num_rejected[device],
         }
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -319,10 +387,13 @@ class SimulatedCuda(TorchDispatchMode):
         self.note_wait("synchronize")
         until(self.current_stream(device).free_at_ns)
 
-    def _record_history(self, enabled: str | None = "all", **_: Any) -> None:
-        self.history = enabled
+    def _record_history(
+        self, enabled: str | None = "all", max_entries: int = sys.maxsize, skip_actions: Any = (), **_: Any
+    ) -> None:
+        """Turning it off clears it; the blocks in use keep their stacks until they are freed."""
+        self.history, self.max_entries, self.skipped = enabled, max_entries, frozenset(skip_actions)
         for recording in self.recordings:
-            recording.entries.clear()
+            self._keep_history(recording)
 
     def _properties(self, device: Any = None) -> SimpleNamespace:
         return SimpleNamespace(
@@ -353,6 +424,7 @@ class SimulatedCuda(TorchDispatchMode):
         """A function that makes tensors, on a device if it is told so."""
 
         def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            device = self._makes_all_on if device is None else device
             if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
                 made: torch.Tensor = original(*args, device=device, **kwargs)
                 return made
@@ -367,6 +439,7 @@ class SimulatedCuda(TorchDispatchMode):
     def in_place(self) -> Iterator["SimulatedCuda"]:
         """Within, torch has these devices."""
         memory, optimizer = map(importlib.import_module, ("torch.cuda.memory", "torch.optim.optimizer"))
+        libraries = sites._library_folders()
         to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
 
         def waited_tolist(tensor: torch.Tensor) -> Any:
@@ -375,6 +448,7 @@ class SimulatedCuda(TorchDispatchMode):
 
         replaced: list[tuple[Any, str, Any]] = [
             (torch.version, "cuda", self.version),
+            (sites, "_library_folders", lambda: (*libraries, *OWN_FILES)),
             (torch._C, "_cuda_memoryStats", self.memory_stats),
             (torch._C, "_cuda_record_memory_history", lambda *_: None),
             (torch._C, "_cuda_isHistoryEnabled", lambda: self.history is not None),
@@ -383,6 +457,7 @@ class SimulatedCuda(TorchDispatchMode):
             (memory, "_record_memory_history", self._record_history),
             (memory, "get_allocator_backend", lambda: self.backend),
             (memory, "_snapshot", lambda: snapshot_of(self)),
+            (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
             (torch.autograd, "_engine_run_backward", self.engine.run),
             (optimizer, "_get_foreach_kernels_supported_devices", list),
             (torch.Tensor, "device", property(self.device_of)),
@@ -430,9 +505,35 @@ class SimulatedCuda(TorchDispatchMode):
             yield self
 
 
+def _passes_on(file: str) -> bool:
+    return file in OWN_FILES or file.startswith(DISPATCHERS) or file.endswith("waiting_calls.py")
+
+
+def _python_stack() -> list[dict[str, Any]]:
+    """Innermost first, as the allocator's history has it, without this simulation's own frames."""
+    frames: list[dict[str, Any]] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        code, frame, line = frame.f_code, frame.f_back, frame.f_lineno  # type: ignore[assignment]
+        if code.co_filename not in OWN_FILES:
+            frames.append(_frame(code.co_filename, line, code.co_name))
+    return frames
+
+
+@functools.cache
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    """One for all events, as in torch's snapshots."""
+    return {"filename": filename, "line": line, "name": name}
+
+
 def snapshot_of(cuda: SimulatedCuda) -> dict[str, Any]:
     """As `torch.cuda.memory._snapshot` gives it, of all devices."""
     taken = [recording.snapshot() for recording in cuda.recordings]
+    for device, one in enumerate(taken):
+        (trace,) = one.device_traces
+        one.device_traces = [[entry for entry in trace if cuda.history and entry.action not in cuda.skipped]]
+        for block in (block for segment in one.segments for block in segment.blocks if block.is_active):
+            block.frames = cuda.stacks.get((device, block.address or 0))
     whole = taken[0]
     for device, one in enumerate(taken[1:], start=1):
         for segment in one.segments:

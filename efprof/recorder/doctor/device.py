@@ -13,6 +13,7 @@ from efprof.recorder.machine import driver_version
 def checks(torch: ModuleType) -> Iterator[Check]:
     """Asked of torch in a way that starts no context on any device."""
     yield _devices(torch)
+    yield from _other_devices(torch)
     yield _profiler(torch)
     yield _kernels(torch)
     yield _nvml()
@@ -41,6 +42,17 @@ def _devices(torch: ModuleType) -> Check:
         )
         return Check("CUDA", "no", why, "Check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus.")
     return Check("CUDA", "yes", f"{torch.cuda.device_count()} devices; driver {driver or 'unknown'}.")
+
+
+def _other_devices(torch: ModuleType) -> Iterator[Check]:
+    """Only such as are there."""
+    for name, module in (("MPS", torch.backends.mps), ("XPU", getattr(torch, "xpu", None))):
+        if module is not None and module.is_available():
+            why = (
+                "Of training there steps, the host's times, micro-batches and reads of tensors by line are recorded. "
+                "Losses, gradient norms and the device's times and memory are not: reading them would make it wait."
+            )
+            yield Check(name, "careful", why, "Look for a NaN or a leak in a short run on the CPU.")
 
 
 def _profiler(torch: ModuleType) -> Check:
