@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.blocks import STEPS_TO_SETTLE
+from benchmarks.device_path import DEVICE_HEAD, device_lines
 from benchmarks.loops import COMPARED, LOOPS
 from benchmarks.machine import machine_line
 from benchmarks.measuring import measure, run_bare, run_recorded, run_whole
@@ -75,6 +76,10 @@ def main(
         chosen = [_shortened(tool, seconds) for tool in VARIANTS if tool.name.startswith(tuple(tools.split(",")))]
         _compare(lines, names, chosen, device, rounds)
         lines.add(start_up_budget(measure_start_up(rounds or START_UP_ROUNDS)))
+        if device == "cpu":
+            lines.add(*DEVICE_HEAD)
+            for line in device_lines():
+                lines.add(line)
     lines.add("", f"Measured in {(time.monotonic() - start) / 60:.0f} minutes.")
     if write is not None:
         write.write_text("\n".join(lines.said) + "\n", encoding="utf-8")

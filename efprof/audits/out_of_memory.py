@@ -103,7 +103,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         )
     blame = run.get(Sources).line(site)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
-    is_survived = run.run_file.ended == "finished"
+    is_survived = run.run_file.ended in ("finished", "interrupted", "raised")
     return Finding(
         blame=blame,
         category="memory",

@@ -75,7 +75,7 @@ def _finding(run: Run, slowdown: Slowdown, lines: SlowdownLines) -> Finding:
             basis="measured bound",
             explanation="the typical step of the last third less that of the first third",
             step_ms=slowdown.growth_on_device_ms,
-            step_ms_interval=slowdown.growth_interval_ms,
+            step_ms_interval=slowdown.growth_on_device_interval_ms,
         ),
         evidence=(run.get(Sources).snippet(blame), *slowdown_evidence(run.get(StepTimes), slowdown, lines)),
         severity="high" if slowdown.ratio >= HIGH_RATIO else "medium",

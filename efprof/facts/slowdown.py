@@ -1,6 +1,7 @@
 """Whether later steps take longer than early ones, and whether they have more to do because they are larger."""
 
 import contextlib
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ OF_GRADIENTS = frozenset({"backward", "optimizer"})
 class Part:
     """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds.
 
-    The device's is the host's where none told its own.
+    `device_ms` is None where no device told its own.
     """
 
     first_step: int
@@ -58,7 +59,7 @@ class Part:
     typical_ms: float
     cpu_ms: float
     stage_ms: dict[str, float]
-    device_ms: float
+    device_ms: float | None
 
     @property
     def middle(self) -> float:
@@ -107,7 +108,20 @@ class Slowdown:
     @property
     def growth_on_device_ms(self) -> float:
         """How much longer the device takes too: a host that runs ahead of it at first only catches up with it."""
-        return min(self.growth_ms, self.late.device_ms - self.early.device_ms)
+        return min(self.growth_ms, self._device_growth_ms)
+
+    @property
+    def growth_on_device_interval_ms(self) -> tuple[float, float]:
+        """The interval of that."""
+        low, high = (min(end, self._device_growth_ms) for end in self.growth_interval_ms)
+        return low, high
+
+    @property
+    def _device_growth_ms(self) -> float:
+        """Infinite where there is no device."""
+        if self.early.device_ms is None or self.late.device_ms is None:
+            return math.inf
+        return self.late.device_ms - self.early.device_ms
 
     @property
     def growth_per_step_ms(self) -> float:
@@ -168,6 +182,7 @@ def larger_steps(run: Run) -> str:
 
 
 def _part(times: Sequence[StepTime]) -> Part:
+    on_device = [sum(time.device_ms) for time in times if time.device_ms]
     return Part(
         first_step=times[0].step,
         last_step=times[-1].step,
@@ -175,7 +190,7 @@ def _part(times: Sequence[StepTime]) -> Part:
         typical_ms=_typical([time.total_ms for time in times]),
         cpu_ms=_typical([time.cpu_ms for time in times]),
         stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},
-        device_ms=_typical([sum(time.device_ms) or time.total_ms for time in times]),
+        device_ms=_typical(on_device) if on_device else None,
     )
 
 

@@ -63,7 +63,7 @@ class CapturedSteps:
 
     def capture_began(self, graph: Any) -> None:
         """From here on operations are captured, not run."""
-        self._loop.has_captured = True
+        self._loop.thread.has_captured = True
         if not self._capturing:
             self._loop.thread.pause()
             self._hook = register_optimizer_step_post_hook(lambda *_: self._graphs.update(self._capturing[-1:]))

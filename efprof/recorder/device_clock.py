@@ -49,8 +49,6 @@ class DeviceClock:
         self._guard = guard
         self._events = DeviceEvents(enable_timing=True)
         self._record = guard(lambda device: self._events.record(torch.cuda.current_stream(device)))
-        self.is_capturing: Callable[[], Any] = guard(_is_capturing)
-        """Whether the current stream is captured into a CUDA graph, by whatever way: events in there belong to that."""
         self._start: Any = None
 
     def open(self) -> None:
@@ -83,7 +81,3 @@ class DeviceClock:
 
         guarded = self._guard(read)
         return lambda: guarded() is not False
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

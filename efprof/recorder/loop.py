@@ -55,8 +55,6 @@ class Loop:
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False
         """Whether an optimizer's step was seen to call another's, or its parent class's."""
-        self.has_captured = False
-        """Whether a CUDA graph was captured."""
         self.num_updates = 0
         self.step_began = self.steps.began
         self.step_dropped = self.steps.dropped
@@ -319,7 +317,7 @@ class Loop:
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
         """`optimizer.step` was called."""
-        if not self.is_ours and not self.thread.take_over(optimizer):
+        if not self.thread.steps_ours(optimizer) and not self.thread.take_over(optimizer):
             return
         if self.light.is_on or self.thread.is_capturing:
             return
@@ -363,12 +361,12 @@ class Loop:
         if self.thread.is_capturing:
             return
         if self.light.is_on:
-            if self.is_ours:
+            if self.thread.steps_ours(optimizer):
                 self.num_updates += 1
                 self.light.updated(id(optimizer))
             return
         step = self.steps.open
-        if not self.is_ours or step is None:
+        if not self.thread.steps_ours(optimizer) or step is None:
             return
         if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
             return
@@ -385,7 +383,7 @@ class Loop:
 
     def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """A gradient scaler was to step this optimizer, and held it back."""
-        if not self.is_ours:
+        if not self.is_ours or self.thread.is_capturing:
             return
         self.num_updates += 1
         if self.light.is_on:

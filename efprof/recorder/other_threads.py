@@ -97,15 +97,17 @@ class OtherThreads:
     @property
     def works_for_recorded(self) -> bool:
         """Whether it makes a pass on one of autograd's own threads, which no thread but the recorded one waits for."""
-        return torch._C._current_graph_task_id() != -1 and not self._passing
+        return self.is_autograds and not self._passing
+
+    @property
+    def is_autograds(self) -> bool:
+        """Whether it is one of autograd's own threads, within a pass that another one waits for."""
+        return torch._C._current_graph_task_id() != -1 and get_ident() not in self._passing
 
     @property
     def caller(self) -> int:
         """It; where it is one of autograd's own, the one that waits for its pass, if that is the only one that does."""
-        thread = get_ident()
-        if torch._C._current_graph_task_id() == -1 or thread in self._passing or len(self._passing) != 1:
-            return thread
-        return next(iter(self._passing))
+        return next(iter(self._passing)) if self.is_autograds and len(self._passing) == 1 else get_ident()
 
     @property
     def is_apart(self) -> bool:

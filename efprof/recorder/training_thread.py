@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -31,6 +32,10 @@ class TrainingThread:
         self._clock = clock
         self._is_busy = is_busy
         self._go_on = go_on
+        self.asks_capturing: Callable[[], Any] = lambda: False
+        """Whether the current stream is captured; harmless."""
+        self.has_captured = False
+        """Whether a CUDA graph was captured."""
         self._turning: set[int] = set()
         """Threads that train by turns."""
         self._has_taken_over = False
@@ -38,6 +43,7 @@ class TrainingThread:
         self._paused: int | None = None
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         """Those our thread stepped."""
+        self._optimizers_of_others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._known_updates: set[int] = set()
         """Optimizers of finished steps by `id`, and 0 for an update that was none of an optimizer's."""
         steps.ended.append(lambda step, _: self._known_updates.update(step.stepped))
@@ -50,11 +56,23 @@ class TrainingThread:
         """
         return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
 
+    def steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this call of its step is our thread's.
+
+        Of one of autograd's threads nobody knows whom it works for while several wait for a pass: for ours, if it steps
+        what ours has stepped, or, while ours waits for one, what no other was seen to step.
+        """
+        if self.is_ours or self.ident == NOBODY or not self._steps.others.is_autograds:
+            return self.is_ours
+        is_new = self._clock.opener == "backward" and optimizer not in self._optimizers_of_others
+        return is_new or optimizer in self._optimizers
+
     @property
     def is_capturing(self) -> bool:
         """Whether what the program does now is captured into a CUDA graph, by whatever way, and is not run."""
-        clock = self._steps.clock
-        return clock is not None and bool(clock.is_capturing())
+        found = bool(self.asks_capturing())
+        self.has_captured |= found
+        return found
 
     @property
     def has_turns(self) -> bool:
@@ -97,6 +115,8 @@ class TrainingThread:
                     self._go_on_in_caller()
                     return True
             others.set_apart()
+        if optimizer is not None:
+            self._optimizers_of_others.add(optimizer)
         others.count_update()
         return False
 

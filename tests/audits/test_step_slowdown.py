@@ -334,6 +334,8 @@ def test_no_more_is_claimed_than_the_device_took_longer(tmp_path):
     steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0 + 0.18 * step)
     (finding,) = examine(tmp_path / "run", steps, devices=[GPU]).findings
     assert finding.gain.step_ms == pytest.approx(0.18 * 76, rel=0.01)
+    low, high = finding.gain.step_ms_interval
+    assert low <= finding.gain.step_ms == high, "nor does its interval"
 
 
 def test_single_slow_steps_are_silent(tmp_path):

@@ -12,6 +12,7 @@ libraries take for themselves.
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import time
 import traceback
@@ -19,7 +20,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -55,7 +56,7 @@ FACTORIES = (
 )  # fmt: skip
 
 
-class SimulatedCuda(TorchDispatchMode):
+class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """As many devices as one likes. `with cuda.in_place():` they are there."""
 
     def __init__(
@@ -68,8 +69,8 @@ class SimulatedCuda(TorchDispatchMode):
         makes_all_on: int | None = None,
     ) -> None:
         """On the device `makes_all_on` lies what is made without naming one, as after `torch.set_default_device`."""
-        super().__init__()
-        self._makes_all_on = makes_all_on
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._makes_all_on, self._process = makes_all_on, os.getpid()
         self.backend, self.total_bytes = backend, total_bytes
         self.version = cuda
         self.current = 0
@@ -198,7 +199,8 @@ class SimulatedCuda(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._put(tensor, home, is_pinned=bool(is_pinned))
-        if home is not None:
+        if home is not None and not _is_view(func):
+            self.note_call("kernel")
             done_ns = self._streams[home].give(self.kernel_ns)
             made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and self._home(one) is not None]
             inputs_ns = max((self._made_ns(one) for one in tensors), default=0)
@@ -219,6 +221,7 @@ class SimulatedCuda(TorchDispatchMode):
         is_made = self._made_ns(source) <= max(self._streams[here].free_at_ns, time.perf_counter_ns())
         done_ns = self._streams[here].give(self.kernel_ns)
         if non_blocking and target.untyped_storage()._cdata in self._pinned:
+            self.note_call("copy to the host")
             value = source.clone() if is_made else torch.full_like(source, GARBAGE)
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
@@ -387,6 +390,10 @@ class SimulatedCuda(TorchDispatchMode):
         self.note_wait("synchronize")
         until(self.current_stream(device).free_at_ns)
 
+    def _empty_cache(self) -> None:
+        for one in self.recordings:
+            one.empty_cache()
+
     def _record_history(
         self, enabled: str | None = "all", max_entries: int = sys.maxsize, skip_actions: Any = (), **_: Any
     ) -> None:
@@ -424,7 +431,8 @@ class SimulatedCuda(TorchDispatchMode):
         """A function that makes tensors, on a device if it is told so."""
 
         def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-            device = self._makes_all_on if device is None else device
+            if device is None and os.getpid() == self._process:  # a data worker has no default device
+                device = self._makes_all_on
             if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
                 made: torch.Tensor = original(*args, device=device, **kwargs)
                 return made
@@ -460,6 +468,11 @@ class SimulatedCuda(TorchDispatchMode):
             (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
             (torch.autograd, "_engine_run_backward", self.engine.run),
             (optimizer, "_get_foreach_kernels_supported_devices", list),
+            (
+                optimizer,
+                "_group_tensors_by_device_and_dtype",
+                _grouped(optimizer._group_tensors_by_device_and_dtype),
+            ),
             (torch.Tensor, "device", property(self.device_of)),
             (torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)),
             (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None)),
@@ -471,6 +484,7 @@ class SimulatedCuda(TorchDispatchMode):
                 lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device))),
             ),
             (torch.Tensor, "tolist", waited_tolist),
+            (torch.Tensor, "record_stream", lambda *_: None),
         ]
         replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
         for name, answer in (
@@ -491,7 +505,7 @@ class SimulatedCuda(TorchDispatchMode):
             ("get_device_properties", self._properties),
             ("get_device_capability", lambda *_: (9, 0)),
             ("is_current_stream_capturing", lambda: self.capturing is not None),
-            ("empty_cache", lambda: [one.empty_cache() for one in self.recordings]),
+            ("empty_cache", self._empty_cache),
             ("Event", event_class(self)),
             ("Stream", stream_class(self)),
             ("CUDAGraph", make_graph_class(self)),
@@ -505,6 +519,22 @@ class SimulatedCuda(TorchDispatchMode):
             yield self
 
 
+def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
+    """Optimizers group tensors in C++, which knows nothing of where they lie here; each has them on one device."""
+
+    def group(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+        found = original(lists, with_indices)
+        return {(of_group[0][0][0].device, dtype): of_group for (_, dtype), of_group in found.items()}
+
+    return group
+
+
+def _is_view(operator: Any) -> bool:
+    """Whether it gives another look at what it is given, for which nothing runs on a device."""
+    returned = [value.alias_info for value in operator._schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
 def _passes_on(file: str) -> bool:
     return file in OWN_FILES or file.startswith(DISPATCHERS) or file.endswith("waiting_calls.py")
 
@@ -512,11 +542,11 @@ def _passes_on(file: str) -> bool:
 def _python_stack() -> list[dict[str, Any]]:
     """Innermost first, as the allocator's history has it, without this simulation's own frames."""
     frames: list[dict[str, Any]] = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code, frame, line = frame.f_code, frame.f_back, frame.f_lineno  # type: ignore[assignment]
-        if code.co_filename not in OWN_FILES:
-            frames.append(_frame(code.co_filename, line, code.co_name))
+        if frame.f_code.co_filename not in OWN_FILES:
+            frames.append(_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
     return frames
 
 

@@ -29,19 +29,21 @@ def cuda() -> Iterator[SimulatedCuda]:
         yield devices
 
 
-def train(between: Between) -> None:
+def train(between: Between, *, scales: bool = False) -> None:
     """A third and two thirds of the steps, and something between them that is given a function that makes one."""
     model = make_model().to("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=scales)  # a fused one skips by itself, unread
+    scaler = torch.amp.GradScaler("cuda", enabled=scales)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
         with efprof.stage("forward"):
             error = error_of(model, inputs, targets)
-        error.backward()  # type: ignore[no-untyped-call]
+        scaler.scale(error).backward()
         torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=False)
 
     for number, (inputs, targets) in enumerate(make_loader(NUM_STEPS)):
@@ -50,9 +52,9 @@ def train(between: Between) -> None:
             between(step)
 
 
-def recorded(folder: Path, between: Between, overhead: float) -> Recorded:
+def recorded(folder: Path, between: Between, overhead: float, *, scales: bool = False) -> Recorded:
     torch.manual_seed(0)
-    found = record_here(folder, lambda: train(between), overhead=overhead)
+    found = record_here(folder, lambda: train(between, scales=scales), overhead=overhead)
     assert found.events(CollectorStopped) == []
     return found
 
@@ -61,11 +63,11 @@ def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(4, 3, device="cuda"), torch.ones(4, 1, device="cuda")
 
 
-def assert_all_steps_are_there(found: Recorded) -> None:
+def assert_all_steps_are_there(found: Recorded, *, num_updates: int = 2) -> None:
     steps = found.steps
     assert [one.micro_batches for one in steps] == [1] * NUM_STEPS
     assert all(isinstance(one.loss, float) for one in steps)
-    usual = ["data", "forward", "backward", "optimizer", "optimizer"]
+    usual = ["data", "forward", "backward", *["optimizer"] * num_updates]
     assert [stages(one)[-len(usual) :] for one in steps if one.is_full] == [usual] * sum(one.is_full for one in steps)
     assert all(span.device_us is not None for one in steps for span in one.spans)
 
@@ -105,8 +107,9 @@ def test_a_capture_that_fails_stops_no_recording(overhead: float, cuda: Simulate
     assert_all_steps_are_there(recorded(tmp_path, capture_a_read, overhead))
 
 
+@pytest.mark.parametrize("scales", [False, True], ids=["plain", "scaled"])
 def test_a_step_that_something_else_captures_has_nothing_of_ours_in_it_and_is_none(
-    overhead: float, cuda: SimulatedCuda, tmp_path: Path
+    scales: bool, overhead: float, cuda: SimulatedCuda, tmp_path: Path
 ) -> None:
     sizes: list[int] = []
 
@@ -118,7 +121,7 @@ def test_a_step_that_something_else_captures_has_nothing_of_ours_in_it_and_is_no
         sizes.append(len(tape))
 
     torch.manual_seed(0)
-    train(capture)
-    found = recorded(tmp_path, capture, overhead)
+    train(capture, scales=scales)
+    found = recorded(tmp_path, capture, overhead, scales=scales)
     assert sizes[0] == sizes[1] == sizes[2] == sizes[3] > 0
-    assert_all_steps_are_there(found)
+    assert_all_steps_are_there(found, num_updates=3 if scales else 2)

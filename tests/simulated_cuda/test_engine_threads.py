@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 from tests.simulated_cuda.cuda import SimulatedCuda
@@ -251,6 +252,33 @@ def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: P
     recorded = record_here(tmp_path, train)
     assert len(recorded.steps) == 20
     assert recorded.events(OtherThreadTrained)[-1].num_updates == 5
+
+
+def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_path: Path) -> None:
+    """While both wait for a pass, nobody knows for whom autograd's thread works; the optimizer tells."""
+    over, is_asking = threading.Event(), threading.Event()
+    with SimulatedCuda().in_place() as cuda:
+
+        def ask() -> None:
+            with cuda:  # it holds for one thread
+                model = make_model().to("cuda")
+                while not over.is_set():
+                    model(torch.ones(4, 3, device="cuda")).sum().backward()
+                    is_asking.set()
+
+        def train() -> None:
+            thread = threading.Thread(target=ask)
+            thread.start()
+            assert is_asking.wait(MAX_WAIT_S)
+            try:
+                step_all_in_the_last_hook("cuda")
+            finally:
+                over.set()
+                thread.join()
+
+        recorded = record_here(tmp_path, train)
+    assert recorded.events(OtherThreadTrained) == []
+    assert len(recorded.steps) == NUM_STEPS
 
 
 DEEP = f"""

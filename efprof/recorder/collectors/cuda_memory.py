@@ -106,7 +106,8 @@ class CudaMemory:
 
     def yield_to_program(self) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
-        if self._end is not None or (self._is_ready and (self._wanted or self._has_ring)):
+        is_to_come = self._wanted or self._has_ring or self._peaks is not None
+        if self._end is not None or (self._is_ready and is_to_come):
             self._close(self._session.step_number)
             self._give_up(OWN_HISTORY)
 
@@ -257,7 +258,9 @@ class CudaHistory:
 
     def turn_on(self, max_entries: int) -> None:
         """With Python stacks alone: unwinding C++ makes a snapshot take minutes (torchtitan#3628)."""
-        more = {"skip_actions": ["free_requested"]} if _can_skip_actions() else {}
+        # A replay needs the end of a free and not the request for it, a third of all entries; since torch 2.11.
+        skips = _takes(torch.cuda.memory._record_memory_history, "skip_actions")
+        more = {"skip_actions": ["free_requested"]} if skips else {}
         self._max_entries = max(1, min(max_entries, int(HOST_SHARE * _free_host_bytes() / BYTES_PER_ENTRY)))
         self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
 
@@ -271,7 +274,7 @@ class CudaHistory:
         why = "it is the program's own, of any length" if self._max_entries == 0 else ""
         if self._max_entries * BYTES_PER_ENTRY > _free_host_bytes():
             why = "the host has too little memory for it"
-        if not (why and self.is_on and _can_skip_actions()):  # those versions of torch can leave it out, too
+        if not (why and self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
             write_snapshot(path)
             return ""
         segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
@@ -301,9 +304,9 @@ def _free_host_bytes() -> int:
     return max(0, min(found))
 
 
-def _can_skip_actions() -> bool:
-    """Torch 2.11 and newer; a replay needs the end of a free and not the request for it, a third of all entries."""
-    return "skip_actions" in inspect.signature(torch.cuda.memory._record_memory_history).parameters
+def _takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether this version of it does."""
+    return argument in inspect.signature(function).parameters
 
 
 class OutOfMemoryObserver:

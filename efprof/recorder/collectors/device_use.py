@@ -77,6 +77,7 @@ def start(session: Session) -> None:
 
 
 def _time_stages(session: Session) -> None:
+    session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
     session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
 
 

@@ -53,46 +53,48 @@ def _watch_scalers(session: Session) -> list[Undo]:
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     # Of any optimizer, since the one that the scaler knows may be the program's own class around another one.
     note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
-    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
-    in_update = functools.partial(updating, loop, session.shell)
-    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
+    scale, step, update = kind.scale, kind.step, kind.update
+
+    def in_stage(original: Callable[..., Any]) -> Callable[..., Any]:
+        """In full steps, and of a scaler that is enabled, it is part of the stage `optimizer`."""
+        staged = updating(loop, session.shell, original)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (original if light.is_on or not _is_enabled(self) else staged)(self, *args, **kwargs)
+
+        return call
+
+    staged_step, staged_update = in_stage(step), in_stage(update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        if scaled is not outputs and loop.is_ours:  # one that is not enabled gives back what it got
+        if scaled is not outputs and loop.is_ours and not loop.thread.is_capturing:  # if not enabled, it is what it got
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
-    @functools.wraps(unscale)
-    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
-        is_rest = light.is_on or not getattr(self, "_enabled", True)
-        (unscale if is_rest else stage_unscale)(self, *args, **kwargs)
-
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(self, "_enabled", True):
-            return step(self, optimizer, *args, **kwargs)
         before = loop.num_updates
-        result = (step if light.is_on else stage_step)(self, optimizer, *args, **kwargs)
-        if loop.num_updates == before:  # no optimizer stepped: the scaler held it back
+        result = staged_step(self, optimizer, *args, **kwargs)
+        if loop.num_updates == before and _is_enabled(self):  # no optimizer stepped: the scaler held it back
             note_held_back(optimizer)
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        is_rest = light.is_on or not getattr(self, "_enabled", True)
-        (update if is_rest else stage_update)(self, *args, **kwargs)
+        staged_update(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             note_scale(self)
 
-    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
+    new = {"scale": watched_scale, "unscale_": in_stage(kind.unscale_), "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
 
 
 def _note_scale(loop: Loop, scaler: Any) -> None:
     """Keep the scale as the tensor it is: reading it would wait for the device."""
-    if not loop.is_ours:
+    if not loop.is_ours or loop.thread.is_capturing:
         return
     loop.scaled_losses.used_up()
     step, scale = loop.steps.open, scaler._scale

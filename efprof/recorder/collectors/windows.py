@@ -1,6 +1,7 @@
 """Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
 
 import functools
+import gc
 import os
 import time
 import weakref
@@ -175,8 +176,10 @@ class Windows:
 
     def _would_crash(self) -> bool:
         """CUPTI does in its second window where there are graphs; with those of torch.compile torch has it stay on."""
-        version = TorchVersion(torch.version.cuda or "12.6")
-        return self._session.loop.has_captured and version < "12.6" and os.environ.get("TEARDOWN_CUPTI") != "0"
+        if TorchVersion(torch.version.cuda or "12.6") >= "12.6" or os.environ.get("TEARDOWN_CUPTI") == "0":
+            return False
+        graph = torch.cuda.CUDAGraph  # some may be older than the recording
+        return self._session.loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
 
     def _is_program_profiling(self) -> bool:
         return is_profiling() or self._is_any_running()

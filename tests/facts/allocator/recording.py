@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Settings, Snapshot
 from efprof.artifacts.snapshot import Block as SnapshotBlock
@@ -46,7 +47,7 @@ class Recording:
         self._next_address = first_address
         self._stream, self._private_id = 0, DEFAULT_POOL
         self._has_stacks, self._names_pools = has_stacks, names_pools
-        self._frames = STEP
+        self._frames: list[dict[str, Any]] | None = STEP
 
     def malloc(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block:
         """A request that the device can serve."""
