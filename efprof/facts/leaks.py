@@ -117,8 +117,13 @@ class Leaks:
             parts.append(
                 f"what keeps tensors, counted {self.grown.num_counts} times up to step {self.grown.last_step:,}"
             )
-        told = "".join(f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MOST_SHOWN])
-        return " and ".join(parts) + told
+        told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MOST_SHOWN]]
+        small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large] if self.grown else []
+        told += [
+            f"; `{one.name}` grows by {format_bytes(one.rate.slope)} per step, too little to matter"
+            for one in small[:MOST_SHOWN]
+        ]
+        return " and ".join(parts) + "".join(told)
 
     def abstain_if_unclear(self, kind: Kind) -> None:
         """Raises ThinEvidence where something of that kind grew, and may be no leak, or nothing was counted."""

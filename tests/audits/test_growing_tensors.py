@@ -108,7 +108,9 @@ def test_a_cache_that_fills_ever_slower_is_not_judged(tmp_path: Path) -> None:
 def test_detached_scalars_are_too_little_to_tell(tmp_path: Path) -> None:
     counts = counts_of(lambda n: plain(n, tensor_bytes=4 * n, value_bytes=4 * n))
     run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
-    assert growing_tensors(run).findings == ()
+    examined = growing_tensors(run)
+    assert examined.findings == ()
+    assert examined.looked_at.endswith("grows by 4 B per step, too little to matter"), "but it is said"
 
 
 def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> None:
