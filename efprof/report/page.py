@@ -74,9 +74,9 @@ def window_chart(report: Report) -> Chart | None:
 
 def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
     """Allocated memory by the batches evaluated, of the evaluation with the highest peak."""
-    if not evaluations:
+    highest = max(evaluations, key=lambda each: each.peak_bytes, default=None)
+    if highest is None or not highest.peak_bytes:  # or the allocator told nothing
         return None
-    highest = max(evaluations, key=lambda each: each.peak_bytes)
     num_batches, num_bytes = zip(*highest.memory, strict=True)
     line = SeriesLine(label=highest.when, x=tuple(map(float, num_batches)), y=tuple(map(float, num_bytes)))
     series = Series(

@@ -217,7 +217,7 @@ def _evaluation_row(each: Evaluation) -> tuple[Cell, ...]:
         each.num_batches,
         each.total_ms,
         each.fetch_ms,
-        each.peak_bytes,
+        each.peak_bytes or "",
         _known(each.kept_bytes_per_batch),
     )
 

@@ -1,10 +1,14 @@
 """One account for windows and counts, of which counts have a part that nothing else can take."""
 
 import time
+from collections import Counter
 
 import pytest
 
-from efprof.recorder.sampling import ALLOWANCE_NS, COUNTS_PART, LEAST_PART, Budget
+from efprof.model import EfprofError
+from efprof.recorder.light_steps import LightStep
+from efprof.recorder.options import parse_share
+from efprof.recorder.sampling import ALLOWANCE_NS, COUNTS_PART, LEAST_PART, Budget, Sampling
 
 
 def test_windows_leave_counts_their_part() -> None:
@@ -41,3 +45,29 @@ def test_what_steps_take_beyond_their_half_windows_and_counts_do_without(
     earned = ALLOWANCE_NS + part * 10**10
     assert budget.affords_count(0.999 * earned)
     assert not budget.affords_count(1.001 * earned)
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "-1%", "101%", "nan%", "inf%", "1", "much", ""])
+def test_what_is_no_share_of_the_time_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(EfprofError, match=r"--overhead .* write one above 0% and up to 100%, such as 2%"):
+        parse_share(text)
+
+
+def test_bursts_come_at_uneven_distances_so_that_they_beat_with_nothing() -> None:
+    sampling = Sampling(0.01)
+    firsts, number, was_full = list[int](), 0, False
+    while number < 20_000:
+        is_full = sampling.is_full(number)
+        if is_full and not was_full:
+            firsts.append(number)
+        was_full = is_full
+        if is_full:
+            sampling.note_full(number, 5_500_000, 250_000)
+        else:
+            sampling.note_light([LightStep(number, 5_000_000, 8_000, True)])
+        number += 1
+    for period in (2, 4, 8, 16):  # as of accumulation, logging, evaluation
+        late = firsts[len(firsts) // 4 :]
+        met = Counter(first % period for first in late)
+        assert len(met) == period
+        assert max(met.values()) < 2.5 * len(late) / period

@@ -44,6 +44,8 @@ OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") i
 """They stand for torch, so they are no user's."""
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
 """Through these torch calls a dispatch mode."""
+BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
+"""What the program asks for passes through these of the recorder's, which ask for nothing themselves."""
 GARBAGE = -7.0
 """What is in memory that a copy has not reached yet."""
 KERNEL_NS = 2_000
@@ -536,7 +538,7 @@ def _is_view(operator: Any) -> bool:
 
 
 def _passes_on(file: str) -> bool:
-    return file in OWN_FILES or file.startswith(DISPATCHERS) or file.endswith("waiting_calls.py")
+    return file in OWN_FILES or file.startswith(DISPATCHERS) or file.endswith(BETWEEN)
 
 
 def _python_stack() -> list[dict[str, Any]]:

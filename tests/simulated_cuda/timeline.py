@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
@@ -29,6 +31,16 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         """What it is given from now on begins after what the other was given so far."""
         self.free_at_ns = max(self.free_at_ns, other.free_at_ns)
+
+    def record_event(self, event: Any = None) -> Any:
+        """Have a mark set, a new one unless it is given."""
+        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """What it is given from now on begins after that mark."""
+        event.wait(self)
 
     def query(self) -> bool:
         """Whether it is idle."""

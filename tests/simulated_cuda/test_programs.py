@@ -1,0 +1,17 @@
+"""Programs that were written for other tests are recorded on a simulated device as on the CPU."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulated_cuda.programs import differences, names
+
+SOON = ("growth/caught_error", "uncleared_gradients", "energy_flow")
+"""These in `make test`, all others in `make stability`: twelve seconds each."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.long) for name in names()]
+)
+def test_steps_micro_batches_and_losses_are_those_of_the_cpu_and_nothing_waits(name: str, tmp_path: Path) -> None:
+    assert differences(name, tmp_path) == []
