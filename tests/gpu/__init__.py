@@ -1,6 +1,16 @@
-"""What only a CUDA device can show, in the order of worth; `make gpu` runs it all. None of it has been run on one yet.
+"""What only a CUDA device can show; `make gpu` runs it all. None of it has been run on one yet.
 
 On a machine whose Python has its own torch, install efprof into that first, without touching its packages:
 `python3 -m pip install --no-deps --no-build-isolation -e .`; then `make gpu GPU_PYTHON=python3`. Tables and reports
-are left in the folder that the environment variable OUT names, or in reports/gpu.
+are left in the folder that the environment variable OUT names, or in reports/gpu; small runs, for tests on machines
+without a device, in its folder runs.
+
+The files run in the order of their numbers, and take about so many minutes on an H100. That is reckoned (6 s for each
+program that is started, the device's part beside it) and not measured; `--durations=40` tells.
+
+1. The main job 0.7, 2. the always-on tier 0.5, 3. snapshots 1, 4. overhead 2.5, 5. what-if 1, 6. energy_flow 3,
+7. casebook 2, 8. threads and graphs 0.5, 9. devices 0.8, 10. out of memory 1.5, 11. device times 1,
+12. distributed 0.5 (1.5 more with two devices), 13. loaders 0.3, 14. triggers and holders 0.8,
+15. graphs and compiled 1.5, 16. expandable segments 0.2, 17. what is simulated 0.3: 18 minutes in all, and 20 with two
+devices.
 """

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,11 @@ import torch
 from tests.recorder.recording import Recorded, record_command
 
 ROOT = Path(__file__).parents[2]
+
+FIXTURE_BYTES = 200_000
+"""A trace or snapshot that takes more is not for the repository."""
+ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "device_use.jsonl")
+KEPT_WHERE_SMALL = ("holders-", "watch-", "trace-", "memory-", "allocations-")
 
 needs_cuda = [
     pytest.mark.gpu,
@@ -46,6 +52,18 @@ def results_folder() -> Path:
     folder = Path(os.environ.get("OUT", ROOT / "reports" / "gpu"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def keep_fixture(recorded: Recorded, name: str) -> None:
+    """Copy a run to the results, for tests on machines without a device: less what they do not read or is large."""
+    place = results_folder() / "runs" / name
+    shutil.rmtree(place, ignore_errors=True)
+    for path in recorded.folder.rglob("*"):
+        is_small = path.name.startswith(KEPT_WHERE_SMALL) and path.stat().st_size < FIXTURE_BYTES
+        if is_small or path.name in ALWAYS_KEPT:
+            target = place / path.relative_to(recorded.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def read_snapshot(path: Path) -> Any:

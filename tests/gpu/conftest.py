@@ -1,0 +1,14 @@
+"""The files run in the order of their numbers: by their names, test_10 would come before test_1."""
+
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [place for place, item in enumerate(items) if item.path.parent == FOLDER]
+    in_order = sorted((items[place] for place in ours), key=lambda item: int(item.path.name.split("_")[1]))
+    for place, item in zip(ours, in_order, strict=True):
+        items[place] = item

@@ -1,0 +1,51 @@
+"""A training with expandable segments, recorded: its history can be read, replayed and asked what-if."""
+
+import pytest
+
+from efprof.artifacts.allocations import read_allocations
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.snapshot import read_snapshot
+from efprof.commands.report import analyse
+from efprof.facts.allocator.accounts import predict_file, replay_file
+from tests.gpu.cuda_runs import TRAIN_PLAINLY, keep_fixture, needs_cuda, record_text
+from tests.recorder.recording import Recorded
+
+pytestmark = needs_cuda
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    options = ("--memory-steps", "0:4,8:11", "--trace-steps", "5:7", "--triggers", "none")
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    folder = tmp_path_factory.mktemp("expandable")
+    found = record_text(folder, TRAIN_PLAINLY.replace("STEPS", "14"), *options, environment=settings)
+    assert found.exit_code == 0, found.errors
+    keep_fixture(found, "expandable_segments")
+    return found
+
+
+def test_the_windows_are_recorded_and_the_report_reads_them(recorded: Recorded) -> None:
+    assert recorded.events(CollectorStopped) == []
+    assert len(recorded.steps) == 14
+    assert read_allocations(recorded.rank / "allocations-1.parquet").events
+    assert [audit.reason for audit in analyse(recorded.folder).audits if audit.status == "errored"] == []
+
+
+def test_the_first_window_has_the_growth_of_the_segments_and_is_foretold(recorded: Recorded) -> None:
+    path = recorded.rank / "memory-1.pickle"
+    snapshot = read_snapshot(path)
+    assert all(segment.is_expandable for segment in snapshot.segments)
+    assert any(entry.action == "segment_map" for trace in snapshot.device_traces for entry in trace)
+    (device,) = replay_file(path).devices
+    assert device.replayable, device.reason
+    assert (device.addresses_equal, device.segments_equal) == (device.allocations, device.segments)
+
+
+@pytest.mark.parametrize("window", ["memory-1", "memory-2"])
+def test_what_if_runs_on_both_windows(window: str, recorded: Recorded) -> None:
+    configurations = ("expandable_segments:True", "expandable_segments:False", "max_split_size_mb:32")
+    (device,) = predict_file(recorded.rank / f"{window}.pickle", configurations).devices
+    assert device.replayable, device.reason
+    assert [prediction.conf for prediction in device.predictions] == list(configurations)
+    assert device.predictions[0].peak_reserved_bytes == pytest.approx(device.peak_reserved_recorded_bytes, rel=0.01)
+    assert all(one.peak_reserved_bytes > 0 and not one.out_of_memory for one in device.predictions)
