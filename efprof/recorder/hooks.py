@@ -150,7 +150,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
-    lightly = shell.guarded("loop", light.steps.backward_entered)
+    lightly, passed = shell.guarded("loop", light.steps.backward_entered), shell.guarded("loop", light.pass_ended)
     original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
@@ -164,7 +164,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
             lightly(tensors, None)
             original(tensors, *args, **kwargs)
             if not light.ends_with_update:
-                left()
+                passed()
             return
         try:  # from the first call on: a signal's handler may raise in it
             entered(tensors, args, kwargs)

@@ -58,9 +58,14 @@ class LightLoop(Switch):
 
     def backward_left(self) -> None:
         """It returned or raised."""
-        if not self._thread.is_ours:
+        if self._thread.is_ours:
+            self.pass_ended()
+        else:
             self._steps.others.backward_ended()
-        elif self.steps.backward_left():
+
+    def pass_ended(self) -> None:
+        """It was our thread's."""
+        if self.steps.backward_left():
             if self.steps.number + 1 >= self._sampling.look_at:
                 self._look_ahead()
             if self.is_burst_due:

@@ -221,12 +221,11 @@ class ScaledLosses:
 
     def read_plainly(self, loss: torch.Tensor) -> float | None:
         """Of a loss on the CPU, before it was scaled; None where more than that has to be asked."""
-        modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-        if modes or not loss.is_cpu or loss.numel() != 1:
+        if not loss.is_cpu or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             return None
         try:
             value = read_value(self.unscaled(loss) if self._unscaled else loss)
-        except RuntimeError:  # within a transformation of torch.func no tensor has a value
+        except RuntimeError:  # it has more than one; within a transformation of torch.func no tensor has a value
             return None
         return value if type(value) is float else None
 
