@@ -1,7 +1,7 @@
 """Counts and times the calls that make a step wait, by the user's line: what copies tensors to Python, and stalls.
 
 torch's own debug mode for synchronisations would see a few more (a mask as an index), but it speaks through `warnings`:
-a program's filters would hide them or turn them into errors, and it tells no time. Never run on a GPU so far.
+a program's filters would hide them or turn them into errors, and it tells no time.
 """
 
 import functools
