@@ -1,6 +1,5 @@
 """Evaluations: how long they took, how much memory they needed beside training, and what their batches left behind."""
 
-import contextlib
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +10,7 @@ from efprof.facts.live_memory import window_peaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evaluation, NotRecorded, UnreadableInput
+from efprof.model import Evaluation, NotRecorded
 from efprof.units import MIB, format_bytes, format_ms, format_share
 
 LEAST_READINGS: Final = 6
@@ -80,9 +79,7 @@ def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
 def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
     """Beside the highest that was read at a boundary of a step, or that a window shows within one."""
     read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        read += window_peaks(run)
-    trained, highest = max(read, default=0), max(every, key=lambda each: each.peak_bytes)
+    trained, highest = max((*read, *window_peaks(run)), default=0), max(every, key=lambda each: each.peak_bytes)
     above = highest.peak_bytes - trained
     if not trained or above < LEAST_ABOVE * trained:
         return ""
