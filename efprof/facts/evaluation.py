@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from efprof.artifacts.evaluations import EvaluationMemory, EvaluationRecord, read_evaluations
+from efprof.artifacts.evaluations import EvaluationMemory, read_evaluations
 from efprof.facts.live_memory import window_peaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
@@ -26,9 +26,23 @@ LEAST_ABOVE: Final = 0.01
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
     """All passes without training, in order; empty where none was seen."""
     try:
-        return tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
+        records = read_evaluations(run.rank_folder)
     except NotRecorded:  # there was none, or the run is older than this
         return ()
+    return tuple(
+        Evaluation(
+            after_step=record.after_step,
+            total_ms=record.total_us / 1000,
+            fetch_ms=record.fetch_us / 1000,
+            num_batches=record.num_batches,
+            blame=None if record.site is None else run.get(Sources).line(record.site),
+            memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
+            peak_bytes=record.peak_bytes,
+            is_peak_exact=record.is_peak_exact,
+            kept_bytes_per_batch=_kept_per_batch(record.memory),
+        )
+        for record in records
+    )
 
 
 def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
@@ -38,20 +52,6 @@ def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
     trained_ms = sum(time.total_ms for time in run.get(StepTimes).every)
     notes = _about_time(every, trained_ms), _about_peak(every, run), _about_kept(every)
     return tuple(note for note in notes if note)
-
-
-def _evaluation(record: EvaluationRecord, sources: Sources) -> Evaluation:
-    return Evaluation(
-        after_step=record.after_step,
-        total_ms=record.total_us / 1000,
-        fetch_ms=record.fetch_us / 1000,
-        num_batches=record.num_batches,
-        blame=None if record.site is None else sources.line(record.site),
-        memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
-        peak_bytes=record.peak_bytes,
-        is_peak_exact=record.is_peak_exact,
-        kept_bytes_per_batch=_kept_per_batch(record.memory),
-    )
 
 
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
