@@ -313,9 +313,11 @@ class Walk:
         kind = type(value)
         file, attributes = self._classes.file_of(kind), attributes_of(value)
         if issubclass(kind, torch.nn.Module):
-            for name, element in attributes:
-                if name in _TABLES and issubclass(type(element), dict):
-                    self._visit_table(element, kind, file, place.depth + 1, inside)
+            for name, table in attributes:
+                if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes
+                    self._tables.add(id(table))
+                    entries = [(key, tensor) for key, tensor in list(dict.items(table)) if _is_attribute(key)]
+                    self._visit_named(kind.__qualname__, file, entries, place.depth, inside, table)
         self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
         namespace = namespace_of(value) if inside is None else None
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
@@ -338,17 +340,6 @@ class Walk:
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
             self._visit(element, Place(path, "attribute", owner, name, file, below, within), inside)
-
-    def _visit_table(
-        self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
-    ) -> None:
-        """A module's buffers or parameters, by the names that the program knows them by."""
-        self._tables.add(id(table))
-        for name, tensor in list(dict.items(table)):
-            if _is_attribute(name):
-                owner = kind.__qualname__
-                place = Place(f"{owner}.{name}", "attribute", owner, name, file, depth, table)
-                self._visit(tensor, place, inside)
 
 
 def _ignore(*_: object) -> None: ...
