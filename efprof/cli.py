@@ -1,6 +1,7 @@
 """The command line: one file per subcommand, found by listing the folder, and one handler for our errors."""
 
 import importlib
+import itertools
 import pkgutil
 import sys
 import traceback
@@ -43,7 +44,9 @@ def main() -> None:
     try:
         status = group.main(prog_name="efprof", standalone_mode=False)
     except EfprofError as error:
-        _say(error)
+        if "--debug" in itertools.takewhile(lambda word: word != "--", sys.argv):  # behind it they are the program's
+            traceback.print_exception(error)
+        click.echo(f"efprof: {error}", err=True)
         status = error.exit_code
     except click.ClickException as error:
         click.echo(f"efprof: {_sentence(error)}", err=True)
@@ -51,12 +54,6 @@ def main() -> None:
     except click.Abort:
         status = 130
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _say(error: EfprofError) -> None:
-    if "--debug" in sys.argv[1 : _end_of_our_arguments()]:
-        traceback.print_exception(error)
-    click.echo(f"efprof: {error}", err=True)
 
 
 def _sentence(error: click.ClickException) -> str:
@@ -86,7 +83,3 @@ def _usage(context: click.Context) -> str:
 
 def _as_part(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:].rstrip(".")
-
-
-def _end_of_our_arguments() -> int:
-    return sys.argv.index("--") if "--" in sys.argv else len(sys.argv)

@@ -42,7 +42,8 @@ def as_run(path: Path) -> Iterator[Path]:
 def _snapshots_in(folder: Path) -> list[Path]:
     """By the numbers in their names: `rank10` comes after `rank9`."""
     files = [path for path in folder.iterdir() if path.suffix in SNAPSHOT_SUFFIXES and path.is_file()]
-    return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in _parts(path.name)])
+    parts = {path: re.split(r"(\d+)", path.name) for path in files}
+    return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in parts[path]])
 
 
 def _begins_as_pickle(path: Path) -> bool:
@@ -52,7 +53,3 @@ def _begins_as_pickle(path: Path) -> bool:
             return file.read(1) == pickle.PROTO
     except OSError:
         return False
-
-
-def _parts(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)

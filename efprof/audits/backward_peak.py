@@ -47,11 +47,13 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
     num_chunks = jump.num_chunks(made)
     gain = _gain(jump, made, num_chunks)
     assert gain.peak_bytes is not None
+    where = f"in {made.module}" if made.module else "outside any module"
     return Finding(
         blame=blame,
         category="memory",
         headline="One line's gradient makes the peak of memory",
-        message=_message(jump, made),
+        message=f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
+        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak.",
         fix=_fix(num_chunks, made.operation),
         gain=gain,
         evidence=(
@@ -62,14 +64,6 @@ def _finding(run: Run, jump: BackwardJump, made: Temporaries) -> Finding:
             how_jump_is_known(jump, made),
         ),
         severity="high" if gain.peak_bytes >= HIGH_SHARE * jump.peak_bytes else "medium",
-    )
-
-
-def _message(jump: BackwardJump, made: Temporaries) -> str:
-    where = f"in {made.module}" if made.module else "outside any module"
-    return (
-        f"Backward of this line ({made.operation} {where}) raises memory by {format_bytes(jump.jump_bytes)}, "
-        f"{format_share(jump.jump_bytes / jump.peak_bytes)} of the recorded peak."
     )
 
 

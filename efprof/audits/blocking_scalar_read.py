@@ -7,7 +7,7 @@ from efprof.facts.scalar_reads import ReadingLine, gain_without, read_numbers, s
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes, part_of_steps, within_idle
 from efprof.fixes.scalar_read import read_less
-from efprof.model import Examination, Finding, Fix, Severity
+from efprof.model import Examination, Finding
 from efprof.units import format_ms, format_share, format_value
 
 LEAST_STEPS = 5
@@ -68,21 +68,28 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
 
 def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
     share, gain = line.typical_ms / step_ms, within_idle(run, gain_without(line, is_gpu=is_gpu))
-    cost = (gain.step_ms or 0.0) / step_ms
+    cost, sources, file = (gain.step_ms or 0.0) / step_ms, run.get(Sources), line.blame.file
     return Finding(
         blame=line.blame,
         category="time",
         headline=f"A tensor's value is read in {'every step' if line.median_count >= 1 else 'half of the steps'}",
         message=_message(line, share, is_gpu=is_gpu),
-        fix=_fix(run.get(Sources), line, cost),
+        fix=read_less(
+            line.blame,
+            sources.files.get(file, []),
+            sources.tree(file),
+            calls=line.calls,
+            reads_per_step=line.median_count,
+            every=math.ceil(cost / AFTER_COST),
+        ),
         gain=gain,
         evidence=(
-            run.get(Sources).snippet(line.blame),
+            sources.snippet(line.blame),
             part_of_steps(run.get(StepTimes), "reads of this line", line.ms),
             read_numbers(line, share),
             what_reading_means(line, is_gpu=is_gpu),
         ),
-        severity=_severity(cost),
+        severity="high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low",
     )
 
 
@@ -97,18 +104,3 @@ def _message(line: ReadingLine, share: float, *, is_gpu: bool) -> str:
         f"A tensor's value is read {times}; on this CPU run that costs {cost}, "
         "on a GPU each read waits for every kernel queued before it."
     )
-
-
-def _fix(sources: Sources, line: ReadingLine, cost: float) -> Fix:
-    return read_less(
-        line.blame,
-        sources.files.get(line.blame.file, []),
-        sources.tree(line.blame.file),
-        calls=line.calls,
-        reads_per_step=line.median_count,
-        every=math.ceil(cost / AFTER_COST),
-    )
-
-
-def _severity(cost: float) -> Severity:
-    return "high" if cost >= HIGH_COST else "medium" if cost >= MEDIUM_COST else "low"

@@ -1,7 +1,5 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
-import contextlib
-
 from efprof.facts.cycles import CycleSawtooth
 from efprof.facts.growth_blame import UnheldGrowth
 from efprof.facts.host_growth import may_be_pointers
@@ -11,7 +9,7 @@ from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND
 from efprof.fixes.library_holders import end_feeding
-from efprof.model import Examination, Finding, Fix, NotRecorded, ThinEvidence
+from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes
 
 
@@ -63,9 +61,8 @@ def memory_growth(run: Run) -> Examination:
 
 def _is_sawtooth(run: Run) -> bool:
     """Whether it is what the garbage collector frees now and then: `uncollected_cycle` tells of that."""
-    with contextlib.suppress(NotRecorded, ThinEvidence):
-        return run.get(CycleSawtooth).piles_up
-    return False
+    sawtooth = run.find(CycleSawtooth, ThinEvidence)
+    return sawtooth is not None and sawtooth.piles_up
 
 
 def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:

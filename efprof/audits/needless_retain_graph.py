@@ -4,7 +4,7 @@ from efprof.facts.retained_backward import NeedlessGraph, RetainedBackward, grap
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.drop_argument import drop_graph
-from efprof.model import Examination, Finding, Gain, Severity
+from efprof.model import Examination, Finding, Gain
 from efprof.units import MIB, format_bytes, format_share
 
 LEAST_SHARE = 0.02
@@ -51,6 +51,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
     sources, calls = run.get(Sources), found.calls
     blame = sources.line(calls.site)
     lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    share = found.share if found.reaches_next_step else 0.0
     return Finding(
         blame=blame,
         category="memory",
@@ -59,7 +60,7 @@ def _finding(run: Run, found: NeedlessGraph) -> Finding:
         fix=drop_graph(blame, lines, tree, told=found.argument, is_graph_of_gradients=calls.num_created > 0),
         gain=_gain(found),
         evidence=(sources.snippet(blame), *graph_evidence(found)),
-        severity=_severity(found),
+        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 
@@ -81,8 +82,3 @@ def _gain(found: NeedlessGraph) -> Gain:
         peak_bytes=found.calls.kept_bytes,
         peak_bytes_interval=(0.0, float(found.calls.kept_bytes)),
     )
-
-
-def _severity(found: NeedlessGraph) -> Severity:
-    share = found.share if found.reaches_next_step else 0.0
-    return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"

@@ -14,7 +14,7 @@ from efprof.facts.leaks import backward_line
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.fixes.weak_reference import by_hand, caught_error, keep_weakly, without_traceback
-from efprof.model import Examination, Finding, Fix, Severity, ThinEvidence
+from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
 MEDIUM_SHARE, HIGH_SHARE = 0.2, 0.5
@@ -54,6 +54,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
     sources = run.get(Sources)
     blame = closed.blame if closed else backward_line(run)
     height, share = sawtooth.height_bytes, sawtooth.height_bytes / sawtooth.peak_bytes
+    is_high = run.run_file.ended == "out_of_memory" or share >= HIGH_SHARE
     of_what = f" because of the cycle `{closed.cycle.path}`" if closed else ""
     return Finding(
         blame=blame,
@@ -68,7 +69,7 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
             cycle_numbers(sawtooth, closed.cycle if closed else None),
             how_the_cycle_is_known(closed),
         ),
-        severity=_severity(run, share),
+        severity="high" if is_high else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 
@@ -102,9 +103,3 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
         )
     can_be_weak = link.can_be_weak and link.kind == "attribute" and not link.through
     return keep_weakly(file, sources.files[file], tree, name, value if can_be_weak else None)
-
-
-def _severity(run: Run, share: float) -> Severity:
-    if run.run_file.ended == "out_of_memory" or share >= HIGH_SHARE:
-        return "high"
-    return "medium" if share >= MEDIUM_SHARE else "low"

@@ -1,6 +1,5 @@
 """A device of which more than half is never used."""
 
-import contextlib
 from collections import Counter
 from dataclasses import replace
 
@@ -40,10 +39,11 @@ def unused_headroom(run: Run) -> Examination:
     --------------
     None is claimed: how many more samples per second that makes shows only when it is run.
     """
-    headroom = run.get(Headroom)
+    headroom, growth = run.get(Headroom), run.find(MemoryGrowth, ThinEvidence)
     run.get(StepTimes).at_least(LEAST_STEPS)
     looked_at = f"{headroom.num_steps} steps, which left {format_share(headroom.unused_share)} of the device unused"
-    if headroom.unused_share <= LEAST_UNUSED or run.run_file.ended == "out_of_memory" or _is_growing(run):
+    is_growing = growth is not None and growth.is_growing  # the free memory is on its way to being used
+    if headroom.unused_share <= LEAST_UNUSED or run.run_file.ended == "out_of_memory" or is_growing:
         return Examination(looked_at=looked_at)
     if not headroom.is_even:
         raise ThinEvidence(f"{looked_at}, but steps differ in size: a longer one may need it.")
@@ -52,13 +52,6 @@ def unused_headroom(run: Run) -> Examination:
     if headroom.largest_micro_batch <= headroom.micro_batch:
         return Examination(looked_at=looked_at)
     return Examination(looked_at=looked_at, findings=(_finding(run, headroom),))
-
-
-def _is_growing(run: Run) -> bool:
-    """Whether the free memory is on its way to being used."""
-    with contextlib.suppress(ThinEvidence):
-        return run.get(MemoryGrowth).is_growing
-    return False
 
 
 def _finding(run: Run, headroom: Headroom) -> Finding:

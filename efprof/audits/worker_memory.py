@@ -2,7 +2,7 @@
 
 from efprof.facts.run import Run
 from efprof.facts.worker_memory import WorkerMemory
-from efprof.model import Examination, Finding, Fix, Gain, Severity, ThinEvidence
+from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes
 
 LEAST_UNEXPLAINED = 128 * MIB
@@ -53,7 +53,8 @@ def worker_memory(run: Run) -> Examination:
 
 def _finding(run: Run, memory: WorkerMemory) -> Finding:
     copied, num_workers, held = memory.copied_bytes, len(memory.workers), memory.copied_container
-    all_bytes = format_bytes(num_workers * copied)
+    all_bytes, host = format_bytes(num_workers * copied), run.run_file.host
+    share = num_workers * max(copied, memory.object_bytes) / host.total_bytes if host and host.total_bytes else 0.0
     who, in_all = (
         (f"Each of {num_workers} data workers", f", {all_bytes} in all") if num_workers > 1 else ("The data worker", "")
     )
@@ -73,7 +74,7 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
             f"{memory.last_step:,}; it is no part of the peak of allocated memory, so nothing is claimed of that",
         ),
         evidence=memory.evidence(run),
-        severity=_severity(run, num_workers * max(copied, memory.object_bytes)),
+        severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 
@@ -88,9 +89,3 @@ def _advice(memory: WorkerMemory) -> str:
     if held.element_type in ("str", "bytes"):
         array = "the texts as one array of bytes and one of offsets, or a pyarrow array"
     return f"Keep in `{held.path.rpartition('.')[2]}` {array}, or read each item in `__getitem__`."
-
-
-def _severity(run: Run, num_bytes: int) -> Severity:
-    host = run.run_file.host
-    share = num_bytes / host.total_bytes if host and host.total_bytes else 0.0
-    return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"

@@ -64,7 +64,8 @@ def render_checks(checks: "Sequence[Check]", is_fine: bool) -> str:
         lines += _wrapped(head, check.why)
         lines += _wrapped(" " * len(head), check.advice) if check.advice else []
     stopping = [check.name for check in checks if check.is_essential and check.status == "no"]
-    verdict = "Training can be recorded here." if is_fine else f"Training cannot be recorded here: {_and(stopping)}."
+    why_not = " and ".join(filter(None, [", ".join(stopping[:-1]), *stopping[-1:]]))
+    verdict = "Training can be recorded here." if is_fine else f"Training cannot be recorded here: {why_not}."
     return "\n".join([*lines, "", verdict])
 
 
@@ -73,7 +74,3 @@ def _wrapped(head: str, text: str) -> list[str]:
         text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

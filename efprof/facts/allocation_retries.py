@@ -1,6 +1,5 @@
 """How often the CUDA allocator ran out, gave its cache back and tried again, and which setting would spare it."""
 
-import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -155,9 +154,8 @@ class RetryAdvice:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Replay the recorded requests under other settings; never raises NotRecorded."""
-        devices: tuple[DeviceHistory, ...] = ()
-        with contextlib.suppress(NotRecorded, UnreadableInput):
-            devices = run.get(DeviceMemory).devices
+        memory = run.find(DeviceMemory, UnreadableInput)
+        devices = memory.devices if memory else ()
         tried: RetryTrials | None = None
         for device in devices:
             if device.replay.is_trusted and (tried is None or tried.best is None):

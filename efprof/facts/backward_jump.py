@@ -215,7 +215,12 @@ def _temporaries(
         None if site is None else _Origin(site, event.modules)
         for site, event in zip(sites_of(window, sources), window.events, strict=True)
     ]
-    by_origin = _blocks_by_origin(window, origins)
+    bounds = [(one.first, one.end) for one in window.stretches if one.stage == "backward"]
+    needed = {block for first, end in bounds for block in range(first, end) if window.released_at[block] >= end}
+    by_origin: dict[_Origin, list[int]] = {}  # but for what outlives the backward pass that it was made in
+    for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
+        if event.num_bytes > 0 and block not in needed and origin is not None:
+            by_origin.setdefault(origin, []).append(block)
     found: dict[_Origin, list[int]] = {}
     for block in at_peak:
         origin = origins[block]
@@ -283,6 +288,7 @@ def _made(
         if origins[block] not in group and origins[released_at[block]] in group
     ]
     own = [block for origin in group for block in by_origin[origin]]
+    others = (block for origin, blocks in by_origin.items() if origin not in group for block in blocks)
     return Temporaries(
         site=blamed.site,
         module=blamed.modules[-1] if blamed.modules else "",
@@ -292,31 +298,12 @@ def _made(
         incoming_bytes=_bytes_of(window, incoming),
         blocks=tuple(sorted(block for block in own if events[block].is_backward)),
         forward_blocks=tuple(sorted(block for block in own if not events[block].is_backward)),
-        operand_blocks=_operands(window, group, by_origin, events[largest].num_bytes),
+        operand_blocks=tuple(  # a gradient is as large as its tensor
+            block
+            for block in others
+            if events[block].num_bytes == events[largest].num_bytes and not events[block].is_backward
+        ),
     )
-
-
-def _operands(
-    window: LiveWindow, group: frozenset[_Origin], by_origin: dict[_Origin, list[int]], num_bytes: int
-) -> tuple[int, ...]:
-    """A gradient has its tensor's size: by that the tensors are known that the operation was called on."""
-    return tuple(
-        block
-        for other, blocks in by_origin.items()
-        for block in blocks
-        if other not in group and window.events[block].num_bytes == num_bytes and not window.events[block].is_backward
-    )
-
-
-def _blocks_by_origin(window: LiveWindow, origins: list[_Origin | None]) -> dict[_Origin, list[int]]:
-    """All allocations of the window, those left out that outlive the backward pass they were made in."""
-    bounds = [(stretch.first, stretch.end) for stretch in window.stretches if stretch.stage == "backward"]
-    needed = {block for first, end in bounds for block in range(first, end) if window.released_at[block] >= end}
-    by_origin: dict[_Origin, list[int]] = {}
-    for block, (event, origin) in enumerate(zip(window.events, origins, strict=True)):
-        if event.num_bytes > 0 and block not in needed and origin is not None:
-            by_origin.setdefault(origin, []).append(block)
-    return by_origin
 
 
 def _bytes_of(window: LiveWindow, blocks: Iterable[int]) -> int:

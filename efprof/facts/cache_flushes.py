@@ -7,7 +7,7 @@ from efprof.facts.allocator.history import History
 from efprof.facts.allocator.script import RELEASES, capacity_of
 from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.run import Run
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.model import UnreadableInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +21,8 @@ class CacheFlushes:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Of all devices together; zeros where no snapshot tells."""
-        try:
-            devices = run.get(DeviceMemory).devices
-        except (NotRecorded, UnreadableInput):
-            devices = ()
-        pairs = [pair for device in devices for pair in flushes_in(device.history)]
+        memory = run.find(DeviceMemory, UnreadableInput)
+        pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
         count = len(pairs)
         return cls(
             num_flushes=count,

@@ -46,7 +46,11 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
     names, changes = _changes(history, site_of)
     alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
     places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
-    largest = _largest_at(changes, int(np.argmax(alive)), len(names))
+    is_so_far = changes.places <= int(np.argmax(alive))
+    sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=len(names))
+    least = max(1.0, LEAST_SHARE * (sizes.sum() - sizes[RESERVED]))
+    by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
+    largest = [owner for owner in by_size if sizes[owner] >= least][:MOST_LINES]
     rows = np.full(len(names), len(largest) + 2)
     rows[[NOBODY, RESERVED, *largest]] = range(len(largest) + 2)
     by_row = replace(changes, owners=rows[changes.owners])
@@ -61,15 +65,6 @@ def lines_over_time(history: History, site_of: Callable[[Frames], str | None], s
         ),
         reserved=tuple(map(float, reserved)),
     )
-
-
-def _largest_at(changes: Changes, place: int, num_owners: int) -> list[int]:
-    """The lines that have most after that entry, most first."""
-    is_so_far = changes.places <= place
-    sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=num_owners)
-    least = max(1.0, LEAST_SHARE * (sizes.sum() - sizes[RESERVED]))
-    by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
-    return [owner for owner in by_size if sizes[owner] >= least][:MOST_LINES]
 
 
 def _short_names(lines: list[str]) -> list[str]:

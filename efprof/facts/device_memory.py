@@ -120,7 +120,9 @@ class DeviceHistory:
         for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
             instants[index] = play_to(replayer, history, index, lines.site)
             if index == failed:
-                pieces = _pieces_for(replayer, history, entries[index])
+                request = entries[index]
+                pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
+                pieces = tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
         """When most was reserved, all that the instant's request got included."""
@@ -163,11 +165,6 @@ class DeviceHistory:
     def best(self) -> Trial | None:
         """The one to take, where one is clearly better than what was set."""
         return best_of(self.what_if, self.trials)
-
-
-def _pieces_for(replayer: Replayer, history: History, request: Entry) -> tuple[int, ...]:
-    pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
-    return tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
 
 
 def _failure(

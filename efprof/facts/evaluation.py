@@ -1,17 +1,16 @@
 """Evaluations: how long they took, how much memory they needed beside training, and what their batches left behind."""
 
-import contextlib
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from efprof.artifacts.evaluations import EvaluationMemory, EvaluationRecord, read_evaluations
+from efprof.artifacts.evaluations import EvaluationMemory, read_evaluations
 from efprof.facts.live_memory import window_peaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evaluation, NotRecorded, UnreadableInput
+from efprof.model import Evaluation, NotRecorded
 from efprof.units import MIB, format_bytes, format_ms, format_share
 
 LEAST_READINGS: Final = 6
@@ -27,9 +26,23 @@ LEAST_ABOVE: Final = 0.01
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
     """All passes without training, in order; empty where none was seen."""
     try:
-        return tuple(_evaluation(record, run.get(Sources)) for record in read_evaluations(run.rank_folder))
+        records = read_evaluations(run.rank_folder)
     except NotRecorded:  # there was none, or the run is older than this
         return ()
+    return tuple(
+        Evaluation(
+            after_step=record.after_step,
+            total_ms=record.total_us / 1000,
+            fetch_ms=record.fetch_us / 1000,
+            num_batches=record.num_batches,
+            blame=None if record.site is None else run.get(Sources).line(record.site),
+            memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
+            peak_bytes=record.peak_bytes,
+            is_peak_exact=record.is_peak_exact,
+            kept_bytes_per_batch=_kept_per_batch(record.memory),
+        )
+        for record in records
+    )
 
 
 def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
@@ -39,20 +52,6 @@ def notes_on(every: Sequence[Evaluation], run: Run) -> tuple[str, ...]:
     trained_ms = sum(time.total_ms for time in run.get(StepTimes).every)
     notes = _about_time(every, trained_ms), _about_peak(every, run), _about_kept(every)
     return tuple(note for note in notes if note)
-
-
-def _evaluation(record: EvaluationRecord, sources: Sources) -> Evaluation:
-    return Evaluation(
-        after_step=record.after_step,
-        total_ms=record.total_us / 1000,
-        fetch_ms=record.fetch_us / 1000,
-        num_batches=record.num_batches,
-        blame=None if record.site is None else sources.line(record.site),
-        memory=tuple((each.num_batches, each.allocated_bytes) for each in record.memory),
-        peak_bytes=record.peak_bytes,
-        is_peak_exact=record.is_peak_exact,
-        kept_bytes_per_batch=_kept_per_batch(record.memory),
-    )
 
 
 def _kept_per_batch(memory: Sequence[EvaluationMemory]) -> float | None:
@@ -80,9 +79,7 @@ def _about_time(every: Sequence[Evaluation], trained_ms: float) -> str:
 def _about_peak(every: Sequence[Evaluation], run: Run) -> str:
     """Beside the highest that was read at a boundary of a step, or that a window shows within one."""
     read = [each.allocated_bytes for time in run.get(StepTimes).every for each in time.record.memory]
-    with contextlib.suppress(NotRecorded, UnreadableInput):
-        read += window_peaks(run)
-    trained, highest = max(read, default=0), max(every, key=lambda each: each.peak_bytes)
+    trained, highest = max((*read, *window_peaks(run)), default=0), max(every, key=lambda each: each.peak_bytes)
     above = highest.peak_bytes - trained
     if not trained or above < LEAST_ABOVE * trained:
         return ""

@@ -113,9 +113,8 @@ def device_capacity(run: Run) -> int | None:
 
 def smaller_micro_batch(run: Run) -> str:
     """What to do where the device is full: the micro-batch that leaves a tenth of it free, as far as it is known."""
-    try:
-        headroom = run.get(Headroom)
-    except (NotRecorded, ThinEvidence):
+    headroom = run.find(Headroom, ThinEvidence)
+    if headroom is None:
         return "Take a smaller micro-batch and accumulate gradients over more of them."
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     instead = f"{new:,} samples per micro-batch instead of {old:,}" if 0 < new < old else f"fewer samples than {old:,}"

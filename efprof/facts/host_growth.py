@@ -81,11 +81,10 @@ class HostGrowth:
 
 def grown_containers(run: Run) -> tuple[Kept, ...]:
     """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to."""
-    with contextlib.suppress(NotRecorded):
-        containers = run.get(KeptGrowth).containers
-        grown = [one for one in containers if one.verdict in ("leak", "thin") and one.is_large]
-        return tuple(sorted(grown, key=lambda one: (not one.fed, -one.rate.slope)))
-    return ()
+    counted = run.find(KeptGrowth)
+    containers = counted.containers if counted else ()
+    grown = [one for one in containers if one.verdict in ("leak", "thin") and one.is_large]
+    return tuple(sorted(grown, key=lambda one: (not one.fed, -one.rate.slope)))
 
 
 def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:

@@ -8,13 +8,13 @@ from efprof.artifacts.run_file import DIFF_FILE, RunFile
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import NotRecorded, RunError, RunIdentity
+from efprof.model import RunError, RunIdentity
 from efprof.units import format_bytes
 
 
 def identify(run: Run) -> RunIdentity:
     """The identity of a run, whether or not it finished a step."""
-    file = run.run_file
+    file, times = run.run_file, run.find(StepTimes)
     git = file.git
     return RunIdentity(
         run_id=file.run_id,
@@ -30,7 +30,7 @@ def identify(run: Run) -> RunIdentity:
         is_dirty=bool(git and git.is_dirty),
         devices=tuple(device.name for device in file.devices),
         num_ranks=len(run.rank_folders),
-        num_steps=_num_steps(run),
+        num_steps=len(times.every) if times else 0,
         environment=(*_changes(run), *_environment(file)),
         configuration=tuple(sorted(file.configuration.items())),
         error=_error(run),
@@ -43,13 +43,6 @@ def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
     for rank in rank_folders:
         errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
     return min(errors, key=lambda error: error.at_ns, default=None)
-
-
-def _num_steps(run: Run) -> int:
-    try:
-        return len(run.get(StepTimes).every)
-    except NotRecorded:
-        return 0
 
 
 def _error(run: Run) -> RunError | None:

@@ -159,7 +159,8 @@ def rate_of(sizes: Sequence[Size]) -> Trend:
     """
     first, last = sizes[0], sizes[-1]
     slope = (last.num_bytes - first.num_bytes) / max(1, last.step - first.step)
-    rates = [slope, *_rates(sizes)]
+    spaced = pairwise(_spaced(sizes))
+    rates = [slope, *((later.num_bytes - one.num_bytes) / (later.step - one.step) for one, later in spaced)]
     return Trend(slope=slope, low=min(rates), high=max(rates))
 
 
@@ -207,11 +208,6 @@ def _is_slower(sizes: Sequence[Size]) -> bool:
     entries, more = longer * (middle.length - before.length), last.length - middle.length
     is_chance = entries > 0 and entries - more <= CHANCE * math.sqrt(entries)
     return added < LEAST_LAST_RATE * expected and not is_chance
-
-
-def _rates(sizes: Sequence[Size]) -> list[float]:
-    """Bytes per step between neighbours."""
-    return [(later.num_bytes - one.num_bytes) / (later.step - one.step) for one, later in pairwise(_spaced(sizes))]
 
 
 def _spaced(sizes: Sequence[Size]) -> list[Size]:

@@ -1,6 +1,5 @@
 """What the run keeps more of at every count: the holder, the lines seen to feed it, what speaks against a leak."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -98,12 +97,11 @@ class KeptGrowth:
 
 def lengthened(run: Run, name: str) -> Kept | None:
     """The holder or container of that last name that was counted to get longer, and not to be bounded."""
-    with contextlib.suppress(NotRecorded):
-        grown = run.get(KeptGrowth)
-        for one in (*grown.holders, *grown.containers):
-            is_named = one.name.rpartition(".")[2] == name
-            if is_named and one.entries_added > 0 and one.verdict != "bounded":
-                return one
+    grown = run.find(KeptGrowth)
+    for one in (*grown.holders, *grown.containers) if grown else ():
+        is_named = one.name.rpartition(".")[2] == name
+        if is_named and one.entries_added > 0 and one.verdict != "bounded":
+            return one
     return None
 
 
@@ -182,21 +180,16 @@ def _judged(
 ) -> tuple[Verdict, str]:
     """By its own limit, by what was seen to be taken out, and by the counts."""
     added = sizes[-1].length - sizes[0].length
-    if 0 < sizes[-1].length <= max_length and added > 0 and _has_room(sizes, max_length, run):
-        return "bounded", f"its maximum length is {max_length:,}"
+    if 0 < sizes[-1].length <= max_length and added > 0:
+        entry_bytes = (sizes[-1].num_bytes - sizes[0].num_bytes) / added
+        limits = run.find(RunLimits) if run else None
+        if limits is None or not 0 < limits.total_bytes < max_length * entry_bytes:  # it is full before the memory is
+            return "bounded", f"its maximum length is {max_length:,}"
     grew = sum(change.entries for change in changes if change.how == "grew")
     shrank = sum(change.entries for change in changes if change.how == "shrank")
     if shrank and shrank >= grew:
         return "bounded", "as many entries were seen to be taken out as were put in"
     return judged(sizes, least_rises=least_rises)
-
-
-def _has_room(sizes: Sequence[Size], max_length: int, run: Run | None) -> bool:
-    """Whether it can be full before the memory is."""
-    rise = (sizes[-1].num_bytes - sizes[0].num_bytes) / (sizes[-1].length - sizes[0].length)
-    with contextlib.suppress(NotRecorded):
-        return run is None or not 0 < run.get(RunLimits).total_bytes < max_length * rise
-    return True
 
 
 def _spelled(counted: Counted) -> str:

@@ -13,7 +13,7 @@ from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allo
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.model import NotRecorded
+from efprof.model import NotRecorded, UnreadableInput
 
 Chain = tuple[str, ...]
 """The user's lines of a stack, outermost first."""
@@ -164,10 +164,11 @@ def categories_of(window: LiveWindow) -> tuple[Category, ...]:
 def window_peaks(run: Run) -> tuple[int, ...]:
     """Bytes in use at the highest instant of each allocation window, what was there before it included.
 
-    Boundaries of a step's stages miss that instant. Raises NotRecorded where no allocations were recorded.
+    Boundaries of a step's stages miss that instant. Empty where no allocations were recorded, or a file is broken, of
+    which the warnings tell; raises NotRecorded where no step was finished.
     """
-    records = [record for record in read_steps(run.rank_folder)[0] if record.memory]
-    found = [(bytes_before(window, records), window.peak_bytes) for window in run.get(LiveMemory).windows]
+    records, memory = read_steps(run.rank_folder)[0], run.find(LiveMemory, UnreadableInput)
+    found = [(bytes_before(window, records), window.peak_bytes) for window in (memory.windows if memory else ())]
     return tuple(before + peak for before, peak in found if before is not None)
 
 
@@ -176,17 +177,22 @@ def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | Non
 
     The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
     """
-    times = [event.time_ns for event in window.events]
-    known = [
-        (bisect_right(times, record.started_ns + round(boundary.at_us * 1000)) - 1, boundary.allocated_bytes)
-        for record in records
-        if record.window == _step_window(window)
-        for boundary in record.memory
-    ]
-    if not known:
+    told = told_before(window, records)
+    if not told:
         return None
-    index, allocated_bytes = max((one for one in known if one[0] <= window.peak_index), default=min(known))
-    return max(0, allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))
+    return max((one for one in told if one[0] <= window.peak_index), default=min(told))[1]
+
+
+def told_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[tuple[int, int]]:
+    """Each boundary within the window: the last event up to it, and the bytes that were there besides."""
+    in_steps = window.name.replace("allocations-", "trace-").removesuffix(".parquet")  # its name in steps.jsonl
+    times = [event.time_ns for event in window.events]
+    told = []
+    for record in records:
+        for here in record.memory if record.window == in_steps else ():
+            index = bisect_right(times, record.started_ns + round(here.at_us * 1000)) - 1
+            told.append((index, max(0, here.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))))
+    return told
 
 
 def _stretches(events: tuple[AllocationEvent, ...], records: Iterable[StepRecord]) -> Iterable[StageStretch]:
@@ -209,8 +215,3 @@ def _parts_of(window: LiveWindow, step: int) -> list[tuple[str, int, int]]:
             end = stretches[place + 1].first
         parts.append((stretch.stage, stretch.first, end))
     return parts
-
-
-def _step_window(window: LiveWindow) -> str:
-    """How steps.jsonl names the profiler window that `allocations-<n>.parquet` came from."""
-    return window.name.replace("allocations-", "trace-").removesuffix(".parquet")

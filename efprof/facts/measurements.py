@@ -23,7 +23,6 @@ from efprof.model import (
     Metric,
     NotRecorded,
     Overhead,
-    Series,
     StageDelta,
     StepSample,
     ThinEvidence,
@@ -72,7 +71,7 @@ def measurements_of(run: Run) -> Measurements:
             overhead=None,
             memory_source=source,
         )
-    evaluations = evaluations_of(run)
+    evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
     return Measurements(
         metrics=_metrics(times, run),
         timeline=_timeline(times),
@@ -82,7 +81,7 @@ def measurements_of(run: Run) -> Measurements:
         num_skipped_steps=_num_skipped(times.every),
         recommendations=recommendations(times),
         stalls=stall_lines(run),
-        window_memory=_window_memory(run),
+        window_memory=window_memory.series if window_memory else None,
         processes=process_table(run),
         evaluations=evaluations,
         evaluation_notes=notes_on(evaluations, run),
@@ -145,7 +144,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
         *_device_metrics([time for time in steady if time.device_ms]),
         _metric("cpu_ms", "CPU time of the process", "ms", [time.cpu_ms for time in steady]),
         _metric("peak_allocated_bytes", "peak allocated memory", "bytes", peaks, PEAK_BUDGET),
-        _metric("window_peak_bytes", "peak within a step", "bytes", _window_peaks(run)),
+        _metric("window_peak_bytes", "peak within a step", "bytes", window_peaks(run)),
         _metric("reserved_bytes", "reserved memory", "bytes", reserved),
         _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", _growth_bytes_per_step(run)),
         _metric("scalar_reads_per_step", "scalar reads", "count", reads),
@@ -168,27 +167,10 @@ def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: 
     return Metric(name=name, label=label, unit=unit, samples=tuple(map(float, samples)), budget=budget)
 
 
-def _window_peaks(run: Run) -> tuple[int, ...]:
-    try:
-        return window_peaks(run)
-    except (NotRecorded, UnreadableInput):  # the warnings tell of a window that is broken
-        return ()
-
-
-def _window_memory(run: Run) -> Series | None:
-    try:
-        return run.get(WindowMemory).series
-    except (NotRecorded, UnreadableInput):  # as above
-        return None
-
-
 def _growth_bytes_per_step(run: Run) -> tuple[float, ...]:
     """The trend of retained memory; 0 where it does not grow for sure, none where the run is too short to tell."""
-    try:
-        growth = run.get(MemoryGrowth)
-    except ThinEvidence:
-        return ()
-    return (growth.fit.trend.slope if growth.is_growing else 0.0,)
+    growth = run.find(MemoryGrowth, ThinEvidence)
+    return () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
 
 
 def _timeline(times: StepTimes) -> Timeline:
@@ -237,11 +219,12 @@ def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
     stretches = [
         (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
     ]
-    return tuple((steps[0], steps[-1], _recorded_in(name)) for name, steps in stretches if name is not None)
-
-
-def _recorded_in(window: str) -> str:
-    return {"memory": "memory history", "watch": "watched lines"}.get(window.partition("-")[0], "profiler")
+    recorded = {"memory": "memory history", "watch": "watched lines"}
+    return tuple(
+        (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler"))
+        for name, steps in stretches
+        if name is not None
+    )
 
 
 def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:

@@ -20,7 +20,7 @@ from efprof.facts.run import Run
 from efprof.facts.run_limits import MemoryFailure, RunLimits
 from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources, place_of
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, Table
+from efprof.model import Evidence, Narrative, Number, Numbers, SourceLine, Table
 from efprof.units import format_bytes, format_share
 
 MOST_ROWS: Final = 10
@@ -132,13 +132,14 @@ def what_failed(run: Run, failure: MemoryFailure) -> str:
 
 def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
     """The numbers there are; what is alive at the highest recorded instant, where a window shows one; how we know."""
-    peak = _peak_of(run, failure)
-    numbers = (
+    peak, limits = _peak_of(run, failure), run.find(RunLimits)
+    numbers = [
         ("the request that failed", failure.requested_bytes),
         ("in use when it failed", failure.in_use_bytes),
         ("of it kept from step to step", kept_bytes),
-        *_limit(run),
-    )
+    ]
+    if limits is not None and limits.total_bytes:
+        numbers.append((f"what {limits.name} has", limits.total_bytes))
     return (
         Numbers(
             title="Memory when the request failed",
@@ -167,15 +168,6 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
     )
 
 
-def _limit(run: Run) -> tuple[tuple[str, int], ...]:
-    """What there is in all; empty where no step tells which memory it is, or the machine is not known."""
-    try:
-        limits = run.get(RunLimits)
-    except NotRecorded:
-        return ()
-    return ((f"what {limits.name} has", limits.total_bytes),) if limits.total_bytes else ()
-
-
 def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
     """The user's line that made most of what is alive at the highest recorded instant."""
     peak = _peak_of(run, failure)
@@ -185,12 +177,7 @@ def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
 
 def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
     """None without a window, and for another rank than the first, whose windows alone are looked at."""
-    if failure.rank_folder != run.rank_folder:
-        return None
-    try:
-        return run.get(PeakComposition)
-    except NotRecorded:
-        return None
+    return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
 
 
 def _filled(run: Run, peak: PeakComposition) -> str:

@@ -70,6 +70,8 @@ class NonFinite:
         record = next((record for record in records if record.step == first), None)
         what, value = (_badness(record) if record else None) or ("", "")
         before = [record for record in records if record.step < first]
+        # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
+        is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
         return cls(
             num_steps=len(records),
             first_step=first,
@@ -79,7 +81,7 @@ class NonFinite:
             num_from_first=max(1, sum(record.step >= first for record in records)),
             norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
             losses=tuple((record.step, float(loss)) for record in records if (loss := record.loss) is not None),
-            suspects=tuple(event.suspects) if event and _is_bad_throughout(bad, first, event.step) else (),
+            suspects=tuple(event.suspects) if event and is_bad_till_then else (),
             is_late=event is not None and event.is_late,
             site=(record.backward_site if record else None) or (event.site if event else None),
         )
@@ -112,21 +114,14 @@ def _badness(record: StepRecord) -> tuple[str, str] | None:
     return None
 
 
-def _is_bad_throughout(bad: Sequence[StepRecord], first: int, last: int) -> bool:
-    """Whether all steps between are bad: under a scaler, the operation behind it is looked for when it finds no scale.
-
-    The last of them may be missing: the training broke off in it.
-    """
-    return set(range(first, last)) <= {record.step for record in bad}
-
-
 def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
     """Those whose gradients overflowed because a gradient scaler, which held them back, was finding its scale.
 
     It finds the first one, which a good step tells, within as many as it likes; from there on, it holds back few.
     """
     stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
-    found_first = bool(stretches) and stretches[0][0] is records[0] and _is_left(stretches[0], records)
+    after = records[len(stretches[0]) :] if stretches and stretches[0][0] is records[0] else ()
+    found_first = bool(after) and _badness(after[0]) is None
     first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
     rest = len(records) - sum(len(stretch) + 1 for stretch in first)
     if sum(map(len, later)) >= LEAST_SHARE_SKIPPED * rest:
@@ -150,9 +145,3 @@ def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
 def _is_held_back(record: StepRecord) -> bool:
     is_scaled = record.is_skipped or record.scaler_scale is not None
     return is_scaled and math.isfinite(float(record.loss or 0)) and _badness(record) is not None
-
-
-def _is_left(stretch: Sequence[StepRecord], records: Sequence[StepRecord]) -> bool:
-    """Whether the step after it is fine."""
-    after = records[len(stretch) :]
-    return bool(after) and _badness(after[0]) is None

@@ -94,7 +94,10 @@ def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources)
     if found is not None:
         file, name, function = found
         operator = OPERATORS.get(plain(event.name).lower())
-        return tuple(f"{file}:{line}:{name}" for line in _lines_with(operator, function)) if operator else ()
+        own = (placed.node for placed in placed_nodes(function) if placed.function == MODULE)  # none of inner functions
+        operations = [node for node in own if isinstance(node, ast.BinOp | ast.AugAssign)]
+        lines = [node.lineno for node in operations if operator and isinstance(node.op, operator)]
+        return tuple(f"{file}:{line}:{name}" for line in dict.fromkeys(lines))
     sites = (call.arguments.call_site for call in reversed(around))
     return next(((site,) for site in sites if site is not None and sources.is_user_code(site)), ())
 
@@ -116,10 +119,3 @@ def _begins_at(node: ast.AST, line: int, name: str) -> bool:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
         return False
     return line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
-def _lines_with(operator: type[ast.operator], function: ast.AST) -> list[int]:
-    """The lines of its own code, not of functions within it, that have the operator, each once."""
-    nodes = [placed.node for placed in placed_nodes(function) if placed.function == MODULE]
-    operations = [node for node in nodes if isinstance(node, ast.BinOp | ast.AugAssign)]
-    return list(dict.fromkeys(node.lineno for node in operations if isinstance(node.op, operator)))

@@ -276,7 +276,7 @@ def _checkpointing(run: Run, window: LiveWindow, categories: tuple[Category, ...
         yield Way(
             kind="checkpoint",
             peak_bytes=before + left,
-            extra_ms=region.ns_per_step / 1e6 * share,
+            extra_ms=sum(call.duration_ns for call in region.calls) / region.num_steps / 1e6 * share,
             site=region.site,
             num_parts=round(len(region.calls) / region.num_steps),
         )

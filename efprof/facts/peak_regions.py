@@ -36,11 +36,6 @@ class Region:
     calls: tuple[Call, ...]
     num_steps: int
 
-    @property
-    def ns_per_step(self) -> float:
-        """What its forward passes take, as a window sees them."""
-        return sum(call.duration_ns for call in self.calls) / self.num_steps
-
 
 def regions_of(
     window: LiveWindow,

@@ -1,11 +1,12 @@
 """A recorded run, and the facts about it: each computed once, when first asked for."""
 
+import contextlib
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from efprof.artifacts.attempts import last_trained, list_attempts
 from efprof.artifacts.run_file import RunFile, read_run_file
-from efprof.model import NotRecorded
+from efprof.model import EfprofError, NotRecorded
 
 
 class Fact(Protocol):
@@ -53,6 +54,12 @@ class Run:
         result = self._facts[fact]
         assert isinstance(result, fact)
         return result
+
+    def find(self, fact: type[F], *besides: type[EfprofError]) -> F | None:
+        """The same; None where it raises NotRecorded, or one of the errors named besides."""
+        with contextlib.suppress(NotRecorded, *besides):
+            return self.get(fact)
+        return None
 
 
 def open_run(folder: Path, budget_bytes: int | None = None) -> Run:

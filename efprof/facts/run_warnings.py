@@ -154,10 +154,8 @@ def _without_history(run: Run) -> tuple[str, ...]:
 
 def _about_untold_devices(run: Run) -> tuple[str, ...]:
     """A check that passes on one device says nothing of another."""
-    try:
-        return run.get(DeviceMemory).untold
-    except (NotRecorded, UnreadableInput):
-        return ()
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.untold if memory else ()
 
 
 def _read_steps(rank: Path) -> tuple[int, int]:
@@ -190,11 +188,9 @@ def _about_stops(run: Run) -> list[str]:
 
 def _about_broken_windows(run: Run) -> list[str]:
     try:
-        run.get(LiveMemory)
+        run.find(LiveMemory)
     except UnreadableInput as error:
         return [str(error)]
-    except NotRecorded:
-        pass
     return []
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from efprof.facts.kept import Kept
 from efprof.facts.kept_growth import lengthened
 from efprof.facts.line_times import LineTime, LineTimes, LineWindow
 from efprof.facts.run import Run
@@ -84,7 +83,8 @@ class SlowdownLines:
             reason = "no two profiler windows lie far enough apart to compare their lines"
             return cls(line=None, reason=reason, is_compared=False)
         line = _fastest_growing(windows[0], windows[-1], slowdown.stage, run)
-        least = _least_factor(slowdown) * max(1.0, _machine_factor(windows[0], windows[-1]))
+        least = 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else LEAST_FACTOR
+        least *= max(1.0, _machine_factor(windows[0], windows[-1]))
         if line is None or line.share < LEAST_SHARE or line.late_ms < least * line.early_ms:
             return cls(line=None, reason="no single line grew by enough between the profiler windows")
         return cls(line=line, reason="")
@@ -116,10 +116,6 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
     through = f", which goes through `{line.container.name}`" if line.container else ""
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
     return f"{took}, by this line{through}{doubt}."
-
-
-def _least_factor(slowdown: Slowdown) -> float:
-    return 1 + STANDING_OUT * (slowdown.ratio - 1) if slowdown.is_uniform else LEAST_FACTOR
 
 
 def _machine_factor(early: LineWindow, late: LineWindow) -> float:
@@ -193,8 +189,9 @@ def _container(blame: SourceLine, early: LineWindow, run: Run) -> GrowingContain
     for name in _names_on(tree, blame.line) if tree else ():
         kept = lengthened(run, name)
         if kept is not None:
-            grown_at = sources.line(kept.site) if kept.site else None
-            return GrowingContainer(name=name, grown_at=grown_at, early_length=_early_length(kept, early))
+            grown_at, first = sources.line(kept.site) if kept.site else None, kept.sizes[0]
+            early_length = first.length - kept.entries_added / kept.num_steps * (first.step - early.middle)
+            return GrowingContainer(name=name, grown_at=grown_at, early_length=max(1, round(early_length)))
     return None
 
 
@@ -207,12 +204,6 @@ def _names_on(tree: ast.Module, line: int) -> list[str]:
     ]
     nodes.sort(key=lambda node: (node.end_col_offset or 0, node.col_offset))
     return list(dict.fromkeys(name for node in nodes if (name := name_of(node))))
-
-
-def _early_length(kept: Kept, early: LineWindow) -> int:
-    """The length in the early window of a container that was counted to grow."""
-    first = kept.sizes[0]
-    return max(1, round(first.length - kept.entries_added / kept.num_steps * (first.step - early.middle)))
 
 
 def _stage_table(slowdown: Slowdown) -> Table:

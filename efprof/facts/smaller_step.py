@@ -87,17 +87,22 @@ def shortage_in(
 ) -> Shortage:
     """With what the rank's last whole step kept and took besides; `stage` is the one that failed, None if unknown."""
     try:
-        records = [record for record in read_steps(rank_folder)[0] if record.memory]
+        records = read_steps(rank_folder)[0]
     except NotRecorded:
         records = []
-    read = next((record for record in reversed(records) if _has_whole_step(record)), None)
+    # Of light steps nothing was read; of short ones, in recordings of schema version 1, maybe the end alone.
+    whole = [one for one in records if {"pre_forward", "post_backward"} <= {here.boundary for here in one.memory}]
+    kept_bytes = usual_bytes = None
+    if whole:
+        kept_bytes = _kept(whole[-1], stage)
+        usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
     return Shortage(
         stage=stage,
         in_use_bytes=in_use_bytes,
         requested_bytes=requested_bytes,
         missing_bytes=missing_bytes,
-        kept_bytes=None if read is None else _kept(read, stage),
-        usual_bytes=None if read is None else _taken(read),
+        kept_bytes=kept_bytes,
+        usual_bytes=usual_bytes,
     )
 
 
@@ -120,9 +125,10 @@ def shortage_on(run: Run, device: DeviceHistory, failure: Failure) -> Shortage:
     parts = failure.instant.composition
     folder = next((rank for rank in run.rank_folders if device.file.startswith(f"{rank.name}/")), run.rank_folder)
     available = parts.releasable_bytes + (failure.device_free_bytes or 0)
+    at_end = run.find(MemoryFailure)  # None where the run went on after the failure
     return shortage_in(
         folder,
-        stage=_stage_of(run),
+        stage=at_end.stage if at_end else None,
         in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
         requested_bytes=failure.requested_bytes,
         missing_bytes=max(0, failure.requested_bytes - available),
@@ -164,14 +170,6 @@ def gain_of(run: Run, shortage: Shortage) -> Gain:
     )
 
 
-def _stage_of(run: Run) -> str | None:
-    """In which the run ended; None where it went on after the failure."""
-    try:
-        return run.get(MemoryFailure).stage
-    except NotRecorded:
-        return None
-
-
 def _parts_of(micro_batch: int) -> Iterator[int]:
     """Powers of two, then single samples: parts of one size keep the samples per step."""
     number = 2
@@ -180,11 +178,6 @@ def _parts_of(micro_batch: int) -> Iterator[int]:
         number *= 2
     if micro_batch > 1 and number // 2 != micro_batch:
         yield micro_batch
-
-
-def _has_whole_step(record: StepRecord) -> bool:
-    """Of light steps nothing was read; of short ones, in recordings of schema version 1, maybe the end alone."""
-    return {"pre_forward", "post_backward"} <= {here.boundary for here in record.memory}
 
 
 def _sizes(record: StepRecord, boundary: str) -> list[int]:
@@ -203,30 +196,26 @@ def _kept(record: StepRecord, stage: str | None) -> int:
     return kept + (max(0, made) if record.step == 0 else 0)
 
 
-def _taken(record: StepRecord) -> int:
-    return max(here.allocated_bytes for here in record.memory) - min(_sizes(record, "pre_forward"))
-
-
 def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
     """Why fewer samples would not do, and what would; None where they may."""
-    with contextlib.suppress(NotRecorded):  # of a snapshot alone no machine is known
-        limits = run.get(RunLimits)
-        if not shortage.is_for_tensor and limits.is_device:
-            return NO_TENSOR
-        if 0 < limits.total_bytes < shortage.requested_bytes:
-            return (
-                f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
-                f"{limits.name} has {format_bytes(limits.total_bytes)} in all."
-            )
-    with contextlib.suppress(ThinEvidence, NotRecorded):
-        growth = run.get(MemoryGrowth)
-        if growth.is_growing:
-            slope = format_bytes(growth.fit.trend.slope)
-            return (
-                f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
-                "puts the end off."
-            )
-    if not shortage.is_for_tensor and _is_most_of_memory(run, shortage):
+    limits = run.find(RunLimits)  # of a snapshot alone no machine is known
+    if limits is not None and limits.is_device and not shortage.is_for_tensor:
+        return NO_TENSOR
+    if limits is not None and 0 < limits.total_bytes < shortage.requested_bytes:
+        return (
+            f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
+            f"{limits.name} has {format_bytes(limits.total_bytes)} in all."
+        )
+    growth = run.find(MemoryGrowth, ThinEvidence)
+    if growth is not None and growth.is_growing:
+        slope = format_bytes(growth.fit.trend.slope)
+        return (
+            f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
+            "puts the end off."
+        )
+    free_bytes = limits.total_bytes - shortage.in_use_bytes if limits is not None else 0
+    # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
+    if not shortage.is_for_tensor and (shortage.requested_bytes or free_bytes) > shortage.in_use_bytes:
         return NO_TENSOR
     if shortage.stage == "optimizer":
         return (
@@ -234,14 +223,6 @@ def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
             "which takes about the size of the parameters less at its peak, or take one with less state."
         )
     return None
-
-
-def _is_most_of_memory(run: Run, shortage: Shortage) -> bool:
-    """Whether the request was for more than all that was in use; one of unknown size for more than what was free."""
-    with contextlib.suppress(NotRecorded):
-        least = shortage.requested_bytes or run.get(RunLimits).total_bytes - shortage.in_use_bytes
-        return least > shortage.in_use_bytes
-    return False
 
 
 def _what_to_mend(run: Run) -> str:

@@ -55,7 +55,9 @@ class Sources:
         """The source line of a site (`file:line:function`)."""
         file, line, function = split_site(site)
         text, function = self.text(file, line), self._qualified(file, line, function)
-        return SourceLine(file=file, line=line, function=function, text=text, ordinal=self._ordinal(file, line, text))
+        above = self.files.get(file, [])[self._function_start(file, line) - 1 : line - 1] if text else []
+        ordinal = sum(other.strip() == text for other in above)  # in the innermost function
+        return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
     def snippet(self, blame: SourceLine) -> Snippet:
         """The blamed line with a few around it."""
@@ -89,12 +91,6 @@ class Sources:
         if COMPREHENSION.search(name):
             return around[-1] if around else MODULE
         return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
-
-    def _ordinal(self, file: str, line: int, text: str) -> int:
-        """How many lines above with the same text share the innermost function."""
-        lines = self.files.get(file, [])
-        start = self._function_start(file, line)
-        return sum(1 for other in lines[start - 1 : line - 1] if other.strip() == text) if text else 0
 
     def _function_start(self, file: str, line: int) -> int:
         tree = self.tree(file)

@@ -141,13 +141,8 @@ def _switched(name: str) -> str:
 def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:
     if setting.old.lower() not in OFF or not CHECKPOINTING.fullmatch(_switched(setting.name)):
         return None
-    return replace(setting, new=_on(setting.old))
-
-
-def _on(off: str) -> str:
-    """Its opposite, in the same spelling."""
-    opposite = {"false": "true", "no": "yes", "off": "on"}[off.lower()]
-    return opposite.capitalize() if off[0].isupper() else opposite
+    opposite = {"false": "true", "no": "yes", "off": "on"}[setting.old.lower()]
+    return replace(setting, new=opposite.capitalize() if setting.old[0].isupper() else opposite)
 
 
 def _only(found: Iterable[T]) -> T | None:

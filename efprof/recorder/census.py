@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import compress
 from types import FrameType, GeneratorType
@@ -84,7 +84,8 @@ class Census:
         """
         with no_garbage_collection():  # it would go through the whole heap
             if sys.gettrace() is None:  # under a debugger, reading a frame's locals may write them back
-                self._count_frames(sys._getframe())
+                self._walk.running = set(map(id, callers(sys._getframe())))
+                self._count_locals(callers(sys._getframe()))
             for module in {id(one): one for one in list(sys.modules.values())}.values():  # some have two names
                 file = getattr(module, "__file__", None) or self._file_that_runs(module)
                 if file and self._sites.is_user_file(file):
@@ -94,7 +95,8 @@ class Census:
             nodes = Nodes()
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
             if self._walk.running and self._has_time():
-                self._count_generators(heap or look_at_heap())
+                generators = (heap or look_at_heap()).generators
+                self._count_locals(frame for _, frame in waiting(generators, self._walk.seen, self._walk.running))
                 self._count_graphs(nodes)
             nodes.forget()
             for held in self._walk.holders.held.values():
@@ -122,16 +124,9 @@ class Census:
         running = (frame for frame in callers(sys._getframe()) if frame.f_globals is vars(module))
         return next((frame.f_code.co_filename for frame in running if self._sites.is_user_code(frame.f_code)), None)
 
-    def _count_frames(self, innermost: FrameType | None) -> None:
-        self._walk.running = set(map(id, callers(innermost)))
-        for frame in callers(innermost):
+    def _count_locals(self, frames: Iterable[FrameType]) -> None:
+        for frame in frames:
             code = frame.f_code
-            if self._sites.is_user_code(code) and may_read_locals(code):
-                self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
-
-    def _count_generators(self, heap: Heap) -> None:
-        for generator, frame in waiting(heap.generators, self._walk.seen, self._walk.running):
-            code = generator.gi_code
             if self._sites.is_user_code(code) and may_read_locals(code):
                 self._count_variables("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
 

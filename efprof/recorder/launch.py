@@ -116,12 +116,14 @@ def name_of_command(command: list[str]) -> str:
 def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
     started = datetime.datetime.now(datetime.UTC)
     unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
+    # Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold.
+    words = [word.encode(errors="surrogateescape").decode(errors="replace") for word in command]
     clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     return RunFile(
         schema_version=SCHEMA_VERSION,
         run_id=f"{started:%Y%m%dT%H%M%SZ}-{clean}-{unique}",
         name=name,
-        command=without_secret_words(_as_text(command)),
+        command=without_secret_words(words),
         working_folder=str(Path.cwd()),
         started=started.isoformat(timespec="milliseconds"),
         host=describe_host(),
@@ -166,11 +168,6 @@ def _run_child(command: list[str], environment: dict[str, str], program: Program
                 return CANNOT_START
             program.child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: as a shell does
         return program.child.wait()
-
-
-def _as_text(words: list[str]) -> list[str]:
-    """Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold."""
-    return [word.encode(errors="surrogateescape").decode(errors="replace") for word in words]
 
 
 def how_it_ended(folder: Path, code: int, program: Program | None = None) -> Ending:

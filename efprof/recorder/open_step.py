@@ -30,7 +30,9 @@ class OpenStep:
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
     reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    """By line and name the calls that copied a tensor's values to Python."""
     stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    """The same of calls that made the step wait."""
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
     num_backwards: int = 0
@@ -104,16 +106,9 @@ class OpenStep:
         """A backward pass begins: what was fetched so far belongs to it."""
         self.fed = self.num_fetches, self.samples, len(self.loaders)
 
-    def note_read(self, site: str, call: str, spent_ns: int) -> None:
-        """A tensor's value was copied to Python at this line."""
-        _add(self.reads, site, call, spent_ns)
 
-    def note_stall(self, site: str, call: str, spent_ns: int) -> None:
-        """A call at this line made the step wait."""
-        _add(self.stalls, site, call, spent_ns)
-
-
-def _add(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
+def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
+    """One more of a step's reads, or of its stalls, at this line."""
     called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
     called.count += 1
     called.us += spent_ns / 1000

@@ -45,7 +45,8 @@ class ParameterProbe:
         """Gradients are computed for these."""
         if self._is_to_choose():
             is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
-            self._watch(next(_leaves([inputs] if is_one else inputs), None))
+            leaves = (one for one in ([inputs] if is_one else inputs) if isinstance(one, torch.Tensor) and one.is_leaf)
+            self._watch(next(leaves, None))
         self._note_start()
 
     def note_backward(self) -> None:
@@ -111,10 +112,6 @@ class ParameterProbe:
 
     def _watch(self, parameter: torch.Tensor | None) -> None:
         self._parameter = None if parameter is None or not _has_values(parameter) else weakref.ref(parameter)
-
-
-def _leaves(tensors: Iterable[Any]) -> Any:
-    return (tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_leaf)
 
 
 def _has_values(parameter: torch.Tensor) -> bool:

@@ -79,7 +79,8 @@ def training_processes(run_folder: Path) -> list[int]:
     """
     known = [read_process(rank) for attempt in list_attempts(run_folder) for rank in attempt.rank_folders]
     pids = {process.pid for process in known if process is not None}
-    return [pid for pid in sorted(pids) if _descends_from_us(pid) and _handles(pid, signal.SIGUSR1)]
+    bit = 1 << (signal.SIGUSR1 - 1)
+    return [pid for pid in sorted(pids) if _descends_from_us(pid) and int(_status_of(pid).get("SigCgt", "0"), 16) & bit]
 
 
 def _descends_from_us(pid: int) -> bool:
@@ -88,10 +89,6 @@ def _descends_from_us(pid: int) -> bool:
         if pid == os.getpid():
             return True
     return False
-
-
-def _handles(pid: int, number: int) -> bool:
-    return bool(int(_status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _status_of(pid: int) -> dict[str, str]:

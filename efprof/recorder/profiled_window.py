@@ -86,8 +86,19 @@ class ProfiledWindow:
             self.start_seconds = time.perf_counter() - start
 
     def write(self) -> list[str]:
-        """Turn the profiler off, and write the window's files; their names."""
-        return self._write_all(self._stop())
+        """Turn the profiler off, write the window's files with the garbage collector off, and give back what the
+        profiler held; the files' names.
+        """
+        profiler = self._stop()
+        try:
+            with no_garbage_collection():
+                return self._write(profiler)
+        finally:
+            profiler.profiler = None
+            if gc.isenabled():
+                self._session.is_collecting = True
+                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+                self._session.is_collecting = False
 
     def discard(self) -> None:
         """Turn the profiler off, and write nothing."""
@@ -127,18 +138,6 @@ class ProfiledWindow:
     def _take_operators_out(self) -> None:
         while self._operators:
             self._operators.pop()()
-
-    def _write_all(self, profiler: torch.profiler.profile) -> list[str]:
-        """Write the window's files with the garbage collector off, and give back what the profiler held."""
-        try:
-            with no_garbage_collection():
-                return self._write(profiler)
-        finally:
-            profiler.profiler = None
-            if gc.isenabled():
-                self._session.is_collecting = True
-                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
-                self._session.is_collecting = False
 
     def _write(self, profiler: torch.profiler.profile) -> list[str]:
         folder, sites = self._session.rank_folder, self._session.sites

@@ -45,17 +45,15 @@ def without_secrets(text: str) -> str:
     """`text` with what looks like a token, a URL's password, a private key or a secret's value hidden."""
     text = SECRET_VALUE.sub(HIDDEN, text)
     text = PRIVATE_KEY.sub(lambda key: HIDDEN + "\n" * key[0].count("\n"), text)  # no line may change its number
-    return "\n".join(_without_literals(line) if _may_name_secret(line) else line for line in text.split("\n"))
+    lines = text.split("\n")
+    hidden = rf"\1\g<quote>{HIDDEN}\g<quote>"
+    return "\n".join(SECRET_LITERAL.sub(hidden, line) if _may_name_secret(line) else line for line in lines)
 
 
 def _may_name_secret(line: str) -> bool:
     """Told at a tenth of what the expression costs: whole source files pass through here."""
     lowered = line.lower()
     return any(word in lowered for word in _SECRET_WORDS)
-
-
-def _without_literals(line: str) -> str:
-    return SECRET_LITERAL.sub(lambda found: f"{found[1]}{found['quote']}{HIDDEN}{found['quote']}", line)
 
 
 def without_secret_line(line: str) -> str:

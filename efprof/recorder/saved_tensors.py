@@ -53,15 +53,12 @@ def storage_of(tensor: torch.Tensor) -> Storage | None:
 def _storages_of(node: Any) -> tuple[Storage, ...]:
     names = _names.get(node.name())
     if names is None:
-        names = _names[node.name()] = _names_of(node)
+        names = tuple(name for name in dir(node) if name.startswith(_SAVED) or name == _LEAF)
+        _names[node.name()] = names
     kept: list[Any] = []
     for name in names:
         kept += _leaf_and_gradient(node.variable) if name == _LEAF else _saved(node, name)
     return tuple([storage for one in kept if (storage := storage_of(one)) is not None]) if kept else ()
-
-
-def _names_of(node: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(node) if name.startswith(_SAVED) or name == _LEAF)
 
 
 def _saved(node: Any, name: str) -> list[torch.Tensor]:

@@ -256,7 +256,7 @@ class Session:
     def _sites_of(self, error: BaseException) -> list[str]:
         """The user's lines of its traceback, outermost first."""
         return [
-            f"{self.sites.file(frame.f_code.co_filename)}:{line}:{frame.f_code.co_qualname}"
+            self.sites.of_line(frame.f_code, line)
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self.sites.is_user_code(frame.f_code)
         ]

@@ -50,11 +50,11 @@ class Sites:
         """The innermost user line at or above `frame`, None where there is none."""
         while frame is not None and not self.is_user_code(frame.f_code):
             frame = frame.f_back
-        return None if frame is None else self.of_frame(frame)
+        return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
 
-    def of_frame(self, frame: FrameType) -> str:
-        """The line that `frame` stands at."""
-        return f"{self.file(frame.f_code.co_filename)}:{frame.f_lineno}:{frame.f_code.co_qualname}"
+    def of_line(self, code: CodeType, line: int) -> str:
+        """A line of a function, as reports name it."""
+        return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
 
     def file(self, path: str) -> str:
         """The name of a file in reports: relative to the repository. The text of a user's file is kept."""

@@ -115,7 +115,8 @@ class Triggers:
         self.note_length(number, record.total_us)
         if self._peaks is not None and record.memory:
             rise = self._peaks.rise(number, record.memory[-1].allocated_bytes)
-            if rise is not None and counts and not _is_on_device():
+            # On a device the allocator's own history tells more, and has a window for this.
+            if rise is not None and counts and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self._peaks = None
                 self._ask("memory-peak", f"step {number} left {rise:.0%} more memory allocated than any before it")
 
@@ -146,8 +147,3 @@ class Triggers:
 def _is_near(number: int, window: StepRange) -> bool:
     start, end = window
     return start - MIN_DISTANCE < number + TRIGGERED_STEPS and number < end + MIN_DISTANCE
-
-
-def _is_on_device() -> bool:
-    """There the allocator's own history tells more, and has a window for this."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

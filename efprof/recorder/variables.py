@@ -138,11 +138,6 @@ def cache_table(cache: Any) -> dict[Any, Any]:
     return next((one for one in gc.get_referents(cache) if type(one) is dict and one is not attributes), {})
 
 
-def cached_function(cache: Any) -> Any:
-    """What an `lru_cache` calls."""
-    return (namespace_of(cache) or {}).get("__wrapped__")
-
-
 def is_filled(cell: CellType) -> bool:
     """Whether a closure's variable has been given a value yet."""
     try:
@@ -226,16 +221,6 @@ def value_of(owner: Any, name: str) -> Any:
 def is_empty(value: Any) -> bool:
     """Of Python's own containers: a module of torch has ten tables of hooks, in most of which there is nothing."""
     return type(value) in _LIGHT and not value
-
-
-def last_of(entries: dict[Any, Any]) -> Any:
-    """The value that was put there last."""
-    return next(iter(reversed(dict.values(entries))))
-
-
-def made_keys_of(value: dict[Any, Any]) -> list[Any]:
-    """Those that are made for it: arguments of a cached function; other keys are known elsewhere, as parameters are."""
-    return [key for key in list(dict.keys(value)) if type(key) is tuple]
 
 
 def may_hold_tensors(elements: list[Any]) -> bool:

@@ -22,7 +22,6 @@ from efprof.recorder.variables import (
     PLAIN,
     attributes_of,
     cache_table,
-    cached_function,
     cells_of,
     contents_of,
     elements_of,
@@ -31,10 +30,8 @@ from efprof.recorder.variables import (
     is_empty,
     is_plain_data,
     kind_of,
-    last_of,
     locals_of,
     lone_kinds,
-    made_keys_of,
     may_hold_tensors,
     may_read_locals,
     namespace_of,
@@ -176,7 +173,9 @@ class Walk:
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, GeneratorType):
-            self._visit_generator(value)
+            frame, code = value.gi_frame, value.gi_code
+            if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
+                self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
         elif self._sites.is_user_code(value.__code__):
             names, cells = variables_of(value), cells_of(value)
             if inside is not None:  # an object has names of its own, which other functions may know it by
@@ -199,11 +198,6 @@ class Walk:
                 if type(value) in (FunctionType, LRU_CACHE):
                     place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file)
                     self._visit(value, place, None)
-
-    def _visit_generator(self, generator: Any) -> None:
-        frame, code = generator.gi_frame, generator.gi_code
-        if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
-            self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
 
     def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
         self._met(value, place, inside)
@@ -248,7 +242,8 @@ class Walk:
 
     def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
         self._met(value, place, inside)
-        if len(value) > MANY and not may_hold_tensors([next(iter(dict.values(value))), last_of(value)]):
+        values = dict.values(value)
+        if len(value) > MANY and not may_hold_tensors([next(iter(values)), next(reversed(values))]):
             return
         holder, unnamed = inside or self.holders.of(place, value), []
         is_table = id(value) in self._tables
@@ -263,7 +258,8 @@ class Walk:
                     is_leaf = issubclass(type(element), torch.Tensor)
                     self._visit(element, place.entry(key, value), holder if is_leaf else inside)
         if unnamed:
-            self._visit_each([*unnamed, *made_keys_of(value)], place, holder, inside)
+            made = [key for key in keys if type(key) is tuple]  # for it, as the arguments of a cached function are
+            self._visit_each([*unnamed, *made], place, holder, inside)
 
     def _visit_container(self, value: Any, place: Place, inside: Held | None) -> None:
         """What a container of Python's own has is held by the variable that the program calls the container by."""
@@ -277,7 +273,7 @@ class Walk:
 
     def _visit_cache(self, value: Any, place: Place, inside: Held | None) -> None:
         """The results of a cached function, and its arguments, are held by the function's name."""
-        function, table = cached_function(value), cache_table(value)
+        function, table = (namespace_of(value) or {}).get("__wrapped__"), cache_table(value)
         if type(function) is FunctionType and self._sites.is_user_code(function.__code__):
             owner, file = function.__qualname__, function.__code__.co_filename
             place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
@@ -317,9 +313,11 @@ class Walk:
         kind = type(value)
         file, attributes = self._classes.file_of(kind), attributes_of(value)
         if issubclass(kind, torch.nn.Module):
-            for name, element in attributes:
-                if name in _TABLES and issubclass(type(element), dict):
-                    self._visit_table(element, kind, file, place.depth + 1, inside)
+            for name, table in attributes:
+                if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes
+                    self._tables.add(id(table))
+                    entries = [(key, tensor) for key, tensor in list(dict.items(table)) if _is_attribute(key)]
+                    self._visit_named(kind.__qualname__, file, entries, place.depth, inside, table)
         self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
         namespace = namespace_of(value) if inside is None else None
         if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
@@ -342,17 +340,6 @@ class Walk:
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
             self._visit(element, Place(path, "attribute", owner, name, file, below, within), inside)
-
-    def _visit_table(
-        self, table: dict[Any, Any], kind: type[Any], file: str | None, depth: int, inside: Held | None
-    ) -> None:
-        """A module's buffers or parameters, by the names that the program knows them by."""
-        self._tables.add(id(table))
-        for name, tensor in list(dict.items(table)):
-            if _is_attribute(name):
-                owner = kind.__qualname__
-                place = Place(f"{owner}.{name}", "attribute", owner, name, file, depth, table)
-                self._visit(tensor, place, inside)
 
 
 def _ignore(*_: object) -> None: ...

@@ -77,8 +77,9 @@ class RankFolder:
             self._waiting.clear()
 
     def keeps_waiting(self, record: msgspec.Struct) -> bool:
-        """Whether this record is no reason to make the folder yet."""
-        return self._path is None and self._waits and not _shows_training(record)
+        """Whether this record is no reason to make the folder yet: no step, nor the error that ended the training."""
+        is_error = isinstance(record, TrainingRaised) and record.error not in ERRORS_OF_ANOTHER
+        return self._path is None and self._waits and not (is_error or isinstance(record, StepRecord))
 
     def keep(self, append: Callable[[bytes], None], line: bytes) -> None:
         """Have `append` called with this line once there is a folder."""
@@ -156,13 +157,6 @@ class LineWriter:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _shows_training(record: msgspec.Struct) -> bool:
-    """A step, or the error that ended a process which was to train."""
-    return isinstance(record, StepRecord) or (
-        isinstance(record, TrainingRaised) and record.error not in ERRORS_OF_ANOTHER
-    )
-
-
 def is_of_a_signal(error: Exception) -> bool:
     """Whether a handler of the program's raised it: Python calls that wherever the program happens to be."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -180,13 +174,15 @@ def _code_of(handler: Any) -> CodeType | None:
 
 def claim_folder(run_folder: Path) -> Path:
     """Make this process's rank folder, which no other process takes; raises OSError where it cannot be made."""
-    process = Process(pid=os.getpid(), group=_group())
+    # The workers of one agent between two restarts belong together, whenever they begin to train.
+    group = f"{os.getppid()}.{_num_restarts()}" if RESTARTS_VARIABLE in os.environ else ""
+    process = Process(pid=os.getpid(), group=group)
     draft = run_folder / f".rank-{process.pid}"
     try:
         draft.mkdir(exist_ok=True)
         (draft / PROCESS_FILE).write_bytes(msgspec.json.encode(process))
         began_ns = _written_ns(draft) - (time.monotonic_ns() - _IMPORTED_NS)
-        return next(folder for folder in _candidates(run_folder, process.group, began_ns) if _take(draft, folder))
+        return next(folder for folder in _candidates(run_folder, group, began_ns) if _take(draft, folder))
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -250,11 +246,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _group() -> str:
-    """The workers of one agent between two restarts belong together, whenever they begin to train."""
-    return f"{os.getppid()}.{_num_restarts()}" if RESTARTS_VARIABLE in os.environ else ""
 
 
 def _num_restarts() -> int:

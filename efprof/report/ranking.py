@@ -31,7 +31,9 @@ def rank_findings(report: Report) -> tuple[RankedFinding, ...]:
     """Every finding of the run: why it ended, then the most severe and most gainful first; the key breaks ties."""
     median, peak = median_step_ms(report), peak_bytes(report)
     found = [(audit.key_of(finding), audit.audit_id, finding) for audit in report.audits for finding in audit.findings]
-    found.sort(key=lambda item: (not _is_why_it_ended(report, item[1]), *_order(item[2], median, peak), item[0]))
+    # A run that ran out of memory opens with the failure itself, whatever another fix saves.
+    opening = "out_of_memory" if report.run.ended == "out_of_memory" else None
+    found.sort(key=lambda item: (item[1] != opening, *_order(item[2], median, peak), item[0]))
     taken: Counter[str] = Counter()
     ranked = []
     for rank, (key, audit_id, finding) in enumerate(found, start=1):
@@ -68,11 +70,6 @@ def last_read_step(report: Report) -> int | None:
 def share_of(saving: float | None, whole: float | None) -> float | None:
     """A saving as a share of what it is saved from; None where either is unknown."""
     return saving / whole if saving is not None and whole else None
-
-
-def _is_why_it_ended(report: Report, audit_id: str) -> bool:
-    """A run that ran out of memory opens with the failure itself, whatever another fix saves."""
-    return report.run.ended == audit_id == "out_of_memory"
 
 
 def _order(finding: Finding, median: float | None, peak: int | None) -> tuple[float, ...]:

@@ -140,7 +140,8 @@ def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[
     at = 0
     for stretch in row.stretches:
         note = notes.setdefault(_note(stretch, row, segments), len(notes))
-        layers[_fill(stretch, colours)] += [
+        fill = stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
+        layers[fill] += [
             Rectangle(left=left, width=width, top=top, note=note)
             for left, width, top in _on_lines(at, stretch.num_bytes, segments.line_bytes)
         ]
@@ -164,10 +165,6 @@ def _size(row: SegmentRow) -> str:
     if row.are_summed:
         return f"{row.num_segments:,} in {show(row.num_bytes, 'bytes')}"
     return f"{row.num_segments:,} x {show(row.num_bytes // row.num_segments, 'bytes')}"
-
-
-def _fill(stretch: Stretch, colours: list[str]) -> str:
-    return stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
 
 
 def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[tuple[float, float, int]]:

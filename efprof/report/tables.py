@@ -97,7 +97,18 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
         title="Evaluations",
         columns=("After step", "Line", "Batches", "Time", "Waiting for batches", "Peak", "Kept per batch"),
         units=("count", "", "count", "ms", "ms", "bytes", "bytes"),
-        rows=tuple(map(_evaluation_row, evaluations[-MAX_EVALUATIONS:])),
+        rows=tuple(
+            (
+                "before all" if each.after_step < 0 else each.after_step,
+                f"`{each.blame}`" if each.blame else "",
+                each.num_batches,
+                each.total_ms,
+                each.fetch_ms,
+                each.peak_bytes or "",
+                _known(each.kept_bytes_per_batch),
+            )
+            for each in evaluations[-MAX_EVALUATIONS:]
+        ),
     )
 
 
@@ -208,18 +219,6 @@ def _stage_row(delta: StageDelta) -> tuple[Cell, ...]:
     if delta.boundary == BOUNDARIES[0] and not delta.average_delta_bytes and not delta.largest_jump_bytes:
         return (*row, "", "", "")
     return (*row, delta.average_delta_bytes, delta.largest_jump_bytes, delta.largest_jump_step)
-
-
-def _evaluation_row(each: Evaluation) -> tuple[Cell, ...]:
-    return (
-        "before all" if each.after_step < 0 else each.after_step,
-        f"`{each.blame}`" if each.blame else "",
-        each.num_batches,
-        each.total_ms,
-        each.fetch_ms,
-        each.peak_bytes or "",
-        _known(each.kept_bytes_per_batch),
-    )
 
 
 def _step_row(step: StepSample) -> tuple[Cell, ...]:

@@ -137,7 +137,8 @@ def _stage_bands(
     points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
     for index, (here, after) in enumerate(itertools.pairwise(samples)):
         is_within = here.step == after.step
-        if not is_within and (here.step in steps_before_pauses or not _is_handed_over(here, after)):
+        is_next = after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
+        if not is_within and (here.step in steps_before_pauses or not is_next):
             continue
         x, y = points[STAGE_AFTER.get(here.boundary, "other")]
         start, end = places[index], places[index + 1]
@@ -158,11 +159,6 @@ def _steps_before_pauses(timeline: Timeline) -> set[int]:
         for step, after in itertools.pairwise(timeline.steps)
         if (after.started_s - step.started_s) * 1000 > (1 + LEAST_PAUSE) * step.total_ms
     }
-
-
-def _is_handed_over(here: MemorySample, after: MemorySample) -> bool:
-    """Whether one step ended and the next began, and nothing else."""
-    return after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
 
 
 def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:

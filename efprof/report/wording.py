@@ -107,7 +107,8 @@ def gain_phrase(gain: Gain) -> str:
     """What a fix saves, with interval and basis, in one phrase."""
     parts = []
     if gain.step_ms is not None:
-        parts.append(f"{_with_interval(gain.step_ms, gain.step_ms_interval, 'ms')} per step")
+        ends = units.in_brackets(show_interval(gain.step_ms_interval, "ms"))
+        parts.append(f"{show(gain.step_ms, 'ms')}{ends} per step")
     if gain.peak_bytes is not None:
         ends = "" if is_lower_bound(gain) else units.in_brackets(show_interval(gain.peak_bytes_interval, "bytes"))
         parts.append(f"{peak_saved(gain)}{ends} of peak memory{until_phrase(gain)}")
@@ -145,7 +146,3 @@ def anchor_of(key: str) -> str:
     """An HTML id made of a finding's key alone, so that links to it survive the next report of the same code."""
     name = re.sub(r"[^a-z0-9]+", "-", key.split(":", 1)[0].lower()).strip("-")
     return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
-
-
-def _with_interval(value: float, interval: tuple[float, float] | None, unit: str) -> str:
-    return show(value, unit) + units.in_brackets(show_interval(interval, unit))

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment
 from efprof.facts.allocator.rules import SMALL_SEGMENT_BYTES, is_small, rounded_bytes
@@ -81,9 +81,10 @@ class Extents:
             if not self._mapped[extent.kind]:  # there was another range before, or none
                 self.lows.pop(extent.kind, None)
         if extent.address < address:
-            self._insert(_cut(extent, extent.address, address))
+            self._insert(replace(extent, num_bytes=address - extent.address))
         if address + num_bytes < extent.end:
-            self._insert(_cut(extent, address + num_bytes, extent.end))
+            end = address + num_bytes
+            self._insert(replace(extent, address=end, num_bytes=extent.end - end))
         return True
 
     def _joined(self, extent: Extent) -> Extent:
@@ -95,7 +96,7 @@ class Extents:
         if after is not None and _are_alike(after, extent):
             self._delete(after)
             end = after.end
-        return _cut(extent, start, end)
+        return replace(extent, address=start, num_bytes=end - start)
 
     def _insert(self, extent: Extent) -> None:
         self._addresses.insert(bisect_right(self._addresses, extent.address), extent.address)
@@ -157,10 +158,3 @@ def _extent_of(segment: Segment) -> Extent:
 
 def _are_alike(one: Extent, other: Extent) -> bool:
     return one.is_expandable and one.kind == other.kind
-
-
-def _cut(extent: Extent, start: int, end: int) -> Extent:
-    return Extent(
-        address=start, num_bytes=end - start, stream=extent.stream, is_small=extent.is_small,
-        private_id=extent.private_id, is_expandable=extent.is_expandable,
-    )  # fmt: skip

@@ -8,7 +8,6 @@ is all that the C allocator has handed out: 110 MiB for a process that does no m
 dataset. So two totals are told: what the gradients and the optimizer's first step are evidence of, and all of it.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.rules import rounded_bytes
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.live_memory import LiveWindow
+from efprof.facts.live_memory import LiveWindow, told_before
 from efprof.units import MIB
 
 Move = tuple[int, int]
@@ -75,7 +74,9 @@ class Passage:
 
 def passage_of(window: LiveWindow) -> Passage:
     """The window's requests and returns in order, free of any address."""
-    stretch_of = _stretch_of_each(window)
+    stretch_of = [-1] * len(window.events)  # outside all of them
+    for place, stretch in enumerate(window.stretches):
+        stretch_of[stretch.first : stretch.end] = [place] * (stretch.end - stretch.first)
     stages = [window.stretches[place].stage if place >= 0 else "other" for place in stretch_of]
     returned_at: defaultdict[int, list[int]] = defaultdict(list)
     moves: list[Move] = []
@@ -103,14 +104,6 @@ def passage_of(window: LiveWindow) -> Passage:
         starts=starts,
         gradient_bytes=_gradients(window),
     )
-
-
-def _stretch_of_each(window: LiveWindow) -> list[int]:
-    """For each event the place of its stretch; -1 outside all of them."""
-    places = [-1] * len(window.events)
-    for place, stretch in enumerate(window.stretches):
-        places[stretch.first : stretch.end] = [place] * (stretch.end - stretch.first)
-    return places
 
 
 def _gradients(window: LiveWindow) -> tuple[int, ...]:
@@ -235,11 +228,6 @@ class OlderMemory:
         return max(0, self.boundary_bytes - self.seen_bytes - self.carried_bytes)
 
     @property
-    def gradient_blocks(self) -> list[int]:
-        """As many as there are parameters' blocks, where they are kept."""
-        return _copies(self.sizes, self.gradient_bytes)
-
-    @property
     def state_blocks(self) -> list[int]:
         """The optimizer's state: for each parameter tensors as large as itself."""
         return _copies(self.sizes, self.state_bytes)
@@ -272,30 +260,25 @@ def older_memory(
         gradient_bytes=parameter_bytes if sum(made) < parameter_bytes / 2 else 0,
         state_bytes=_whole_copies(_first_rise(records, windows), parameter_bytes),
         carried_bytes=passages[-1].left_bytes if passages else 0,
-        boundary_bytes=_boundary(records, windows[0]) if windows else None,
+        boundary_bytes=next((there for _, there in told_before(windows[0], records)), None) if windows else None,
         sizes=tuple(size for size in sizes if size),
     )
 
 
 def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
     """The likely one first, the one with all that the process held last: what no recording tells, from end to end."""
-    first, states = [*older.sizes, *older.gradient_blocks], older.state_blocks
+    first, states = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)], older.state_blocks
     early = "a step's tensors are returned as the next one begins"
     at_once = "the optimizer takes all parameters at once"
     everything = "all that the process held is there as well, in the pieces that waste most"
-    rest = _uneven(older.rest_bytes)
+    num_pieces, left_over = divmod(older.rest_bytes, UNEVEN_BYTES)
+    rest = [*[UNEVEN_BYTES] * num_pieces, left_over]
     return (
         Assumption(name="as the gradients tell", first=first, at_optimizer=states),
         Assumption(name=early, first=first, at_optimizer=states, returns_early=True),
         Assumption(name=at_once, first=first, at_optimizer=states, in_optimizer=older.sizes),
         Assumption(name=everything, first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
     )
-
-
-def _uneven(num_bytes: int) -> list[int]:
-    """Blocks of the size that wastes most."""
-    num_blocks, rest = divmod(num_bytes, UNEVEN_BYTES)
-    return [UNEVEN_BYTES] * num_blocks + ([rest] if rest else [])
 
 
 def _copies(sizes: Sequence[int], num_bytes: int) -> list[int]:
@@ -329,15 +312,3 @@ def _whole_copies(num_bytes: int, parameter_bytes: int) -> int:
     num_copies = round(num_bytes / parameter_bytes) if parameter_bytes else 0
     whole = num_copies * parameter_bytes
     return whole if abs(num_bytes - whole) <= NEARLY * parameter_bytes else num_bytes
-
-
-def _boundary(records: Iterable[StepRecord], window: LiveWindow) -> int | None:
-    """What was there as the window began: what its first boundary tells, less what it allocated itself up to then."""
-    name = window.name.replace("allocations-", "trace-").removesuffix(".parquet")
-    record = next((record for record in records if record.window == name and record.memory), None)
-    if record is None:
-        return None
-    here = record.memory[0]
-    instant = record.started_ns + round(here.at_us * 1000)
-    index = bisect_right([event.time_ns for event in window.events], instant) - 1
-    return max(0, here.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))

@@ -271,10 +271,7 @@ def _next_growths(history: History) -> list[bool]:
     growths: list[bool] = []
     now = history.settings.expandable_segments
     for entry in reversed(history.entries):
-        if (
-            entry.action in {"segment_alloc", "segment_map"}
-            and (entry.pool_id or DEFAULT_POOL) not in history.fixed_pools
-        ):
+        if _is_growth(entry, history):
             now = entry.action == "segment_map"
             if growths:
                 growths[-1] = now  # the request that it served

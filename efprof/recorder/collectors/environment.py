@@ -1,7 +1,6 @@
 """Adds to run.json what only the training process knows: versions, devices, settings, where memory is read from.
 
 Among it is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
-What is read of a CUDA device was never run on one so far: the machine this was written on has none.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Counts and times the calls that make a step wait, by the user's line: what copies tensors to Python, and stalls.
 
 torch's own debug mode for synchronisations would see a few more (a mask as an index), but it speaks through `warnings`:
-a program's filters would hide them or turn them into errors, and it tells no time. Never run on a GPU so far.
+a program's filters would hide them or turn them into errors, and it tells no time.
 """
 
 import functools
@@ -17,6 +17,7 @@ import torch
 
 from efprof.recorder.frames import callers
 from efprof.recorder.hooks import Undo, replace
+from efprof.recorder.open_step import count_call
 from efprof.recorder.session import Session
 from efprof.recorder.stand_in import StandIn
 
@@ -120,11 +121,8 @@ class _WaitingCalls:
         return wait
 
     def _waits(self, tensor: object) -> bool:
-        """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device.
-
-        torch.fx calls with what is no tensor.
-        """
-        if self._loop.reads_by_design or not isinstance(tensor, torch.Tensor):
+        """Not in a run on a device a tensor on the CPU; in a run on the CPU every read counts, as on a device."""
+        if self._loop.reads_by_design or not isinstance(tensor, torch.Tensor):  # torch.fx calls with what is none
             return False
         return not (tensor.is_cpu is True and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
@@ -133,7 +131,7 @@ class _WaitingCalls:
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         site = self._sites.of_caller(caller) if is_of_user else None
         if site is not None and self._loop.step is not None:
-            self._loop.step.note_read(site, call, spent_ns)
+            count_call(self._loop.step.reads, site, call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -143,7 +141,7 @@ class _WaitingCalls:
                 break
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
-            self._loop.step.note_stall(site, call, spent_ns)
+            count_call(self._loop.step.stalls, site, call, spent_ns)
 
 
 def _owner_of(name: str) -> tuple[Any, str]:

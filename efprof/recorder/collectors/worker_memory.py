@@ -130,18 +130,19 @@ class WorkerMemory:
         self._session.budget.spend("worker memory", self._cost_ns)
 
     def _look_at(self, data_set: Any, number: int, iterator: Any) -> None:
-        began = perf_counter_ns()
-        own = (self._site(method, method.__code__.co_firstlineno) for method in self._methods(data_set))
+        began, sites = perf_counter_ns(), self._session.sites
+        codes = (method.__code__ for method in self._methods(data_set))
+        own = (sites.of_line(code, code.co_firstlineno) for code in codes)
         containers = Look().at(data_set)
         for held, holder, name in containers:
             lines = [(line, one) for one in self._methods(holder) for line in _lines_that_set(one, name)]
             if lines:  # the last one: what an attribute begins with is set before
                 line, method = max(lines, key=lambda one: one[0])
-                held.site = self._site(method, line)
+                held.site = sites.of_line(method.__code__, line)
         self._lines.write(
             DataSetObjects(
                 loader=number,
-                site=next(own, None) or self._session.sites.of_caller(sys._getframe()),
+                site=next(own, None) or sites.of_caller(sys._getframe()),
                 start_method=getattr(iterator._workers[0], "_start_method", None) or multiprocessing.get_start_method(),
                 containers=[held for held, _, _ in containers],
             )
@@ -153,9 +154,6 @@ class WorkerMemory:
         members = (member for kind in type(value).__mro__ for member in vars(kind).values())
         is_user_code = self._session.sites.is_user_code
         return [one for one in members if isinstance(one, FunctionType) and is_user_code(one.__code__)]
-
-    def _site(self, function: FunctionType, line: int) -> str:
-        return f"{self._session.sites.file(function.__code__.co_filename)}:{line}:{function.__code__.co_qualname}"
 
 
 def start(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""What of the GPU can be recorded: devices and driver, kernels, NVML. Never run where there is one so far."""
+"""What of the GPU can be recorded: devices and driver, kernels, NVML."""
 
 import importlib
 import os
