@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 
+from efprof.recorder.in_code import Recording
 from efprof.recorder.places import Clock
 from efprof.recorder.sites import Sites
 from efprof.recorder.walk import Walk
@@ -70,6 +71,12 @@ def taking(tensor: torch.Tensor) -> Callable[[], None]:
 @pytest.mark.parametrize("hold", [holding, taking, lambda one: functools.partial(print, one)])
 def test_a_list_holds_what_each_of_its_functions_keeps(tmp_path: Path, hold: Callable[[torch.Tensor], object]) -> None:
     assert walked(tmp_path, [hold(torch.ones(1)) for _ in range(100)]) == {"main.kept": 100}
+
+
+def test_what_the_recording_itself_keeps_is_no_holder_of_the_program_s(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, None, is_ours=False)
+    vars(recording)["rows"] = [torch.ones(1)]
+    assert walked(tmp_path, [recording, Trainer()]) == {}
 
 
 def test_what_several_functions_of_a_list_share_keeps_its_names(tmp_path: Path) -> None:
