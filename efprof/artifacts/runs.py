@@ -41,7 +41,13 @@ def find_run(name: str | None) -> Path:
     None and `latest` mean the newest run. Raises UnreadableInput where there is none, or where it cannot be read.
     """
     if name is None or name == LATEST:
-        return _find_latest()
+        found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
+        if not found:
+            raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
+        path, run = found[0]
+        if isinstance(run, UnreadableInput):  # it is refused by name, for an older run is not the latest
+            raise run
+        return path
     for folder in (Path(name), runs_folder() / name):
         if (folder / RUN_FILE).is_file():
             read_run_file(folder)
@@ -67,17 +73,6 @@ def _read_all() -> Iterator[tuple[Path, RunFile | UnreadableInput]]:
                 yield path, read_run_file(path)
             except UnreadableInput as error:
                 yield path, error
-
-
-def _find_latest() -> Path:
-    """The newest run; a newer folder that cannot be read is refused by name, for an older run is not the latest."""
-    found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
-    if not found:
-        raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
-    path, run = found[0]
-    if isinstance(run, UnreadableInput):
-        raise run
-    return path
 
 
 def _when(path: Path, run: RunFile | UnreadableInput) -> tuple[str, str]:
