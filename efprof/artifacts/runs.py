@@ -103,12 +103,7 @@ def _why_not_found(name: str, runs: list[tuple[Path, RunFile]]) -> str:
     fitting = [run.run_id for _, run in runs if run.run_id.startswith(name)]
     if name and fitting:
         return f"'{name}' fits {len(fitting)} runs, {fitting[0]} the newest; write more of the id."
-    known = {word: None for _, run in runs for word in _names(run)}
+    known = [word for _, run in runs for word in (run.run_id, run.name, run.git and run.git.branch) if word]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the newest is {runs[0][1].run_id}."
     return f"there is no run, branch or commit '{name}' in {runs_folder()}; {hint}"
-
-
-def _names(run: RunFile) -> list[str]:
-    branch = run.git.branch if run.git else None
-    return [run.run_id, run.name, *([branch] if branch else [])]
