@@ -149,7 +149,6 @@ class RecordingCost(_Event, tag="recording_cost"):
     share: float
     seconds: dict[str, float]
     num_full_steps: int
-    num_light_steps: int
 
 
 class StepsWithoutOptimizer(_Event, tag="steps_without_optimizer"):

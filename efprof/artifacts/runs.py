@@ -41,7 +41,13 @@ def find_run(name: str | None) -> Path:
     None and `latest` mean the newest run. Raises UnreadableInput where there is none, or where it cannot be read.
     """
     if name is None or name == LATEST:
-        return _find_latest()
+        found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
+        if not found:
+            raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
+        path, run = found[0]
+        if isinstance(run, UnreadableInput):  # it is refused by name, for an older run is not the latest
+            raise run
+        return path
     for folder in (Path(name), runs_folder() / name):
         if (folder / RUN_FILE).is_file():
             read_run_file(folder)
@@ -67,17 +73,6 @@ def _read_all() -> Iterator[tuple[Path, RunFile | UnreadableInput]]:
                 yield path, read_run_file(path)
             except UnreadableInput as error:
                 yield path, error
-
-
-def _find_latest() -> Path:
-    """The newest run; a newer folder that cannot be read is refused by name, for an older run is not the latest."""
-    found = sorted(_read_all(), key=lambda entry: _when(*entry), reverse=True)
-    if not found:
-        raise UnreadableInput(f"{runs_folder()} holds no runs; record one with 'efprof record -- COMMAND'.")
-    path, run = found[0]
-    if isinstance(run, UnreadableInput):
-        raise run
-    return path
 
 
 def _when(path: Path, run: RunFile | UnreadableInput) -> tuple[str, str]:
@@ -108,12 +103,7 @@ def _why_not_found(name: str, runs: list[tuple[Path, RunFile]]) -> str:
     fitting = [run.run_id for _, run in runs if run.run_id.startswith(name)]
     if name and fitting:
         return f"'{name}' fits {len(fitting)} runs, {fitting[0]} the newest; write more of the id."
-    known = {word: None for _, run in runs for word in _names(run)}
+    known = [word for _, run in runs for word in (run.run_id, run.name, run.git and run.git.branch) if word]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the newest is {runs[0][1].run_id}."
     return f"there is no run, branch or commit '{name}' in {runs_folder()}; {hint}"
-
-
-def _names(run: RunFile) -> list[str]:
-    branch = run.git.branch if run.git else None
-    return [run.run_id, run.name, *([branch] if branch else [])]

@@ -6,7 +6,7 @@ from efprof.facts.allocation_retries import (
     AllocationRetries,
     RetryAdvice,
     how_much_slower,
-    retried_sites,
+    retried_requests,
     retry_evidence,
 )
 from efprof.facts.headroom import own_limit, smaller_micro_batch
@@ -54,7 +54,8 @@ def allocation_retries(run: Run) -> Examination:
 
 def _finding(run: Run, retries: AllocationRetries) -> Finding:
     sources, advice, gain = run.get(Sources), run.get(RetryAdvice), within_idle(run, _gain(retries))
-    sites = sum((retried_sites(device) for device in advice.devices), start=Counter[str | None]())
+    requests = ((device, entry) for device in advice.devices for entry in retried_requests(device.history))
+    sites = Counter(device.lines.site(entry.frames) for device, entry in requests)  # None is a thread without Python
     blame, whose = _blame(run, retries, sites)
     stage, count = retries.by_stage[0]
     often = f"{format_value(retries.num_retries / retries.num_steps, '')} times per step"

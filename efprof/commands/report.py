@@ -62,17 +62,14 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
             result = analyse(folder, budget)
-            _refuse_unreadable(result, folder)
+            told = [
+                audit.reason for audit in result.audits if audit.status == "errored" and str(folder) in audit.reason
+            ]
+            if told and not any(one.status in ("passed", "failed") for one in result.audits):
+                links = rf"{re.escape(str(folder))}\S*\.pickle"  # to the files, by whose names the error is told
+                raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
         return replace(result, run=replace(result.run, path=run))
     return analyse(find_run(run), budget)
-
-
-def _refuse_unreadable(report: "Report", folder: Path) -> None:
-    """A file that no audit could read is an error, told by the name of the file that the run folder links to."""
-    broken = [audit.reason for audit in report.audits if audit.status == "errored" and str(folder) in audit.reason]
-    if broken and not any(audit.status in ("passed", "failed") for audit in report.audits):
-        links = rf"{re.escape(str(folder))}\S*\.pickle"
-        raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), broken[0]))
 
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":

@@ -48,7 +48,12 @@ def compare_reports(
                 f"{side} ({report.run.run_id}) holds no finished step: record a run that gets through one."
             )
     if budgets:
-        _check_names(budgets, base, head)
+        known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
+        for name in budgets:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known) or 'none'}."
+                raise EfprofError(f"--budget: there is no metric '{name}'; {hint}")
         base, head = _with_budgets(base, budgets), _with_budgets(head, budgets)
     return Comparison(
         base=base.run,
@@ -85,15 +90,6 @@ def compare_findings(base: Report, head: Report) -> tuple[FindingChange, ...]:
     gone = [_missing(key, *of_base[key], "gone", head, "head") for key in _sorted(of_base) if key not in of_head]
     order = ("added", "unchecked", "kept", "gone")
     return tuple(sorted((*added, *kept, *gone), key=lambda finding: order.index(finding.change)))
-
-
-def _check_names(budgets: Mapping[str, float], base: Report, head: Report) -> None:
-    known = dict.fromkeys(metric.name for side in (base, head) for metric in side.measurements.metrics)
-    for name in budgets:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known) or 'none'}."
-            raise EfprofError(f"--budget: there is no metric '{name}'; {hint}")
 
 
 def _with_budgets(report: Report, budgets: Mapping[str, float]) -> Report:

@@ -106,11 +106,6 @@ def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | 
     return None if before is None else found
 
 
-def retried_sites(device: DeviceHistory) -> Counter[str | None]:
-    """How often each line's request was tried again in a recorded history; None is a thread without Python."""
-    return Counter(device.lines.site(entry.frames) for entry in retried_requests(device.history))
-
-
 def retried_requests(history: History) -> Iterator[Entry]:
     """The requests that came with memory being given back, and were served after it."""
     _, emptied_at = capacity_of(history)

@@ -10,7 +10,7 @@ from efprof.facts.live_memory import window_peaks
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evaluation, NotRecorded
+from efprof.model import Evaluation
 from efprof.units import MIB, format_bytes, format_ms, format_share
 
 LEAST_READINGS: Final = 6
@@ -25,10 +25,6 @@ LEAST_ABOVE: Final = 0.01
 
 def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
     """All passes without training, in order; empty where none was seen."""
-    try:
-        records = read_evaluations(run.rank_folder)
-    except NotRecorded:  # there was none, or the run is older than this
-        return ()
     return tuple(
         Evaluation(
             after_step=record.after_step,
@@ -41,7 +37,7 @@ def evaluations_of(run: Run) -> tuple[Evaluation, ...]:
             is_peak_exact=record.is_peak_exact,
             kept_bytes_per_batch=_kept_per_batch(record.memory),
         )
-        for record in records
+        for record in read_evaluations(run.rank_folder)
     )
 
 

@@ -64,14 +64,14 @@ class InputWaits:
         steady = times.at_least(1)
         loader = loader_of(run, [time.record for time in steady])
         num_steps = len(times.steady_ms)  # of the light ones nobody knows whether they waited; no epoch begins there
-        restarts = _restarts(steady, loader, num_steps)
+        restarts, epoch = _restarts(steady, loader, num_steps), _steps_per_epoch(times.every, loader)
         usual = [time for time in steady if time not in restarts]
         waits_ms = _without_longest([time.felt_ms("data") for time in usual])
         data_ms = statistics.fmean(waits_ms)
         return cls(
             loader=loader,
             num_cpus=run.run_file.host.num_cpus if run.run_file.host else 1,
-            num_epochs=_num_epochs(times.every, loader),
+            num_epochs=math.ceil(len(times.every) / epoch) if epoch else 1,
             rest_ms=statistics.median(time.total_ms - time.felt_ms("data") for time in steady),
             data_ms=data_ms,
             data_interval_ms=mean_interval(waits_ms),
@@ -147,7 +147,11 @@ class InputWaits:
         """
         training_ms, worker_ms = self.rest_ms + HANDOVER_MS, self.production_ms / num_workers
         best_ms = self.best_step_ms_with(num_workers)
-        num_busy = self._training_cores() + max(1.0, min(num_workers, self.production_ms / best_ms))
+        own_ms = self._work_ms() - self.production_ms
+        num_training = (
+            min(float(self.num_cpus), own_ms / self.rest_ms) if self.rest_ms else 1.0
+        )  # where it does not wait
+        num_busy = num_training + max(1.0, min(num_workers, self.production_ms / best_ms))
         on_shared_cores = min(1.0, max(0.0, num_busy - self.num_cpus / 2))
         on_shared_processors = min(1.0, max(0.0, num_busy - self.num_cpus))
         slowed_ms = SHARED_CORE_COST * on_shared_cores * min(training_ms, worker_ms)
@@ -163,11 +167,6 @@ class InputWaits:
         """CPU time per step of training and workers together."""
         return self.cpu_ms + (self.production_ms if self.num_workers else 0.0)
 
-    def _training_cores(self) -> float:
-        """How many processors the training keeps busy on average while it does not wait."""
-        training_ms = self._work_ms() - self.production_ms
-        return min(float(self.num_cpus), training_ms / self.rest_ms) if self.rest_ms else 1.0
-
 
 def loader_of(run: Run, records: Sequence[StepRecord]) -> LoaderBuilt | None:
     """The loader that fed most of these steps; None where it was not seen being built."""
@@ -180,12 +179,6 @@ def _without_longest(waits_ms: Sequence[float]) -> list[float]:
     """A few waits are long for reasons of the machine, and would decide a mean."""
     longest_kept = sorted(waits_ms)[math.ceil(len(waits_ms) * (1 - LONGEST_SHARE)) - 1]
     return [wait_ms for wait_ms in waits_ms if wait_ms <= longest_kept]
-
-
-def _num_epochs(every: Sequence[StepTime], loader: LoaderBuilt | None) -> int:
-    """How many times the loader was gone through, begun or whole."""
-    steps = _steps_per_epoch(every, loader)
-    return math.ceil(len(every) / steps) if steps else 1
 
 
 def _steps_per_epoch(times: Sequence[StepTime], loader: LoaderBuilt | None) -> int | None:

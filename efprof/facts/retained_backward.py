@@ -129,15 +129,12 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
 
 def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
     """Whether all that was watched went by unused, and no later step has more passes, one of which may need it."""
-    watched = [_num_passes(one) for one in records if one.step <= calls.last_watched_step]
-    later = [_num_passes(one) for one in records if one.step > calls.last_watched_step]
+    num_passes = {one.step: sum(span.stage == "backward" for span in one.spans) for one in records}
+    watched = [number for step, number in num_passes.items() if step <= calls.last_watched_step]
+    later = [number for step, number in num_passes.items() if step > calls.last_watched_step]
     return (
         calls.num_watched >= LEAST_WATCHED
         and calls.num_run_again == 0
         and calls.num_released >= max(1, calls.num_watched - MOST_ALIVE)
         and max(later, default=0) <= max(watched, default=0)
     )
-
-
-def _num_passes(record: StepRecord) -> int:
-    return sum(span.stage == "backward" for span in record.spans)

@@ -60,7 +60,10 @@ def _run_some_steps(command: list[str], home: Path) -> str:
     """What it printed; it is ended once enough of it is recorded."""
     options = ["--trace-steps", WINDOW, "--triggers", "none", "--no-holders", "--no-diff"]
     recorder = [sys.executable, "-m", "efprof", "record", *options, "--", *command]
-    environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": _path()}
+    path = os.environ.get("PATH", os.defpath)
+    if "VIRTUAL_ENV" not in os.environ:  # the programs beside this Python are found all the same, as by the recorder
+        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+    environment = {**os.environ, "EFPROF_HOME": str(home), "PATH": path}
     log = home / "output.txt"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -76,12 +79,6 @@ def _run_some_steps(command: list[str], home: Path) -> str:
         finally:
             _end(process)
     return log.read_text(errors="replace")
-
-
-def _path() -> str:
-    """With the programs beside this Python, where its environment is not activated: as the recorder finds them."""
-    path = os.environ.get("PATH", os.defpath)
-    return path if "VIRTUAL_ENV" in os.environ else f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
 def _is_enough(rank: Path) -> bool:

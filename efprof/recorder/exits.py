@@ -147,8 +147,8 @@ def watch_child_processes(session: Session, begin_anew: Callable[[], Session | N
 
     @functools.wraps(_run)
     def run(self: Any) -> None:
-        is_forked = os.getpid() != recorded
-        own = session if not is_forked else None if _is_servant(self) else begin_anew()
+        is_forked, module = os.getpid() != recorded, getattr(getattr(self, "_target", None), "__module__", None)
+        own = session if not is_forked else None if (module or "").startswith(SERVANTS) else begin_anew()
         if own is None or multiprocessing.parent_process() is None:
             return _run(self)
         with ExitStack() as ending:
@@ -162,8 +162,3 @@ def watch_child_processes(session: Session, begin_anew: Callable[[], Session | N
 def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
     if error is not None:  # torch.multiprocessing makes an exit of it
         sys.last_value = origin_of(error)  # where the session looks for what ended the program
-
-
-def _is_servant(process: Any) -> bool:
-    target = getattr(process, "_target", None)
-    return (getattr(target, "__module__", None) or "").startswith(SERVANTS)

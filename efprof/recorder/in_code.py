@@ -75,7 +75,11 @@ def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Record
     running = read_options()
     if running is not None:
         return Recording(running.run_folder, None, is_ours=False)
-    _refuse_second()
+    if current.session is not None:
+        raise EfprofError(
+            f"this process is being recorded already, into {current.session.run_folder}; "
+            "let that recording end before the next one begins."
+        )
     command = sys.orig_argv
     run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
 
@@ -89,14 +93,6 @@ def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Record
     return Recording(
         folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
     )
-
-
-def _refuse_second() -> None:
-    if current.session is not None:
-        raise EfprofError(
-            f"this process is being recorded already, into {current.session.run_folder}; "
-            "let that recording end before the next one begins."
-        )
 
 
 class Recording:
@@ -141,13 +137,10 @@ class Recording:
                 self._close(-signal.Signals[event.signal])
 
     def _close(self, code: int) -> None:
-        if code or not self._has_failed_rank():
-            close_run(self.folder, code, time.monotonic() - self._start)
-
-    def _has_failed_rank(self) -> bool:
-        """Whether a rank beside this one has written that it raised, which stands."""
         ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
-        return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
+        has_raised = any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
+        if code or not has_raised:  # what a rank beside this one has written stands
+            close_run(self.folder, code, time.monotonic() - self._start)
 
 
 def _quiet_profiler() -> list[Callable[[], None]]:

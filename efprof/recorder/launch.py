@@ -65,7 +65,12 @@ def launch(
     program, environment = Program(run_folder=folder), child_environment(options)
     code = _run_child([path, *command[1:]], environment, program)
     close_run(folder, code, time.monotonic() - start, program)
-    _say_how_it_ended(folder)
+    with suppress(EfprofError):  # the folder is gone, of which there has been word
+        run, trained = read_run_file(folder), last_trained(list_attempts(folder))
+        if run.ended != "finished" and trained is not None:
+            counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
+            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
+            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
     return folder, as_shell(code)
 
 
@@ -78,16 +83,6 @@ def close_run(folder: Path, code: int, seconds: float, program: Program | None =
         write_run_file(folder, run)
     except (OSError, EfprofError) as error:  # the exit code is the command's, whatever became of our folder
         print(f"efprof: how the run ended could not be written to {folder}: {error}", file=sys.stderr)
-
-
-def _say_how_it_ended(folder: Path) -> None:
-    """Nothing where all went well, nor where the folder is gone, of which there has been word."""
-    with suppress(EfprofError):
-        run, trained = read_run_file(folder), last_trained(list_attempts(folder))
-        if run.ended != "finished" and trained is not None:
-            counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
-            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
-            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
 
 
 def find_program(program: str) -> str:

@@ -54,7 +54,7 @@ def describe_host() -> Host:
     return Host(
         name_hash=hashlib.sha256(platform.node().encode()).hexdigest()[:12],
         cpu=_cpu_model(),
-        num_cpus=_usable_cpus(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         total_bytes=_total_memory(),
     )
 
@@ -78,14 +78,15 @@ def read_git(folder: Path) -> Git | None:
     commit = _git(folder, "rev-parse", "-q", "--verify", "HEAD")
     changes = (_git(folder, "status", "--porcelain") or "").splitlines()
     numbers = _git(folder, "diff", "--no-ext-diff", "--numstat", commit or EMPTY_TREE) if changes else ""
-    added, removed = _sums(numbers or "")
+    counts = [line.split("\t")[:2] for line in (numbers or "").splitlines()]  # `-` of binary files
+    texts = [(int(added), int(removed)) for added, removed in counts if added.isdecimal() and removed.isdecimal()]
     return Git(
         root=root,
         branch=branch,
         commit=commit,
         is_dirty=bool(changes),
-        lines_added=added,
-        lines_removed=removed,
+        lines_added=sum(added for added, _ in texts),
+        lines_removed=sum(removed for _, removed in texts),
         num_untracked=sum(change.startswith("??") for change in changes),
     )
 
@@ -105,13 +106,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return None if printed is None else printed.decode(errors="replace").strip()
 
 
-def _sums(numbers: str) -> tuple[int, int]:
-    """Lines added and removed, of `git diff --numstat`; binary files have none."""
-    counts = [line.split("\t")[:2] for line in numbers.splitlines()]
-    texts = [(int(added), int(removed)) for added, removed in counts if added.isdecimal() and removed.isdecimal()]
-    return sum(added for added, _ in texts), sum(removed for _, removed in texts)
-
-
 def _cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -119,12 +113,6 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1) if found else platform.machine()
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _total_memory() -> int:

@@ -109,7 +109,9 @@ def parse_steps(option: str, text: str, default: tuple[StepRange, ...]) -> tuple
         return default if text == "default" else ()
     try:
         parts = sorted(tuple(int(end) for end in part.split(":")) for part in text.split(","))
-        ranges = tuple((start, end) for start, end in parts if _is_range(start, end))
+        ranges = tuple((start, end) for start, end in parts if 0 <= start < end)
+        if len(ranges) < len(parts):
+            raise ValueError
     except ValueError:
         raise EfprofError(
             f"{option} {text!r} is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
@@ -142,12 +144,6 @@ def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:
 def encode_options(options: Options) -> str:
     """The value of the environment variable."""
     return msgspec.json.encode(options).decode()
-
-
-def _is_range(start: int, end: int) -> bool:
-    if not 0 <= start < end:
-        raise ValueError
-    return True
 
 
 def _overlap(one: StepRange, other: StepRange) -> bool:

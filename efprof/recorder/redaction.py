@@ -85,7 +85,8 @@ def without_secret_words(command: Sequence[str]) -> list[str]:
     """The command with the values of options and variables that name a secret hidden, and what looks like one."""
     clean, hides_next = [], False
     for word in command:
-        name, separator, value = _split(word)
+        # `--key=value`, `KEY=value` and `key: value` at their separator.
+        name, separator, value = (*re.split("([=:])", word, maxsplit=1), "", "")[:3]
         is_secret = bool(SECRET_NAME.search(name))
         if hides_next:
             clean.append(HIDDEN)
@@ -95,9 +96,3 @@ def without_secret_words(command: Sequence[str]) -> list[str]:
             clean.append(without_secrets(word))
         hides_next = word.startswith("-") and not separator and is_secret
     return clean
-
-
-def _split(word: str) -> tuple[str, str, str]:
-    """`--key=value`, `KEY=value` and `key: value` at their separator."""
-    found = re.search("[=:]", word)
-    return (word, "", "") if found is None else (word[: found.start()], found[0], word[found.end() :])

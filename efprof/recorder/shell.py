@@ -104,13 +104,10 @@ class Shell:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and self._folder.may_have_refused(error):
             self._folder.give_up(error)
         if not self._folder.is_broken:
-            self._warn(collector, error)
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+            print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
+            self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
         function = self._when_stopped.pop(collector, None)
         if function is not None:
             function()
-
-    def _warn(self, collector: str, error: Exception) -> None:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
-        self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))

@@ -63,7 +63,9 @@ class Sites:
             real = path if path.startswith("<") else os.path.realpath(os.path.join(self._start, path))  # noqa: PTH118
             name = self._names[path] = real.removeprefix(self._root) if real.startswith(self._root) else path
             if self.is_user_file(path):
-                self._keep(path, name)
+                text = _text_of(Path(self._start) / path) or _typed_text(path)
+                if text is not None:
+                    self._sources.write(SourceText(file=name, text=without_secrets(text)))
         return name
 
     def keep_all(self) -> None:
@@ -91,11 +93,6 @@ class Sites:
         if self._own_package and path.startswith(self._own_package):
             return True
         return not path.startswith(_library_folders())
-
-    def _keep(self, path: str, name: str) -> None:
-        text = _text_of(Path(self._start) / path) or _typed_text(path)
-        if text is not None:
-            self._sources.write(SourceText(file=name, text=without_secrets(text)))
 
 
 def _text_of(file: Path) -> str | None:

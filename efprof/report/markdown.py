@@ -28,6 +28,7 @@ from efprof.report.wording import (
 
 def render_markdown(report: Report) -> str:
     """The page's words, order and numbers, without its pictures."""
+    checks = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
     parts = [
         f"# efprof: {escape(report.run.name)}",
         " · ".join(escape(item) for item in header_items(report.run)),
@@ -37,7 +38,7 @@ def render_markdown(report: Report) -> str:
         *_measured(report),
         *_tables(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
-        _checks(report),
+        "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -140,8 +141,3 @@ def _with_units(content: Table) -> str:
 
 def _list(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {prose(one)}" for one in sentences)
-
-
-def _checks(report: Report) -> str:
-    rows = [(code(audit.audit_id), audit.status.replace("_", " "), prose(audit.reason)) for audit in report.audits]
-    return "## Checks\n\n" + table(("Check", "Status", "What it looked at"), rows)

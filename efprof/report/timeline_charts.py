@@ -81,7 +81,8 @@ def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
     steps = timeline.steps
     if not steps:
         return None
-    groups = _grouped(steps, MAX_BARS)
+    size = math.ceil(len(steps) / MAX_BARS)
+    groups = [steps[start : start + size] for start in range(0, len(steps), size)]
     tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
     y_top = _clip_at([step.total_ms for step in steps])
     scale = scale_for([y_top or max(tops)], "ms")
@@ -171,11 +172,6 @@ def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
         if start < end:
             bands.append(Band(start=places[start], end=places[min(end, len(places) - 1)], label=what))
     return tuple(bands)
-
-
-def _grouped(steps: Sequence[StepSample], limit: int) -> list[Sequence[StepSample]]:
-    size = math.ceil(len(steps) / limit)
-    return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
 def _clip_at(tops: Sequence[float]) -> float | None:

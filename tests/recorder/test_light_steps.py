@@ -273,7 +273,6 @@ def test_what_recording_cost_is_told_at_the_end(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, train_plainly, overhead=HARDLY_ANY_IN_FULL)
     (cost,) = recorded.events(RecordingCost)
     assert cost.num_full_steps == sum(step.is_full for step in recorded.steps)
-    assert cost.num_full_steps + cost.num_light_steps == NUM_STEPS
     assert cost.seconds["first steps"] > 0
 
 

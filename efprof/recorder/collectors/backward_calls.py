@@ -92,7 +92,10 @@ class BackwardWatch:
         if torch._C._current_graph_task_id() != -1:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None
-        site = self._site(step)
+        name = step.backward_site
+        if name is not None and name not in self._sites and len(self._sites) < MAX_SITES:
+            self._sites[name] = _Site(called=BackwardCalls(at_ns=0, step=0, site=name))
+        site = self._sites.get(name or "")
         if site is None:
             return
         site.called.num_calls += 1
@@ -147,12 +150,6 @@ class BackwardWatch:
             site.sort_out(number)
             site.called.at_ns, site.called.step = time.time_ns(), number
             self._session.note(site.called)
-
-    def _site(self, step: OpenStep) -> _Site | None:
-        name = step.backward_site
-        if name is not None and name not in self._sites and len(self._sites) < MAX_SITES:
-            self._sites[name] = _Site(called=BackwardCalls(at_ns=0, step=0, site=name))
-        return self._sites.get(name or "")
 
 
 def start(session: Session) -> None:

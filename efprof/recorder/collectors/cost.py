@@ -15,7 +15,7 @@ class Cost:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._steps_ns = self._num_full = self._num_light = 0
+        self._steps_ns = self._num_full = 0
 
     def add_full(self, step: OpenStep, _: StepRecord) -> None:
         """A step recorded in full ended."""
@@ -26,7 +26,6 @@ class Cost:
         """Light ones did."""
         for step in steps:
             self._add(step.number, step.cost_ns)
-        self._num_light += len(steps)
 
     def _add(self, number: int, cost_ns: int) -> None:
         """The first steps use up some of the allowance; later ones have their own half of the share."""
@@ -49,7 +48,6 @@ class Cost:
                 share=session.options.overhead,
                 seconds={what: ns / 1e9 for what, ns in spent.items()},
                 num_full_steps=self._num_full,
-                num_light_steps=self._num_light,
             )
         )
 

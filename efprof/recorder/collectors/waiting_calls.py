@@ -77,8 +77,9 @@ def start(session: Session) -> None:
         owner, attribute = _owner_of(name)
         original = getattr(owner, attribute, None)
         if original is not None:
-            counted = calls.stall(name, original)
-            undo += [replace(place, attribute, counted) for place in _places(owner, attribute, original)]
+            counted, modules = calls.stall(name, original), map(sys.modules.get, _MEMORY_MODULES)
+            places = [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
+            undo += [replace(place, attribute, counted) for place in places]
     session.undo_at_end(undo)
 
 
@@ -150,8 +151,3 @@ def _owner_of(name: str) -> tuple[Any, str]:
     for part in path[1:]:
         owner = getattr(owner, part, None)
     return owner, attribute
-
-
-def _places(owner: Any, attribute: str, original: object) -> list[Any]:
-    modules = (sys.modules.get(name) for name in _MEMORY_MODULES)
-    return [owner, *(module for module in modules if getattr(module, attribute, None) is original)]
