@@ -46,20 +46,7 @@ def start(session: Session) -> None:
         if session.loop.is_ours and loader not in session.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
             session.loader_numbers[loader] = num_built
-            session.note(
-                LoaderBuilt(
-                    at_ns=time.time_ns(),
-                    step=session.step_number,
-                    loader=num_built,
-                    site=site,
-                    num_workers=loader.num_workers,
-                    batch_size=loader.batch_size,
-                    persistent_workers=loader.persistent_workers,
-                    prefetch_factor=loader.prefetch_factor,
-                    pin_memory=bool(loader.pin_memory),
-                    num_batches=_num_batches(loader),
-                )
-            )
+            session.note(_event(session.step_number, num_built, loader, site))
             num_built += 1
 
     noted = session.shell.guarded("loaders", note)
@@ -73,6 +60,21 @@ def start(session: Session) -> None:
     watch()
     session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop])
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
+
+
+def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:
+    return LoaderBuilt(
+        at_ns=time.time_ns(),
+        step=step,
+        loader=number,
+        site=site,
+        num_workers=loader.num_workers,
+        batch_size=loader.batch_size,
+        persistent_workers=loader.persistent_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=bool(loader.pin_memory),
+        num_batches=_num_batches(loader),
+    )
 
 
 def _num_batches(loader: Any) -> int | None:
