@@ -1,6 +1,6 @@
 """The allocator's cache, emptied in the loop."""
 
-from efprof.facts.cache_flushes import CacheFlushes
+from efprof.facts.allocation_retries import CacheFlushes
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes, stall_lines, within_idle

@@ -4,8 +4,7 @@ from efprof.facts.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources
-from efprof.fixes.keep_less import keep_copies, keep_fewer, kept_at, tensor_in
-from efprof.fixes.library_holders import end_feeding
+from efprof.fixes.keep_less import end_feeding, keep_copies, keep_fewer, kept_at, tensor_in
 from efprof.model import Examination, Finding, Fix
 
 

@@ -7,8 +7,7 @@ from efprof.facts.leaks import EXPLAINED, Leaks
 from efprof.facts.memory_growth import MemoryGrowth, growth_gain, growth_words
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
-from efprof.fixes.keep_less import WAYS_TO_BOUND
-from efprof.fixes.library_holders import end_feeding
+from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes
 

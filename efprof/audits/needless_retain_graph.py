@@ -1,9 +1,9 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.retained_backward import NeedlessGraph, RetainedBackward, graph_evidence
+from efprof.facts.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.drop_argument import drop_graph
+from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
 from efprof.units import MIB, format_bytes, format_share
 

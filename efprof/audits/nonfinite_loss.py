@@ -11,8 +11,7 @@ from efprof.facts.nonfinite_cause import (
 )
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.fixes.clamp import keep_data_finite, keep_operand_finite
-from efprof.fixes.clip_gradients import clip_gradients
+from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite
 from efprof.model import Examination, Finding, Fix, Gain
 
 LOST_SHARE = 0.5

@@ -7,8 +7,8 @@ from functools import partial
 from efprof.facts.allocator.advice import Trial
 from efprof.facts.device_evidence import examination_of, what_is_missing, why_it_failed
 from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
-from efprof.facts.failure_state import FailureState
-from efprof.facts.memory_failure_evidence import (
+from efprof.facts.memory_failure import (
+    FailureState,
     evidence_of_device,
     evidence_of_state,
     failure_evidence,

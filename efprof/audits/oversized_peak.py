@@ -14,7 +14,7 @@ from efprof.facts.peak_composition import (
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.window_memory import WindowMemory
-from efprof.fixes.checkpoint_call import checkpoint_call
+from efprof.fixes.step_calls import checkpoint_call
 from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
 from efprof.units import format_bytes, format_share
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from efprof.facts.backward_calls import UnclearedGradients, UnclearedOptimizer
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
-from efprof.facts.uncleared_gradients import UnclearedGradients, UnclearedOptimizer
-from efprof.fixes.clear_gradients import clear_gradients, clearing_lines
+from efprof.fixes.step_calls import clear_gradients, clearing_lines
 from efprof.model import Examination, Finding, Gain, Narrative
 
 

@@ -112,8 +112,7 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
 
 def _run_folder(file: Path) -> Path | None:
     """The run that is meant; None where it is a snapshot, there or not, or a folder of them."""
-    from efprof.artifacts.foreign import SNAPSHOT_SUFFIXES, is_foreign
-    from efprof.artifacts.runs import find_run
+    from efprof.artifacts.runs import SNAPSHOT_SUFFIXES, find_run, is_foreign
 
     if file.is_file() or is_foreign(file) or (file.suffix in SNAPSHOT_SUFFIXES and not file.is_dir()):
         return None
@@ -122,7 +121,7 @@ def _run_folder(file: Path) -> Path | None:
 
 def _files(file: Path) -> "list[Path]":
     """Those of a folder with one per rank, by their ranks."""
-    from efprof.artifacts.foreign import as_run
+    from efprof.artifacts.runs import as_run
     from efprof.facts.run import open_run
 
     with as_run(file) as folder:

@@ -42,14 +42,14 @@ def doctor(is_json: bool) -> int:
 
 def examine(folder: Path, runs: Path) -> "list[Check]":
     """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
-    from efprof.recorder.doctor import allocator, device, host, interpreter
+    from efprof.recorder.doctor import device, host, interpreter
 
     torch = interpreter.import_torch()
     return [
         *interpreter.checks(torch),
         *host.checks_of_place(folder, runs),
         *(device.checks(torch) if torch is not None else ()),
-        *(allocator.checks(torch) if torch is not None else ()),
+        *(device.allocator_checks(torch) if torch is not None else ()),
         *host.checks_of_memory(torch),
     ]
 

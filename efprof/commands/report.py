@@ -56,8 +56,7 @@ def report(run: str | None, form: Format | None, is_json: bool, budget: int | No
 
 
 def _report_on(run: str | None, budget: int | None) -> "Report":
-    from efprof.artifacts.foreign import as_run, is_foreign
-    from efprof.artifacts.runs import find_run
+    from efprof.artifacts.runs import as_run, find_run, is_foreign
 
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
@@ -74,7 +73,7 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
 
 def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
     """Every audit's result over the run in that folder; raises UnreadableInput."""
-    from efprof.facts.device_use import device_use_evidence
+    from efprof.facts.device_evidence import device_use_evidence
     from efprof.facts.gpu_estimate import gpu_overview
     from efprof.facts.identity import identify
     from efprof.facts.measurements import measurements_of
@@ -92,12 +91,12 @@ def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
 
 def render(report: "Report", form: Format) -> str:
     """The report in one of the four forms."""
-    from efprof.report import html, json_form, markdown, terminal
+    from efprof.report import html, json_form, text_forms
 
     forms: dict[Format, Callable[[Report], str]] = {
-        "text": terminal.render_text,
+        "text": text_forms.render_text,
         "json": json_form.render_json,
-        "markdown": markdown.render_markdown,
+        "markdown": text_forms.render_markdown,
         "html": html.render_html,
     }
     return forms[form](report)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
-from efprof.compare.metrics import compare_metrics, has_failed
+from efprof.compare.verdicts import compare_metrics, has_failed
 from efprof.model import (
     AuditResult,
     Comparison,

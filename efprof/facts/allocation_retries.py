@@ -1,4 +1,4 @@
-"""How often the CUDA allocator ran out, gave its cache back and tried again, and which setting would spare it."""
+"""How often the CUDA allocator gave its cache back, because it ran out or was told to, and what would spare it."""
 
 import statistics
 from collections import Counter
@@ -158,6 +158,63 @@ class RetryAdvice:
         return cls(devices=devices, tried=tried)
 
 
+def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
+    settings = () if advice.tried is None else (_table(advice.tried),)
+    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+
+
+def how_much_slower(retries: AllocationRetries) -> str:
+    """A clause of the message; empty where either kind of step is too rare to tell."""
+    if retries.slower_ms is None or retries.slower_interval_ms is None:
+        return ""
+    low, high = retries.slower_interval_ms
+    if low <= 0:
+        return "; steps with a retry take no longer that could be told"
+    ends = in_brackets(format_interval(low, high, "ms"))
+    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheFlushes:
+    """Means over the flushes; those that gave nothing back leave no trace in a history, and are not counted."""
+
+    num_flushes: int
+    returned_bytes: float
+    asked_again_bytes: float
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Of all devices together; zeros where no snapshot tells."""
+        memory = run.find(DeviceMemory, UnreadableInput)
+        pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+        count = len(pairs)
+        return cls(
+            num_flushes=count,
+            returned_bytes=sum(returned for returned, _ in pairs) / max(1, count),
+            asked_again_bytes=sum(min(pair) for pair in pairs) / max(1, count),
+        )
+
+
+def flushes_in(history: History) -> list[tuple[int, int]]:
+    """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
+    _, emptied_at = capacity_of(history)
+    flushes: list[list[int]] = []
+    is_in_flush = False
+    for index, entry in enumerate(history.entries):
+        if index in emptied_at:
+            flushes.append([0, 0])
+            is_in_flush = True
+        if entry.action in RELEASES:
+            if is_in_flush:
+                flushes[-1][0] += entry.size
+            continue
+        is_in_flush = False
+        if entry.action in {"segment_alloc", "segment_map"} and flushes:
+            flushes[-1][1] += entry.size
+    return [(returned, again) for returned, again in flushes]
+
+
 def _slower(retried: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
     """The difference of the medians with its 95 % interval."""
     if min(len(retried), len(others)) < LEAST_COMPARED:
@@ -213,23 +270,6 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
     if device.history.settings.memory_fraction is not None:
         return trials
     return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
-
-
-def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
-    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
-    settings = () if advice.tried is None else (_table(advice.tried),)
-    return (_numbers(retries), *settings, _narrative(has_history=has_history))
-
-
-def how_much_slower(retries: AllocationRetries) -> str:
-    """A clause of the message; empty where either kind of step is too rare to tell."""
-    if retries.slower_ms is None or retries.slower_interval_ms is None:
-        return ""
-    low, high = retries.slower_interval_ms
-    if low <= 0:
-        return "; steps with a retry take no longer that could be told"
-    ends = in_brackets(format_interval(low, high, "ms"))
-    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 
 def _numbers(retries: AllocationRetries) -> Numbers:

@@ -1,22 +1,26 @@
-"""What a finding about a device's memory shows: what reserved memory consists of, who has it, and other settings."""
+"""What is shown of a device's memory: what reserved memory consists of, who has it, other settings, other users."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from efprof.artifacts.device_use import DeviceUse, read_device_use
 from efprof.facts.allocator.layout import Instant
 from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device_lines import NO_LINE
 from efprof.facts.device_memory import DeviceHistory, Failure
+from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.model import (
     Alternative,
     Alternatives,
     Bar,
+    Evidence,
     Examination,
     Finding,
     MemoryMap,
     Narrative,
+    NotRecorded,
     Number,
     Numbers,
     Series,
@@ -106,17 +110,6 @@ def trial_bars(device: DeviceHistory) -> Alternatives:
     )
 
 
-def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded", "best", "other"]) -> Alternative:
-    return Alternative(
-        label=configuration or DEFAULT,
-        value=float(outcome.peak_reserved_bytes),
-        low=float(outcome.peak_reserved_low_bytes),
-        high=float(outcome.peak_reserved_high_bytes),
-        role=role,
-        is_out_of_memory=outcome.is_out_of_memory,
-    )
-
-
 def reserved_series(
     device: DeviceHistory, marks: tuple[tuple[float, str], ...], blame: SourceLine | None = None
 ) -> Series:
@@ -201,3 +194,66 @@ def what_is_missing(failure: Failure) -> str:
         return f"keep less{where}, so that larger pieces are free"
     missing = failure.requested_bytes - (failure.device_free_bytes or 0) - failure.usable_bytes
     return f"it is {format_bytes(missing)} short at that moment; keep less{where}"
+
+
+def device_use_evidence(run: Run) -> tuple[Evidence, ...]:
+    """The numbers, and the curve where there are several readings; empty where none were made."""
+    try:
+        every = read_device_use(run.rank_folder)
+    except NotRecorded:
+        return ()
+    if not every:
+        return ()
+    readings = [reading for reading in every if reading.device == every[-1].device]
+    return (_numbers(readings), _series(readings)) if len(readings) > 1 else (_numbers(readings),)
+
+
+def _alternative(configuration: str, outcome: Outcome, role: Literal["recorded", "best", "other"]) -> Alternative:
+    return Alternative(
+        label=configuration or DEFAULT,
+        value=float(outcome.peak_reserved_bytes),
+        low=float(outcome.peak_reserved_low_bytes),
+        high=float(outcome.peak_reserved_high_bytes),
+        role=role,
+        is_out_of_memory=outcome.is_out_of_memory,
+    )
+
+
+def _numbers(readings: list[DeviceUse]) -> Numbers:
+    """The last reading taken apart, and how far the outside has risen."""
+    first, last = readings[0], readings[-1]
+    numbers = [
+        ("in use of the device, by all", last.used_bytes),
+        ("reserved by PyTorch", last.reserved_bytes),
+        ("outside PyTorch", last.outside_bytes),
+    ]
+    if last.process_bytes is not None:
+        own = max(0, last.process_bytes - last.reserved_bytes)
+        others = max(0, last.used_bytes - last.process_bytes)
+        numbers.append(("of it this process: CUDA context, NCCL, workspaces of libraries", own))
+        numbers.append(("of it other processes", others))
+    if last.outside_bytes > first.outside_bytes:
+        numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
+    return Numbers(
+        title=f"In use outside PyTorch's allocator, at step {last.step:,}",
+        numbers=tuple(Number(label=label, value=float(value), unit="bytes") for label, value in numbers),
+    )
+
+
+def _series(readings: list[DeviceUse]) -> Series:
+    """What PyTorch reserved and what lies outside, one on the other."""
+    steps = tuple(float(reading.step) for reading in readings)
+    reserved = tuple(float(reading.reserved_bytes) for reading in readings)
+    outside = tuple(float(reading.outside_bytes) for reading in readings)
+    return Series(
+        title=f"Device {readings[0].device} as a whole",
+        x_label="step",
+        x_unit="",
+        y_label="in use",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="reserved by PyTorch", x=steps, y=reserved),
+            SeriesLine(label="outside PyTorch", x=steps, y=outside, is_highlighted=True),
+        ),
+        is_stacked=True,
+    )

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
+from efprof.facts.backward_calls import BackwardSites
 from efprof.facts.host_growth import grown_containers
 from efprof.facts.kept import Kept
 from efprof.facts.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
 from efprof.facts.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
-from efprof.facts.retained_backward import BackwardSites
 from efprof.facts.run import Run
 from efprof.facts.run_limits import RunLimits
 from efprof.facts.sources import Sources

@@ -1,4 +1,4 @@
-"""What a statement keeps alive, and how to keep less of it: without its graph, a copy, or no more than so many."""
+"""What a statement, or a library, keeps alive, and how to keep less of it: without its graph, a copy, only so many."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,35 @@ VALUE_PLACE: Final = {
 JOINING: Final = frozenset({"cat", "stack", "concat", "concatenate", "hstack", "vstack", "maximum", "minimum", "add"})
 """Calls that put the old value and a new one together; any other call carries the old value through a model."""
 EMPTY: Final = frozenset({"[]", "{}", "set()", "list()", "dict()", "deque()"})
+
+ADVICE: Final = (
+    (
+        ("lru_cache", "cache_info"),
+        "Give it a limit (`@lru_cache(maxsize=N)`), or call it with arguments that come again: each new one, a tensor "
+        "above all, is kept with its result.",
+    ),
+    (("ContextVar",), "Reset `{path}` at the end of the step by the token that `set` gave."),
+    (
+        ("Handler", "Logger", "records"),
+        "Log a number (`.item()`) or a finished text (an f-string) instead of the tensor, or give the handler that "
+        "keeps its records a limit.",
+    ),
+    (
+        ("_hooks",),
+        "Register the hook once, before the loop, or keep its handle and call `handle.remove()` at the end of the "
+        "step.",
+    ),
+    (
+        ("_buffers",),
+        "Register the buffer once, and write into it (`self.name.copy_(value)`), or keep the value elsewhere.",
+    ),
+    (("figure(", "subplots("), "Close each figure (`plt.close(figure)`) once it is saved."),
+)
+"""By a part of the holder's path or type, or of the line that feeds it."""
+OTHERWISE: Final = (
+    "Take this call out of the loop, and use again what it was given once; where each step needs its own, make what "
+    "has `{path}` anew as well."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +165,13 @@ def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, ot
         summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}",
         applicability="manual",
     )
+
+
+def end_feeding(path: str, kind: str, line: str) -> Fix:
+    """By what it is, and what the line that feeds it says."""
+    told = f"{path} {kind} {line}"
+    advice = next((advice for parts, advice in ADVICE if any(part in told for part in parts)), OTHERWISE)
+    return Fix(summary=advice.format(path=path), applicability="manual")
 
 
 def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:

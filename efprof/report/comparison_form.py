@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
-from efprof.report.markdown import code, escape, prose, table
+from efprof.report.text_forms import code, escape, prose, table
 from efprof.report.verdict import revision
 from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent

@@ -7,8 +7,8 @@ import pytest
 
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
+from efprof.facts.allocation_retries import CacheFlushes
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.cache_flushes import CacheFlushes
 from efprof.facts.run import Run
 from efprof.model import CodeEdit, NotRecorded
 from efprof.units import MIB

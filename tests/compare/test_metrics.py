@@ -2,7 +2,7 @@
 
 import math
 
-from efprof.compare.metrics import compare_metrics
+from efprof.compare.verdicts import compare_metrics
 from tests.compare.reports import make_metric, make_report, step_metric
 
 

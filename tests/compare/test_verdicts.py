@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.compare.metrics import compare_metrics
+from efprof.compare.verdicts import compare_metrics
 from efprof.model import Metric, MetricChange
 from efprof.units import MIB
 from tests.compare.reports import make_metric, make_report, step_metric

@@ -6,7 +6,7 @@ import msgspec
 
 from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
-from efprof.facts.device_use import device_use_evidence
+from efprof.facts.device_evidence import device_use_evidence
 from efprof.facts.run import Run
 from efprof.model import Numbers, Series
 from efprof.units import GIB

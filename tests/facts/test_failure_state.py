@@ -10,7 +10,7 @@ from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.failure_state import SNAPSHOT, FailureState
+from efprof.facts.memory_failure import SNAPSHOT, FailureState
 from efprof.facts.run import Run
 from efprof.facts.run_limits import MemoryFailure
 from efprof.model import NotRecorded, UnreadableInput

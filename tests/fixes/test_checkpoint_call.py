@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.checkpoint_call import checkpoint_call
+from efprof.fixes.step_calls import checkpoint_call
 
 HEAD = "import torch\nfrom torch.nn import functional\n"
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.clamp import keep_operand_finite
+from efprof.fixes.keep_finite import keep_operand_finite
 from efprof.model import CodeEdit, Fix
 
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.clear_gradients import clear_gradients, clearing_lines
+from efprof.fixes.step_calls import clear_gradients, clearing_lines
 from efprof.model import CodeEdit, Fix, SourceLine
 
 PLAIN = """\

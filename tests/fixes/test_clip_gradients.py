@@ -2,7 +2,7 @@
 
 import ast
 
-from efprof.fixes.clip_gradients import clip_gradients
+from efprof.fixes.keep_finite import clip_gradients
 from efprof.model import CodeEdit
 
 LOOP = """\

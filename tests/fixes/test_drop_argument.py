@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.drop_argument import drop_graph
+from efprof.fixes.step_calls import drop_graph
 from efprof.model import CodeEdit, Fix, SourceLine
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from efprof.recorder.doctor.allocator import Version, find_traps, parse, refusals, settings_in_effect
+from efprof.recorder.doctor.device import Version, find_traps, parse, refusals, settings_in_effect
 
 
 def traps(text: str, version: Version = (2, 13)) -> list[str]:
@@ -36,7 +36,7 @@ def test_sound_settings_are_no_trap(text: str) -> None:
 @pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="needs torch 2.13")
 @pytest.mark.parametrize("text", ["expandable_segments:true", "max_split_size_mb:10", "garbage_collection_threshold:2"])
 def test_what_torch_refuses_is_told_in_its_words(text: str) -> None:
-    program = "import torch; from efprof.recorder.doctor.allocator import refusals; print(*refusals(torch))"
+    program = "import torch; from efprof.recorder.doctor.device import refusals; print(*refusals(torch))"
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": text}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert "torch refuses them: " in done.stdout

@@ -10,7 +10,7 @@ import torch
 
 from efprof.commands.doctor import examine
 from efprof.recorder import machine
-from efprof.recorder.doctor import allocator, device, host, interpreter
+from efprof.recorder.doctor import device, host, interpreter
 from efprof.recorder.doctor.check import Check, can_record
 from efprof.recorder.machine import driver_version
 
@@ -225,13 +225,13 @@ def test_the_history_needs_its_function_its_arguments_and_its_backend(monkeypatc
     compiled = ModuleType("_C")
     compiled.__dict__["_cuda_record_memory_history"] = None
     cuda_build = fake_torch(_C=compiled)
-    assert named(allocator.checks(fake_torch()), "allocator history").status == "no"
-    assert named(allocator.checks(cuda_build), "allocator history").status == "yes"
+    assert named(device.allocator_checks(fake_torch()), "allocator history").status == "no"
+    assert named(device.allocator_checks(cuda_build), "allocator history").status == "yes"
     old = ModuleType("cuda")
     old.__dict__["memory"] = ModuleType("memory")
     old.__dict__["memory"]._record_memory_history = lambda enabled, device=None: None
-    check = named(allocator.checks(fake_torch(_C=compiled, cuda=old)), "allocator history")
+    check = named(device.allocator_checks(fake_torch(_C=compiled, cuda=old)), "allocator history")
     assert check.why == "This torch records it without context, max_entries, stacks."
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert "keeps none" in named(allocator.checks(cuda_build), "allocator history").why
-    assert named(allocator.checks(cuda_build), "allocator backend").status == "careful"
+    assert "keeps none" in named(device.allocator_checks(cuda_build), "allocator history").why
+    assert named(device.allocator_checks(cuda_build), "allocator backend").status == "careful"

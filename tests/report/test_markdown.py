@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from efprof.model import AuditResult
-from efprof.report.markdown import code, code_block, escape, prose, render_markdown, table
+from efprof.report.text_forms import code, code_block, escape, prose, render_markdown, table
 from tests.report.report_sample import make_report
 
 

@@ -6,7 +6,6 @@ import json
 from efprof.model import BOUNDARIES, STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.html import render_html
 from efprof.report.json_form import render_json
-from efprof.report.markdown import render_markdown
 from efprof.report.tables import (
     MAX_MEMORY_ROWS,
     MAX_STALLS,
@@ -16,7 +15,7 @@ from efprof.report.tables import (
     stage_table,
     stall_table,
 )
-from efprof.report.terminal import render_text
+from efprof.report.text_forms import render_markdown, render_text
 from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
 
 

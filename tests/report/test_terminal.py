@@ -3,7 +3,7 @@
 import dataclasses
 
 from efprof.model import AuditResult
-from efprof.report.terminal import VERDICT_WIDTH, render_text
+from efprof.report.text_forms import VERDICT_WIDTH, render_text
 from tests.report.report_sample import HOSTILE, certain_finding, make_clean_report, make_report, time_finding
 
 

@@ -1,13 +1,30 @@
-"""What of the GPU can be recorded: devices and driver, kernels, NVML."""
+"""What of the GPU can be recorded: devices and driver, kernels, NVML; the CUDA allocator's history and settings."""
 
 import importlib
+import inspect
 import os
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from efprof.recorder.doctor.check import Check
+from efprof.recorder.doctor.interpreter import version_of
 from efprof.recorder.machine import driver_version
+
+NEEDED_ARGUMENTS = frozenset({"enabled", "context", "stacks", "max_entries"})
+"""Of torch.cuda.memory._record_memory_history, as the recorder calls it."""
+
+CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
+
+Setting = tuple[str, str]
+"""Key and value."""
+
+Trap = tuple[str, str]
+"""What happens, and what to do."""
+
+Version = tuple[int, int]
 
 
 def checks(torch: ModuleType) -> Iterator[Check]:
@@ -26,6 +43,56 @@ def is_available(torch: ModuleType) -> tuple[bool, str]:
         warnings.simplefilter("always")
         found = bool(torch.cuda.is_available())
     return found, str(said[0].message).split(".")[0].strip() if said else ""
+
+
+def allocator_checks(torch: ModuleType) -> Iterator[Check]:
+    """A check for every trap in the settings; one that says so where there is none."""
+    settings = settings_in_effect(os.environ, version_of(torch))
+    backend = dict(settings).get("backend", "native")
+    yield _history(torch, backend)
+    yield _backend(backend)
+    traps = [*find_traps(os.environ, version_of(torch)), *refusals(torch)]
+    for why, advice in traps:
+        yield Check("allocator settings", "careful", why, advice)
+    if not traps:
+        said = ", ".join(f"{key}:{value}" for key, value in settings)
+        why = f"{said}: none of the traps that are looked for." if said else "None is set, so its defaults hold."
+        yield Check("allocator settings", "yes", why)
+
+
+def settings_in_effect(environment: Mapping[str, str], version: Version) -> list[Setting]:
+    """The settings that the CUDA allocator of this torch reads from the environment, in their order."""
+    text = environment.get(CUDA_VARIABLE)
+    if text is None and version >= (2, 10):
+        text = environment.get(PLAIN_VARIABLE)
+    return parse(text or "")
+
+
+def parse(text: str) -> list[Setting]:
+    """`key:value,key:[a:1,b:2]` at the commas outside of brackets; a key without a value has an empty one."""
+    words = [word.strip() for word in re.split(r",(?![^\[]*\])", text)]
+    pairs = [word.partition(":") for word in words if word]
+    return [(key.strip(), value.strip()) for key, _, value in pairs]
+
+
+def find_traps(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
+    """Each trap that this environment walks into with this release of torch."""
+    yield from _of_variables(environment, version)
+    settings = settings_in_effect(environment, version)
+    if not settings:  # what is ignored is told above, and its values are read all the same once it is moved
+        settings = parse(environment.get(PLAIN_VARIABLE, ""))
+    yield from _of_combination(dict(settings))
+
+
+def refusals(torch: ModuleType) -> Iterator[Trap]:
+    """What torch itself refuses, in its words; an older torch than 2.13 cannot be asked, and says so when it starts."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    try:
+        if read is not None:
+            read()
+    except (RuntimeError, ValueError) as error:
+        said = str(error).splitlines()[0].strip().rstrip(".")
+        yield f"torch refuses them: {said}.", "Write them as torch's notes on CUDA do."
 
 
 def _devices(torch: ModuleType) -> Check:
@@ -96,3 +163,52 @@ def _nvml() -> Check:
 def _name_of(pynvml: ModuleType, index: int) -> str:
     name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
     return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _history(torch: ModuleType, backend: str) -> Check:
+    name = "allocator history"
+    if not hasattr(torch._C, "_cuda_record_memory_history"):
+        why = "Only a CUDA build of torch has it; without it, windows record allocations by torch.profiler."
+        return Check(name, "no", why)
+    missing = NEEDED_ARGUMENTS - set(inspect.signature(torch.cuda.memory._record_memory_history).parameters)
+    if missing:
+        why = f"This torch records it without {', '.join(sorted(missing))}."
+        return Check(name, "no", why, "Install a newer torch.")
+    if backend != "native":
+        return Check(name, "no", f"The allocator '{backend}' keeps none.", "See below.")
+    return Check(name, "yes", "torch can record it with Python stacks.")
+
+
+def _backend(backend: str) -> Check:
+    if backend == "native":
+        return Check("allocator backend", "yes", "native, torch's own.")
+    why = f"{backend}: it ignores every other allocator setting, and torch takes no snapshot of it."
+    return Check("allocator backend", "careful", why, "Take 'backend' out of the settings while memory is looked into.")
+
+
+def _of_variables(environment: Mapping[str, str], version: Version) -> Iterator[Trap]:
+    cuda, plain = environment.get(CUDA_VARIABLE), environment.get(PLAIN_VARIABLE)
+    if cuda is not None and plain is not None and parse(cuda) != parse(plain):
+        yield f"{PLAIN_VARIABLE} does nothing, since {CUDA_VARIABLE} is set too and wins.", f"Unset {PLAIN_VARIABLE}."
+    elif cuda is None and plain is not None and version < (2, 10):
+        release = ".".join(map(str, version))
+        why = f"{PLAIN_VARIABLE} does nothing: torch {release} does not read it for CUDA."
+        yield why, f"Set {CUDA_VARIABLE} instead."
+
+
+def _of_combination(settings: Mapping[str, str]) -> Iterator[Trap]:
+    if settings.get("backend") == "cudaMallocAsync" and len(settings) > 1:
+        ignored = ", ".join(key for key in settings if key != "backend")
+        yield f"The allocator cudaMallocAsync ignores {ignored}.", "Take out 'backend', or the others."
+    if settings.get("expandable_segments") == "True" and "max_split_size_mb" in settings:
+        yield (
+            "'max_split_size_mb' keeps small requests out of the one large free block that expandable segments grow, "
+            "so memory is mapped anew although gigabytes are free.",
+            "Take out 'max_split_size_mb'.",
+        )
+    if "garbage_collection_threshold" in settings and "per_process_memory_fraction" not in settings:
+        yield (
+            "'garbage_collection_threshold' does nothing unless the program caps its memory by "
+            "torch.cuda.set_per_process_memory_fraction with a share below 1.",
+            "Call that function before the model is built, or take the setting out.",
+        )

@@ -1,0 +1,175 @@
+"""Edits of the calls of a step: backward without its graph kept, cleared gradients, activation checkpointing."""
+
+import ast
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
+
+from efprof.fixes.source_edit import replace_expression, text_of
+from efprof.model import CodeEdit, Fix, SourceLine
+
+BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
+"""`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
+KEEPING = frozenset({"retain_graph", "create_graph"})
+
+CLEARING = "zero_grad"
+BY_HAND = (
+    "Call `zero_grad(set_to_none=True)` of the optimizer once between its step and the backward pass that makes its "
+    "next gradients."
+)
+RETUNE = "Then choose the learning rate anew: the one in use was tried with sums of gradients."
+
+TENSOR_METHODS = frozenset(
+    {
+        "add", "append", "backward", "bool", "chunk", "clamp", "clone", "contiguous", "cpu", "cuda", "detach",
+        "div", "double", "expand", "flatten", "float", "half", "item", "long", "matmul", "max", "mean", "min",
+        "mul", "norm", "permute", "pow", "reshape", "split", "squeeze", "sqrt", "stack", "step", "sub", "sum",
+        "to", "tolist", "transpose", "type", "unflatten", "unsqueeze", "view", "zero_grad",
+    }
+)  # fmt: skip
+"""Of methods by these names it is not known that they are a module's or the user's own."""
+
+
+def drop_graph(
+    blame: SourceLine, lines: Sequence[str], tree: ast.Module | None, *, told: str, is_graph_of_gradients: bool
+) -> Fix:
+    """Take out the arguments by which the call on the blamed line was `told` to keep its graph.
+
+    `lines` and `tree` are the whole file's. An edit where the line has one call of backward, which is given all such
+    arguments as a plain `True`.
+    """
+    calls = [node for node in (ast.walk(tree) if tree else ()) if _is_backward(node, blame.line)]
+    given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
+    is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
+    edit = _without(blame.file, lines, calls[0], given) if is_plain else None
+    dropped = " and ".join(f"`{one.arg}=True`" for one in given) if is_plain else f"`{told}=True`"
+    return Fix(
+        summary=f"Drop {dropped}: backward then releases the graph as it goes.",
+        applicability="manual" if edit is None else "review" if is_graph_of_gradients else "safe",
+        changes=(edit,) if edit else (),
+    )
+
+
+def clear_gradients(
+    steps: Sequence[SourceLine | None],
+    lines: Mapping[str, Sequence[str]],
+    tree: Callable[[str], ast.Module | None],
+) -> Fix:
+    """Clear each optimizer's gradients below the line that steps it; by hand where that is not plain to see.
+
+    A step is None where it is not known, or where a pass before it makes gradients that another step may need.
+    """
+    edits = [None if step is None else _clearing_edit(step, lines, tree(step.file)) for step in steps]
+    found = [edit for edit in edits if edit is not None]
+    if not found or len(found) < len(edits):
+        return Fix(summary=f"{BY_HAND} {RETUNE}", applicability="manual")
+    calls = " and ".join(dict.fromkeys(f"`{edit.new.splitlines()[-1].strip()}`" for edit in found))
+    return Fix(
+        summary=f"Clear the gradients after the step has used them: {calls}. {RETUNE}",
+        applicability="review",
+        changes=tuple(dict.fromkeys(found)),
+    )
+
+
+def clearing_lines(file: str, tree: ast.Module | None) -> tuple[str, ...]:
+    """`file:line` of every `zero_grad` that the file calls."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
+    lines = {call.lineno for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == CLEARING}
+    return tuple(f"{file}:{line}" for line in sorted(lines))
+
+
+def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:
+    """`f(x)` -> `torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)`.
+
+    None where the line does not have exactly one call that is neither Python's nor torch's own, where it spans lines,
+    and where the file does not know `torch` by its name.
+    """
+    torch_names = _imported_from_torch(tree)
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno == line and _is_of_the_user(node.func, torch_names)
+    ]
+    above = ast.Module([node for node in tree.body if isinstance(node, ast.Import)], [])
+    if len(calls) != 1 or "torch" not in _imported_from_torch(above):
+        return None
+    (call,) = calls
+    is_simple = not any(isinstance(argument, ast.Starred) for argument in call.args)
+    is_simple = is_simple and all(keyword.arg for keyword in call.keywords)
+    if call.end_lineno != line or not call.args or not is_simple:
+        return None
+    given = [text_of(lines, argument) for argument in call.args]
+    given += [f"{keyword.arg}={text_of(lines, keyword.value)}" for keyword in call.keywords]
+    inside = ", ".join([text_of(lines, call.func), *given, "use_reentrant=False"])
+    return replace_expression(file, lines, call, f"torch.utils.checkpoint.checkpoint({inside})")
+
+
+def _is_backward(node: ast.AST, line: int) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in BACKWARD_NAMES and node.lineno <= line <= (node.end_lineno or node.lineno)
+    return False
+
+
+def _without(file: str, lines: Sequence[str], call: ast.Call, dropped: Sequence[ast.keyword]) -> CodeEdit | None:
+    """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
+    if "#" in text_of(lines, call):
+        return None
+    given = [text_of(lines, argument) for argument in call.args]
+    given += [
+        f"{one.arg}={text_of(lines, one.value)}" if one.arg else f"**{text_of(lines, one.value)}"
+        for one in call.keywords
+        if one not in dropped
+    ]
+    return replace_expression(file, lines, call, f"{text_of(lines, call.func)}({', '.join(given)})")
+
+
+def _clearing_edit(step: SourceLine, files: Mapping[str, Sequence[str]], tree: ast.Module | None) -> CodeEdit | None:
+    """None where the step is not a statement alone on its lines that names one optimizer."""
+    for statement in ast.walk(tree) if tree else ():
+        if not isinstance(statement, ast.Expr | ast.Assign) or statement.lineno != step.line:
+            continue
+        optimizer, last = _stepped_by(statement.value), statement.end_lineno or statement.lineno
+        lines = files[step.file]
+        before = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
+        after = lines[last - 1].encode()[statement.end_col_offset :].decode().strip()
+        if optimizer is not None and not before.strip() and (not after or after.startswith("#")):
+            old = lines[last - 1]
+            return CodeEdit(
+                file=step.file, line=last, old=old, new=f"{old}\n{before}{optimizer}.{CLEARING}(set_to_none=True)"
+            )
+    return None
+
+
+def _stepped_by(call: ast.expr) -> str | None:
+    """The optimizer of `optimizer.step()` or `scaler.step(optimizer)`; None of a step with a closure."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return None
+    optimizer, arguments = call.func.value, [*call.args, *(keyword.value for keyword in call.keywords)]
+    if "scaler" in ast.unparse(optimizer).lower() and arguments:
+        optimizer, arguments = arguments[0], []
+    is_named = all(isinstance(node, ast.Name | ast.Attribute | ast.expr_context) for node in ast.walk(optimizer))
+    return ast.unparse(optimizer) if is_named and not arguments else None
+
+
+def _is_of_the_user(function: ast.expr, torch_names: frozenset[str]) -> bool:
+    root = function
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    if not isinstance(root, ast.Name) or root.id in torch_names:
+        return False
+    if isinstance(function, ast.Name):
+        return not hasattr(builtins, function.id)
+    return not (isinstance(function, ast.Attribute) and function.attr in TENSOR_METHODS)
+
+
+def _imported_from_torch(tree: ast.Module) -> frozenset[str]:
+    """The names by which the file knows torch and what is in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias for alias in node.names if alias.name.partition(".")[0] == "torch"]
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in found}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names |= {alias.asname or alias.name for alias in node.names}
+    return frozenset(names)
