@@ -10,7 +10,7 @@ import click
 from efprof.commands import print_json
 
 if TYPE_CHECKING:
-    from efprof.recorder.doctor.check import Check
+    from efprof.recorder.doctor.host import Check
 
 CANNOT_RECORD: Final = 1
 
@@ -29,7 +29,7 @@ def doctor(is_json: bool) -> int:
     Exit code: 0 where training can be recorded, 1 where it cannot.
     """
     from efprof.artifacts.runs import runs_folder
-    from efprof.recorder.doctor.check import can_record
+    from efprof.recorder.doctor.host import can_record
 
     checks = examine(Path.cwd(), runs_folder())
     is_fine = can_record(checks)
@@ -42,11 +42,11 @@ def doctor(is_json: bool) -> int:
 
 def examine(folder: Path, runs: Path) -> "list[Check]":
     """Every check, for training that is started in `folder` and recorded under `runs`; takes some seconds."""
-    from efprof.recorder.doctor import device, host, interpreter
+    from efprof.recorder.doctor import device, host
 
-    torch = interpreter.import_torch()
+    torch = host.import_torch()
     return [
-        *interpreter.checks(torch),
+        *host.checks_of_python(torch),
         *host.checks_of_place(folder, runs),
         *(device.checks(torch) if torch is not None else ()),
         *(device.allocator_checks(torch) if torch is not None else ()),

@@ -10,8 +10,8 @@ import torch
 
 from efprof.commands.doctor import examine
 from efprof.recorder import machine
-from efprof.recorder.doctor import device, host, interpreter
-from efprof.recorder.doctor.check import Check, can_record
+from efprof.recorder.doctor import device, host
+from efprof.recorder.doctor.host import Check, can_record
 from efprof.recorder.machine import driver_version
 
 
@@ -54,7 +54,7 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 ) -> None:
     isolated = write_executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
     monkeypatch.setattr(sys, "executable", str(isolated))
-    checks = list(interpreter.checks(torch))
+    checks = list(host.checks_of_python(torch))
     assert named(checks, "start-up hook").status == "no"
     assert not can_record(checks)
 
@@ -62,7 +62,7 @@ def test_a_python_that_ignores_its_environment_cannot_be_recorded(
 def test_what_a_customization_of_the_site_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine is broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    check = named(interpreter.checks(torch), "start-up hook")
+    check = named(host.checks_of_python(torch), "start-up hook")
     assert check.status == "careful"
     assert "mine is broken" in check.why
 
@@ -71,7 +71,7 @@ def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest
     write_executable(tmp_path / "python", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
-    check = named(interpreter.checks(torch), "'python' of a command")
+    check = named(host.checks_of_python(torch), "'python' of a command")
     assert check.status == "careful"
     assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
 
@@ -80,8 +80,8 @@ def test_the_same_python_by_a_relative_path_is_the_same(tmp_path: Path, monkeypa
     python = write_executable(tmp_path / "python", "#!/bin/sh\n")
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.chdir(tmp_path.parent)
-    monkeypatch.setattr(interpreter, "find_program", lambda _: f"{tmp_path.name}/python")
-    assert named(interpreter.checks(torch), "'python' of a command").status == "yes"
+    monkeypatch.setattr(host, "find_program", lambda _: f"{tmp_path.name}/python")
+    assert named(host.checks_of_python(torch), "'python' of a command").status == "yes"
 
 
 def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

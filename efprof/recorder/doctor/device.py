@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from efprof.recorder.doctor.check import Check
-from efprof.recorder.doctor.interpreter import version_of
+from efprof.recorder.doctor.host import Check, version_of
 from efprof.recorder.machine import driver_version
 
 NEEDED_ARGUMENTS = frozenset({"enabled", "context", "stacks", "max_entries"})
