@@ -48,9 +48,6 @@ MAX_POINTS: Final = 1500
 """Points per curve: more than a screen has columns, and a page of ten pictures still opens at once."""
 
 
-MAX_GAPPED_BARS: Final = 100
-"""Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
-
 MAX_BAND_ROWS: Final = 3
 """Rows of labels at the top of a picture: more would cover what it shows."""
 
@@ -204,11 +201,6 @@ def thinned_caption(num_drawn: int, num_all: int) -> str:
 def has_curve(chart: Chart) -> bool:
     """Whether there is anything to see: two points make a curve, one makes an empty frame."""
     return any(sum(map(_is_drawable, layer.y)) > 1 for layer in chart.layers)
-
-
-def bar_gap(num_bars: int) -> float:
-    """The gap between two bars as a share of their distance."""
-    return 0.08 if num_bars <= MAX_GAPPED_BARS else 0.0
 
 
 def _is_drawable(value: float | None) -> bool:

@@ -3,7 +3,7 @@
 import math
 from typing import Any, Final
 
-from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, bar_gap, label_rows, x_range
+from efprof.report.chart import MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
@@ -12,6 +12,10 @@ STRIP_SHARE: Final = 0.03
 """The height of the strip that tells which stage ran, as a share of the picture's."""
 ROW_SHARE: Final = 0.08
 """The height of a row of labels as a share of the picture's."""
+BAR_GAP: Final = 0.08
+"""Between two bars, as a share of their distance."""
+MAX_GAPPED_BARS: Final = 100
+"""Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
 HALF_OPAQUE: Final = "80"
 """The alpha channel that the page's script appends to a named colour."""
 
@@ -47,7 +51,8 @@ def figure_of(chart: Chart) -> Figure:
     if any(layer.kind == "stack" for layer in chart.layers):
         layout["hovermode"] = "x unified"  # what lies on top of each other belongs together
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
-    layout["barmode"], layout["bargap"] = "stack", bar_gap(max((len(layer.x) for layer in chart.layers), default=0))
+    num_bars = max((len(layer.x) for layer in chart.layers), default=0)
+    layout["barmode"], layout["bargap"] = "stack", BAR_GAP if num_bars <= MAX_GAPPED_BARS else 0.0
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
 
 
