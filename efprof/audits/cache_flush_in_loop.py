@@ -84,9 +84,9 @@ def _given_back(flushed: CacheFlushes) -> str:
 def _fix(sources: Sources, line: StallLine) -> Fix:
     file = line.blame.file
     edit = delete_statement(file, sources.files.get(file, []), sources.tree(file), line.blame.line)
-    return Fix(
-        summary="Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' "
-        "names the setting that helps.",
-        applicability="safe" if edit else "manual",
-        changes=(edit,) if edit else (),
+    return Fix.by(
+        edit,
+        "safe",
+        "Delete the call: what it gives back is asked for again. Against fragments, 'efprof allocator what-if' names "
+        "the setting that helps.",
     )

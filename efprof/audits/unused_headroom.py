@@ -88,11 +88,11 @@ def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
     old, new = headroom.micro_batch, headroom.largest_micro_batch
     change = _change(run, headroom, blame)
     proof = prove_by_fit(run.run_file.command, old, headroom.budget_bytes, change)
-    return Fix(
-        summary=f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on "
-        "the batch: its learning rate may have to follow.",
-        applicability="review" if change else "manual",
-        changes=(change,) if change else (),
+    return Fix.by(
+        change,
+        "review",
+        f"Try {new:,} samples per micro-batch instead of {old:,}; {proof}. What the model learns depends on the batch: "
+        "its learning rate may have to follow.",
     )
 
 

@@ -20,7 +20,7 @@ from efprof.facts.resampling import quantile_change_intervals
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, memory_fraction
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, Table, UnreadableInput
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 
 STAGE_BEFORE: Final = {
@@ -273,24 +273,13 @@ def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
 
 
 def _numbers(retries: AllocationRetries) -> Numbers:
-    numbers = [
-        Number(label="steps after warm-up", value=float(retries.num_steps), unit="count"),
-        Number(label="steps with a retry", value=float(len(retries.by_step)), unit="count"),
-    ]
-    numbers += [
-        Number(label=f"retries in the {stage} stage", value=float(count), unit="count")
-        for stage, count in retries.by_stage
-    ]
-    if retries.slower_ms is not None:
-        numbers.append(
-            Number(
-                label="steps with a retry take longer by",
-                value=retries.slower_ms,
-                unit="ms",
-                interval=retries.slower_interval_ms,
-            )
-        )
-    return Numbers(title="Retries of the allocator", numbers=tuple(numbers))
+    return Numbers.of(
+        "Retries of the allocator",
+        ("steps after warm-up", float(retries.num_steps), "count"),
+        ("steps with a retry", float(len(retries.by_step)), "count"),
+        *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+        ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
+    )
 
 
 def _table(tried: RetryTrials) -> Table:

@@ -9,7 +9,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, ThinEvidence
 
 LEAST_CYCLES = 3
 """Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
@@ -117,12 +117,10 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
         *((OF_CREATED,) if calls.num_created else ()),
     )
     return (
-        Numbers(
-            title="What is kept",
-            numbers=(
-                Number(label="held by a graph, the most it can be", value=calls.kept_bytes, unit="bytes"),
-                Number(label="highest memory at the boundaries of the steps", value=found.peak_bytes, unit="bytes"),
-            ),
+        Numbers.of(
+            "What is kept",
+            ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
+            ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
         ),
         Narrative(paragraphs=paragraphs),
     )

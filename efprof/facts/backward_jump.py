@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from efprof.facts.live_memory import LiveMemory, LiveWindow, StageStretch, sites_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
-from efprof.model import Bar, MemoryMap, Narrative, Number, Numbers
+from efprof.model import Bar, MemoryMap, Narrative, Numbers
 from efprof.units import MIB, format_bytes, format_share
 
 MOST_CHUNKS = 16
@@ -178,15 +178,13 @@ def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
 
 def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
     """The peak and what it is made of."""
-    return Numbers(
-        title="The peak of the recorded window",
-        numbers=(
-            Number(label="peak", value=jump.peak_bytes, unit="bytes"),
-            Number(label="alive when backward began", value=jump.start_bytes, unit="bytes"),
-            Number(label="gradients of parameters (needed)", value=jump.needed_bytes, unit="bytes"),
-            Number(label="jump", value=jump.jump_bytes, unit="bytes"),
-            Number(label="of this line", value=blamed.num_bytes, unit="bytes"),
-        ),
+    return Numbers.of(
+        "The peak of the recorded window",
+        ("peak", jump.peak_bytes, "bytes"),
+        ("alive when backward began", jump.start_bytes, "bytes"),
+        ("gradients of parameters (needed)", jump.needed_bytes, "bytes"),
+        ("jump", jump.jump_bytes, "bytes"),
+        ("of this line", blamed.num_bytes, "bytes"),
     )
 
 

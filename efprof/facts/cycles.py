@@ -17,7 +17,7 @@ from efprof.facts.leaks import definition_of
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import PlacedNode, name_of, placed_nodes
-from efprof.model import Gain, Narrative, Number, Numbers, SourceLine
+from efprof.model import Gain, Narrative, Numbers, SourceLine
 from efprof.units import MIB
 
 COMPARABLE = 0.5
@@ -116,19 +116,20 @@ def cycle_gain(sawtooth: CycleSawtooth) -> Gain:
 
 def cycle_numbers(sawtooth: CycleSawtooth, cycle: Cycle | None) -> Numbers:
     """How high it piles up, how often it is collected, and what one such cycle holds."""
-    height, interval = sawtooth.height_bytes, sawtooth.height_interval
-    numbers = [
-        Number(label="garbage at the most", value=height, unit="bytes", interval=interval),
-        Number(label="highest memory that was read", value=sawtooth.peak_bytes, unit="bytes"),
-        Number(label="steps from one collection to the next", value=sawtooth.steps_apart, unit="count"),
-        Number(label="collections that freed much", value=sawtooth.garbage.num_large, unit="count"),
-        Number(label="all collections looked at", value=sawtooth.garbage.num_read, unit="count"),
-    ]
-    if cycle is not None:
-        numbers.append(Number(label="such cycles found at one look", value=cycle.count, unit="count"))
-        numbers.append(Number(label="tensors that one of them holds", value=cycle.tensors, unit="count"))
-        numbers.append(Number(label="bytes of those tensors", value=cycle.tensor_bytes, unit="bytes"))
-    return Numbers(title="Garbage", numbers=tuple(numbers))
+    held = cycle and (
+        ("such cycles found at one look", cycle.count, "count"),
+        ("tensors that one of them holds", cycle.tensors, "count"),
+        ("bytes of those tensors", cycle.tensor_bytes, "bytes"),
+    )
+    return Numbers.of(
+        "Garbage",
+        ("garbage at the most", sawtooth.height_bytes, "bytes", sawtooth.height_interval),
+        ("highest memory that was read", sawtooth.peak_bytes, "bytes"),
+        ("steps from one collection to the next", sawtooth.steps_apart, "count"),
+        ("collections that freed much", sawtooth.garbage.num_large, "count"),
+        ("all collections looked at", sawtooth.garbage.num_read, "count"),
+        *(held or ()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,6 @@ from efprof.model import (
     MemoryMap,
     Narrative,
     NotRecorded,
-    Number,
     Numbers,
     Series,
     SeriesLine,
@@ -72,10 +71,8 @@ def composition_numbers(instant: Instant, title: str) -> Numbers:
         ("releasable: free in whole segments", parts.releasable_bytes),
         ("largest free block", parts.largest_free_bytes),
     ]
-    shown = [(label, value) for label, value in numbers if value or label == "reserved"]
-    return Numbers(
-        title=title, numbers=tuple(Number(label=label, value=float(value), unit="bytes") for label, value in shown)
-    )
+    shown = [(label, float(value), "bytes") for label, value in numbers if value or label == "reserved"]
+    return Numbers.of(title, *shown)
 
 
 def owner_map(instant: Instant, blame: SourceLine | None, title: str) -> MemoryMap:
@@ -234,9 +231,9 @@ def _numbers(readings: list[DeviceUse]) -> Numbers:
         numbers.append(("of it other processes", others))
     if last.outside_bytes > first.outside_bytes:
         numbers.append((f"risen since step {first.step:,}", last.outside_bytes - first.outside_bytes))
-    return Numbers(
-        title=f"In use outside PyTorch's allocator, at step {last.step:,}",
-        numbers=tuple(Number(label=label, value=float(value), unit="bytes") for label, value in numbers),
+    return Numbers.of(
+        f"In use outside PyTorch's allocator, at step {last.step:,}",
+        *((label, float(value), "bytes") for label, value in numbers),
     )
 
 
@@ -247,7 +244,6 @@ def _series(readings: list[DeviceUse]) -> Series:
     outside = tuple(float(reading.outside_bytes) for reading in readings)
     return Series(
         title=f"Device {readings[0].device} as a whole",
-        x_label="step",
         x_unit="",
         y_label="in use",
         y_unit="bytes",

@@ -27,7 +27,7 @@ from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.live_memory import LiveMemory, LiveWindow
 from efprof.facts.run import Run, open_run
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers
 
 NUM_ROUNDS: Final = 6
 """How often the windows are played. In 34 recordings (tests/runs) the default's peak was reached by the third round, in
@@ -157,18 +157,11 @@ def gpu_overview(run: Run) -> tuple[Evidence, ...]:
     """
     estimate = run.get(GpuEstimate)
     default = estimate.default
-    numbers = Numbers(
-        title="Played by the model of CUDA's caching allocator, under its default settings",
-        numbers=(
-            Number(
-                label="peak reserved",
-                value=default.outcome.peak_reserved_bytes,
-                unit="bytes",
-                interval=(default.low_bytes, default.high_bytes),
-            ),
-            Number(label="most in use at once", value=estimate.peak_allocated_bytes, unit="bytes"),
-            Number(label="idle at that peak", value=default.outcome.stranded_bytes, unit="bytes"),
-        ),
+    numbers = Numbers.of(
+        "Played by the model of CUDA's caching allocator, under its default settings",
+        ("peak reserved", default.outcome.peak_reserved_bytes, "bytes", (default.low_bytes, default.high_bytes)),
+        ("most in use at once", estimate.peak_allocated_bytes, "bytes"),
+        ("idle at that peak", default.outcome.stranded_bytes, "bytes"),
     )
     return numbers, Narrative(title=TITLE, paragraphs=CAVEATS)
 

@@ -11,7 +11,7 @@ from efprof.facts.input_waits import loader_of
 from efprof.facts.run import Run
 from efprof.facts.run_limits import allowed_bytes, device_name, memory_fraction
 from efprof.facts.step_times import StepTimes
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, ThinEvidence
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence
 from efprof.units import format_bytes, format_share
 
 MARGIN = 0.1
@@ -140,8 +140,6 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
         ("kept whatever the batch", headroom.fixed_bytes),
         ("taken by each sample", headroom.sample_bytes),
     ]
-    numbers = [Number(label=label, value=float(size), unit="bytes") for label, size in sizes]
-    numbers.append(Number(label="samples that would fit", value=float(headroom.largest_micro_batch), unit="count"))
     paragraphs = (
         "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
         f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
@@ -151,7 +149,11 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
         "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
     )
     return (
-        Numbers(title="What a batch takes of the device", numbers=tuple(numbers)),
+        Numbers.of(
+            "What a batch takes of the device",
+            *((label, float(size), "bytes") for label, size in sizes),
+            ("samples that would fit", float(headroom.largest_micro_batch), "count"),
+        ),
         Narrative(paragraphs=paragraphs),
     )
 

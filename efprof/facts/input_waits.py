@@ -12,7 +12,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.resampling import mean_interval
 from efprof.facts.run import Run
 from efprof.facts.step_times import StepTime, StepTimes, part_of_steps
-from efprof.model import Evidence, Gain, Narrative, Number, Numbers, Severity
+from efprof.model import Evidence, Gain, Narrative, Numbers, Severity
 
 HIGH_SHARE = 0.3
 LEAST_GAIN = 0.03
@@ -212,13 +212,14 @@ def wait_severity(waits: InputWaits, certain_share: float, gain: Gain) -> Severi
 def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     """The picture, what the advice was computed from, and how that is known."""
     marks = tuple((float(step), "workers started") for step in waits.restarts)
-    numbers = (
-        Number(label="wait for data, mean", value=waits.data_ms, unit="ms", interval=waits.data_interval_ms),
-        Number(label="rest of the step, median", value=waits.rest_ms, unit="ms"),
-        Number(label="one worker needs for a step's data", value=waits.production_ms, unit="ms"),
-        Number(label="CPU time of the training process", value=waits.cpu_ms, unit="ms"),
-        Number(label="workers now", value=waits.num_workers, unit="count"),
-        Number(label="processors", value=waits.num_cpus, unit="count"),
+    numbers = Numbers.of(
+        "The loader and the machine",
+        ("wait for data, mean", waits.data_ms, "ms", waits.data_interval_ms),
+        ("rest of the step, median", waits.rest_ms, "ms"),
+        ("one worker needs for a step's data", waits.production_ms, "ms"),
+        ("CPU time of the training process", waits.cpu_ms, "ms"),
+        ("workers now", waits.num_workers, "count"),
+        ("processors", waits.num_cpus, "count"),
     )
     who = (
         f"{waits.num_workers} worker processes make the batches, more slowly than the training uses them"
@@ -236,6 +237,6 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     )
     return (
         part_of_steps(times, "waiting for data", [time.felt_ms("data") for time in times.steady], marks),
-        Numbers(title="The loader and the machine", numbers=numbers),
+        numbers,
         Narrative(paragraphs=paragraphs),
     )

@@ -107,8 +107,6 @@ def counted_series(kept: Sequence[Kept]) -> Series:
     """What each had at every count."""
     return Series(
         title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
-        x_label="step",
-        x_unit="count",
         y_label="held",
         y_unit="bytes",
         lines=tuple(

@@ -25,7 +25,7 @@ from efprof.facts.run import Run
 from efprof.facts.run_limits import MemoryFailure, RunLimits
 from efprof.facts.segment_evidence import segment_map
 from efprof.facts.sources import Sources, place_of, split_site
-from efprof.model import Evidence, Narrative, NotRecorded, Number, Numbers, SourceLine, Table, UnreadableInput
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
 from efprof.units import format_bytes, format_share
 
 SNAPSHOT: Final = "memory-out-of-memory.pickle"
@@ -133,12 +133,7 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
     if limits is not None and limits.total_bytes:
         numbers.append((f"what {limits.name} has", limits.total_bytes))
     return (
-        Numbers(
-            title="Memory when the request failed",
-            numbers=tuple(
-                Number(label=label, value=float(value), unit="bytes") for label, value in numbers if value is not None
-            ),
-        ),
+        Numbers.of("Memory when the request failed", *((label, value, "bytes") for label, value in numbers)),
         *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
         Narrative(

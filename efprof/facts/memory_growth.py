@@ -28,7 +28,6 @@ from efprof.model import (
     Gain,
     Narrative,
     NotRecorded,
-    Number,
     Numbers,
     Series,
     SeriesLine,
@@ -139,14 +138,14 @@ def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
 
 def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
     """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
-    end, interval = limits.end_step(rate.slope), (rate.low, rate.high)
-    numbers = [Number(label="growth per step", value=rate.slope, unit="bytes_per_step", interval=interval)]
-    if fit is not None:
-        numbers.append(Number(label="rise over the recorded steps", value=fit.rise_bytes, unit="bytes"))
-    numbers.append(Number(label=f"memory of {limits.name}", value=limits.total_bytes, unit="bytes"))
-    if limits.is_foreseeable(end):
-        numbers.append(Number(label="step at which it is used up", value=end, unit="count"))
-    return Numbers(title="Growth", numbers=tuple(numbers))
+    end = limits.end_step(rate.slope)
+    return Numbers.of(
+        "Growth",
+        ("growth per step", rate.slope, "bytes_per_step", (rate.low, rate.high)),
+        ("rise over the recorded steps", None if fit is None else fit.rise_bytes, "bytes"),
+        (f"memory of {limits.name}", limits.total_bytes, "bytes"),
+        ("step at which it is used up", end if limits.is_foreseeable(end) else None, "count"),
+    )
 
 
 def growth_evidence(
@@ -189,8 +188,6 @@ def _series(fit: Fit, title: str) -> Series:
     line = tuple(fit.trend.level + fit.trend.slope * step for step in ends)
     return Series(
         title=title,
-        x_label="step",
-        x_unit="count",
         y_label="memory",
         y_unit="bytes",
         lines=(

@@ -10,7 +10,7 @@ from efprof.facts.operation_lines import forward_operations, operation_of, sites
 from efprof.facts.run import Run
 from efprof.facts.sources import Sources
 from efprof.facts.syntax import MODULE, called_name, name_of, placed_nodes
-from efprof.model import Narrative, NotRecorded, Number, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.model import Narrative, NotRecorded, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
 """How the recorder calls what comes into the graph from outside."""
@@ -117,8 +117,6 @@ def loss_series(found: NonFinite) -> Series:
     finite = [(step, loss) for step, loss in found.losses if abs(loss) < float("inf")]
     return Series(
         title="Loss until it was lost",
-        x_label="step",
-        x_unit="count",
         y_label="loss",
         y_unit="",
         lines=(
@@ -136,16 +134,14 @@ def loss_series(found: NonFinite) -> Series:
 def loss_numbers(found: NonFinite) -> Numbers:
     """The first bad step, how many followed, and the gradient norm before it."""
     assert found.first_step is not None
-    numbers = [
-        Number(label="first bad step", value=found.first_step, unit="count"),
-        Number(label="bad steps from there on", value=found.num_bad, unit="count"),
-        Number(label="steps from there on", value=found.num_from_first, unit="count"),
-    ]
-    if found.norms:
-        numbers.append(Number(label="gradient norm of the last good step", value=found.norms[-1], unit=""))
-    if found.usual_norm is not None:
-        numbers.append(Number(label="usual gradient norm before", value=found.usual_norm, unit=""))
-    return Numbers(title="When and how much", numbers=tuple(numbers))
+    return Numbers.of(
+        "When and how much",
+        ("first bad step", found.first_step, "count"),
+        ("bad steps from there on", found.num_bad, "count"),
+        ("steps from there on", found.num_from_first, "count"),
+        ("gradient norm of the last good step", found.norms[-1] if found.norms else None, ""),
+        ("usual gradient norm before", found.usual_norm, ""),
+    )
 
 
 def suspect_table(found: NonFinite) -> tuple[Table, ...]:

@@ -200,11 +200,7 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
     missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
     others = [one for one in peak.within(budget) if one.kind == "accumulate" and one is not way]
     instead = f" Instead, {name_of_way(others[0])}." if others else ""
-    return Fix(
-        summary=f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}",
-        applicability="review" if edit else "manual",
-        changes=(edit,) if edit else (),
-    )
+    return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}")
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:

@@ -12,7 +12,7 @@ from efprof.facts.run import Run
 from efprof.facts.sources import Sources, place_of
 from efprof.facts.step_times import StepTimes
 from efprof.facts.syntax import called_name, mentions, placed_nodes
-from efprof.model import Gain, Narrative, Number, Numbers, SourceLine
+from efprof.model import Gain, Narrative, Numbers, SourceLine
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})
 """Functions of torch that make a tensor on the CPU unless they are told a device, or given a tensor."""
@@ -107,14 +107,12 @@ def scalar_reads(run: Run) -> list[ReadingLine]:
 
 def read_numbers(line: ReadingLine, share: float) -> Numbers:
     """How often and how long the line reads."""
-    return Numbers(
-        title=f"Calls: {', '.join(line.calls)}",
-        numbers=(
-            Number(label="reads per step", value=line.median_count, unit="count"),
-            Number(label="time inside them per step", value=line.typical_ms, unit="ms", interval=line.interval_ms),
-            Number(label="share of the median step", value=share * 100, unit="percent"),
-            Number(label="steps that read", value=line.share_of_steps * 100, unit="percent"),
-        ),
+    return Numbers.of(
+        f"Calls: {', '.join(line.calls)}",
+        ("reads per step", line.median_count, "count"),
+        ("time inside them per step", line.typical_ms, "ms", line.interval_ms),
+        ("share of the median step", share * 100, "percent"),
+        ("steps that read", line.share_of_steps * 100, "percent"),
     )
 
 

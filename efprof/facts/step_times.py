@@ -119,7 +119,6 @@ def part_of_steps(
     rest_ms = tuple(max(0.0, time.total_ms - part) for time, part in zip(times.steady, part_ms, strict=True))
     return Series(
         title="Time per step",
-        x_label="step",
         x_unit="",
         y_label="time",
         y_unit="ms",

@@ -100,9 +100,7 @@ class WorkerMemory:
             for worker in self.workers[:MOST_LINES]
         )
         title = "Memory that each data worker has alone"
-        private = Series(
-            title=title, x_label="step", x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines)
-        )
+        private = Series(title=title, x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines))
         return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
 
 

@@ -55,11 +55,7 @@ def keep_operand_finite(
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
         return Fix(summary=ADVICE.get(operation, usual), applicability="manual")
     edit = clamp_operand(file, lines, tree, line, remedy) if tree is not None and line is not None else None
-    return Fix(
-        summary=f"In {dtype}, {remedy.rule}{remedy.caution}.",
-        applicability="review" if edit else "manual",
-        changes=(edit,) if edit else (),
-    )
+    return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}{remedy.caution}.")
 
 
 def keep_data_finite(step: int) -> Fix:
@@ -132,11 +128,11 @@ def clip_gradients(
             applicability="manual",
         )
     edit = clip_before_step(file, lines, tree, backward_line, max_norm)
-    return Fix(
-        summary=f"Clip the gradients at {max_norm:g}, their usual norm before the explosion, ahead of the optimizer's "
-        "step; under a gradient scaler call `scaler.unscale_(optimizer)` first.",
-        applicability="review" if edit else "manual",
-        changes=(edit,) if edit else (),
+    return Fix.by(
+        edit,
+        "review",
+        f"Clip the gradients at {max_norm:g}, their usual norm before the explosion, ahead of the optimizer's step; "
+        "under a gradient scaler call `scaler.unscale_(optimizer)` first.",
     )
 
 

@@ -45,8 +45,8 @@ def delete_statement(file: str, lines: Sequence[str], tree: ast.Module | None, l
     return None
 
 
-def text_of(lines: Sequence[str], expression: ast.expr) -> str:
-    """The expression as the user wrote it, its line breaks kept."""
+def text_of(lines: Sequence[str], expression: ast.expr | ast.keyword) -> str:
+    """The expression, or the named argument, as the user wrote it, its line breaks kept."""
     first, last = expression.lineno, expression.end_lineno or expression.lineno
     if first == last:
         content = lines[first - 1].encode()

@@ -43,11 +43,8 @@ def drop_graph(
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
     edit = _without(blame.file, lines, calls[0], given) if is_plain else None
     dropped = " and ".join(f"`{one.arg}=True`" for one in given) if is_plain else f"`{told}=True`"
-    return Fix(
-        summary=f"Drop {dropped}: backward then releases the graph as it goes.",
-        applicability="manual" if edit is None else "review" if is_graph_of_gradients else "safe",
-        changes=(edit,) if edit else (),
-    )
+    summary = f"Drop {dropped}: backward then releases the graph as it goes."
+    return Fix.by(edit, "review" if is_graph_of_gradients else "safe", summary)
 
 
 def clear_gradients(
@@ -98,8 +95,8 @@ def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int
     is_simple = is_simple and all(keyword.arg for keyword in call.keywords)
     if call.end_lineno != line or not call.args or not is_simple:
         return None
-    given = [text_of(lines, argument) for argument in call.args]
-    given += [f"{keyword.arg}={text_of(lines, keyword.value)}" for keyword in call.keywords]
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    given = [text_of(lines, argument) for argument in arguments]
     inside = ", ".join([text_of(lines, call.func), *given, "use_reentrant=False"])
     return replace_expression(file, lines, call, f"torch.utils.checkpoint.checkpoint({inside})")
 
@@ -115,12 +112,8 @@ def _without(file: str, lines: Sequence[str], call: ast.Call, dropped: Sequence[
     """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
     if "#" in text_of(lines, call):
         return None
-    given = [text_of(lines, argument) for argument in call.args]
-    given += [
-        f"{one.arg}={text_of(lines, one.value)}" if one.arg else f"**{text_of(lines, one.value)}"
-        for one in call.keywords
-        if one not in dropped
-    ]
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    given = [text_of(lines, argument) for argument in arguments if argument not in dropped]
     return replace_expression(file, lines, call, f"{text_of(lines, call.func)}({', '.join(given)})")
 
 

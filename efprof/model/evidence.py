@@ -1,7 +1,7 @@
 """What a finding shows for itself: a closed union that only the renderers take apart."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 StretchState = Literal["used", "slack", "pending", "stranded", "releasable"]
 """used: somebody asked for it; slack: behind a block, by rounding or because a large one is not split; pending: given
@@ -18,12 +18,26 @@ class Number:
     interval: tuple[float, float] | None = None
 
 
+NumberRow = tuple[str, float | None, str]
+MeasuredRow = tuple[str, float | None, str, tuple[float, float] | None]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
     """A few named values."""
 
     title: str
     numbers: tuple[Number, ...]
+
+    @classmethod
+    def of(cls, title: str, *rows: NumberRow | MeasuredRow) -> Self:
+        """Of (label, value, unit), or with an interval behind them; a row whose value is None is left out."""
+        numbers = (
+            Number(label=row[0], value=row[1], unit=row[2], interval=row[3] if len(row) == 4 else None)
+            for row in rows
+            if row[1] is not None
+        )
+        return cls(title=title, numbers=tuple(numbers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +91,14 @@ class StageBand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Curves over one axis; `marks` are (x, label) of instants worth a vertical line.
+    """Curves over one axis, the steps unless it says otherwise; `marks` are (x, label) worth a vertical line.
 
     The values of one that `is_stepped` hold until the next point.
     """
 
     title: str
-    x_label: str
-    x_unit: str
+    x_label: str = "step"
+    x_unit: str = "count"
     y_label: str
     y_unit: str
     lines: tuple[SeriesLine, ...]

@@ -1,7 +1,7 @@
 """A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from efprof.model.evidence import Evidence
 
@@ -77,6 +77,13 @@ class Fix:
     summary: str
     applicability: Applicability
     changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def by(cls, change: Change | None, applicability: Applicability, summary: str) -> Self:
+        """By a single change; where there is none, a person must write it."""
+        if change is None:
+            return cls(summary=summary, applicability="manual")
+        return cls(summary=summary, applicability=applicability, changes=(change,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
