@@ -17,7 +17,7 @@ from efprof.facts.memory_failure import (
     what_is_likely,
 )
 from efprof.facts.run import Run
-from efprof.facts.run_limits import MemoryFailure
+from efprof.facts.run_limits import MemoryFailure, survives_shortages
 from efprof.facts.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
 from efprof.facts.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
@@ -103,7 +103,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         )
     blame = run.get(Sources).line(site)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
-    is_survived = run.run_file.ended in ("finished", "interrupted", "raised")
+    is_survived = survives_shortages(run)
     return Finding(
         blame=blame,
         category="memory",

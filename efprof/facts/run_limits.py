@@ -22,6 +22,16 @@ FARTHEST_OUTLOOK: Final = 100
 """Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
 
 
+def survives_shortages(run: Run) -> bool:
+    """Whether the program went on after the last request that a device could not serve, and finished a step."""
+    if run.run_file.ended == "out_of_memory":
+        return False
+    failed = [event.step for event in read_events(run.rank_folder)[0] if isinstance(event, DeviceShortage)]
+    if not failed:  # an older recording, or a file from elsewhere
+        return run.run_file.ended == "finished"
+    return any(record.step >= failed[-1] for record in read_steps(run.rank_folder)[0])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLimits:
     """The memory that training allocates from; `used_bytes` of it at `used_step`, the last one that was read.

@@ -20,6 +20,7 @@ from efprof.facts.device_memory import DeviceMemory
 from efprof.facts.identity import first_error
 from efprof.facts.live_memory import LiveMemory
 from efprof.facts.run import Run
+from efprof.facts.run_limits import survives_shortages
 from efprof.facts.step_times import StepTimes
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_ms
@@ -120,7 +121,7 @@ def _about_other_threads(events: list[Event]) -> list[str]:
 
 def _about_shortages(run: Run, events: list[Event]) -> list[str]:
     told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceShortage)]
-    return [SURVIVED.format(num=told[-1])] if told and run.run_file.ended != "out_of_memory" else []
+    return [SURVIVED.format(num=told[-1])] if told and survives_shortages(run) else []
 
 
 def _about_unequal_steps(times: StepTimes) -> list[str]:

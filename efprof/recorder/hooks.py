@@ -163,7 +163,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         if is_usual and light.is_on and get_ident() == thread.ident:
             lightly(tensors, None)
             original(tensors, *args, **kwargs)
-            if not light.ends_with_update:
+            if light.is_on and not light.ends_with_update:
                 passed()
             return
         try:  # from the first call on: a signal's handler may raise in it

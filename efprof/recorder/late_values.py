@@ -45,11 +45,23 @@ class LateValues:
         self._events = DeviceEvents()
 
     def send(self, values: Sequence[OnDevice]) -> Answer:
-        """Have them on their way."""
-        return self._start(values) or (lambda: None)
+        """Have them on their way, in as many rows as it takes."""
+        pieces = [values[first : first + ROOM] for first in range(0, len(values), ROOM)]
+        answers, told = [self._start(piece) or (lambda: None) for piece in pieces], list[float]()
+
+        def arrived() -> list[float] | None:
+            while answers:
+                values = answers[0]()
+                if not values:
+                    return values
+                del answers[0]
+                told.extend(values)
+            return told
+
+        return arrived
 
     def _copy(self, values: Sequence[OnDevice]) -> Answer:
-        row, places, events = self._row(len(values)), list[int](), []
+        row, places, events = self._row(), list[int](), []
         for stream in dict.fromkeys(made.stream for made in values):
             here = [place for place, made in enumerate(values) if made.stream == stream]
             # To leave the context of another device's stream would start one on the current device.
@@ -70,11 +82,8 @@ class LateValues:
 
         return self._guard(arrived)
 
-    def _row(self, num_values: int) -> torch.Tensor:
-        kind: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "pin_memory": True}
-        with torch.inference_mode(mode=False):  # what is made within it could not be written later
-            if num_values > ROOM:
-                return torch.empty(num_values, **kind)
-            if not self._rows:
-                self._rows += torch.empty((NUM_ROWS, ROOM), **kind)
+    def _row(self) -> torch.Tensor:
+        if not self._rows:
+            with torch.inference_mode(mode=False):  # what is made within it could not be written later
+                self._rows += torch.empty((NUM_ROWS, ROOM), dtype=torch.float32, device="cpu", pin_memory=True)
         return self._rows.pop()

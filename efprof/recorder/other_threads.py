@@ -107,7 +107,8 @@ class OtherThreads:
     @property
     def caller(self) -> int:
         """It; where it is one of autograd's own, the one that waits for its pass, if that is the only one that does."""
-        return next(iter(self._passing)) if self.is_autograds and len(self._passing) == 1 else get_ident()
+        passing = list(self._passing)
+        return passing[0] if self.is_autograds and len(passing) == 1 else get_ident()
 
     @property
     def is_apart(self) -> bool:

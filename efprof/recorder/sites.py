@@ -160,7 +160,7 @@ def _find_on_path(shortened: str, start: str) -> str:
 
 def user_file_of(kind: type[Any], sites: Sites) -> str | None:
     """The user's file that defines a class; in a notebook, whose main module has none, the methods tell it."""
-    module_file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    module_file = getattr(sys.modules.get(getattr(kind, "__module__", "")), "__file__", None)
     methods = (value for value in vars(kind).values() if type(value) is FunctionType)
     files = [module_file] if module_file else [method.__code__.co_filename for method in methods]
     return next(filter(sites.is_user_file, files), None)

@@ -107,8 +107,8 @@ class TrainingThread:
         something else, or at the same time: it is set apart for good.
         """
         others = self._steps.others
-        if self.ident == NOBODY:
-            return False
+        if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):
+            return False  # of the latter nobody knows whom it works for
         if not others.is_apart:
             with self._changing:
                 if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._makes_a_turn()):

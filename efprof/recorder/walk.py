@@ -148,7 +148,9 @@ class Walk:
             return _Kind(self._visit_code)
         if kind is LRU_CACHE:
             return _Kind(self._visit_cache, has_names=False)
-        if issubclass(kind, (torch.Tensor, *NOT_DATA)) or str(kind.__module__).startswith("efprof.recorder."):
+        if issubclass(kind, (torch.Tensor, *NOT_DATA)) or str(getattr(kind, "__module__", "")).startswith(
+            "efprof.recorder."
+        ):
             return _Kind(None, has_names=False)  # a variable may hold the recording: what that keeps is ours
         if issubclass(kind, COLLECTIONS):
             return _Kind(self._visit_elements, has_names=False)

@@ -116,7 +116,8 @@ for _ in range(60):
 
 
 def test_windows_of_a_program_with_graphs_of_its_own_do_not_crash_it(tmp_path: Path) -> None:
-    recorded = record_text(tmp_path, OWN_GRAPH, "--trace-steps", "3:5,7:9,20:22", "--overhead", "100%")
+    options = ("--trace-steps", "3:5,7:9,20:22", "--memory-steps", "none", "--triggers", "none", "--overhead", "100%")
+    recorded = record_text(tmp_path, OWN_GRAPH, *options)
     assert recorded.exit_code == 0, recorded.errors
     is_mended = tuple(map(int, str(torch.version.cuda).split("."))) >= (12, 6)
     assert len(recorded.events(WindowOpened)) == (3 if is_mended else 0)

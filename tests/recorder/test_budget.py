@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -66,8 +67,10 @@ def test_bursts_come_at_uneven_distances_so_that_they_beat_with_nothing() -> Non
         else:
             sampling.note_light([LightStep(number, 5_000_000, 8_000, True)])
         number += 1
+    late = firsts[len(firsts) // 4 :]
+    distances = [later - one for one, later in pairwise(late)]
+    assert max(distances) > 2 * min(distances)
     for period in (2, 4, 8, 16):  # as of accumulation, logging, evaluation
-        late = firsts[len(firsts) // 4 :]
         met = Counter(first % period for first in late)
         assert len(met) == period
         assert max(met.values()) < 2.5 * len(late) / period

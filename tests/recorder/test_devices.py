@@ -316,6 +316,7 @@ def test_values_come_back_in_order_and_to_the_last_of_many(monkeypatch: pytest.M
             pass
         told = [answer() for answer in answers]
     assert told == [[0.0], [0.0, 1.0, 2.0], list(map(float, range(9))), [0.0, 1.0]]
+    assert len(late._rows) == 6, "all that were made, three times two, are there to be used again"
 
 
 def test_values_that_are_sent_in_inference_mode_do_not_spoil_what_comes_later() -> None:

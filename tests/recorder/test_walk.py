@@ -73,6 +73,25 @@ def test_a_list_holds_what_each_of_its_functions_keeps(tmp_path: Path, hold: Cal
     assert walked(tmp_path, [hold(torch.ones(1)) for _ in range(100)]) == {"main.kept": 100}
 
 
+class OfNoModule(type):
+    """As types that are made in C without a dot in their name, SWIG's among them."""
+
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise AttributeError("__module__")
+
+
+class Odd(metaclass=OfNoModule):
+    """Keeps a tensor."""
+
+    def __init__(self) -> None:
+        self.kept = [torch.ones(1)]
+
+
+def test_a_type_of_no_module_is_walked_as_any_other(tmp_path: Path) -> None:
+    assert list(walked(tmp_path, Odd()).values()) == [1]
+
+
 def test_what_the_recording_itself_keeps_is_no_holder_of_the_program_s(tmp_path: Path) -> None:
     recording = Recording(tmp_path, None, is_ours=False)
     vars(recording)["rows"] = [torch.ones(1)]

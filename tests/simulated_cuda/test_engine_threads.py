@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from efprof.recorder import current
 from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
@@ -256,7 +257,13 @@ def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: P
 
 def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_path: Path) -> None:
     """While both wait for a pass, nobody knows for whom autograd's thread works; the optimizer tells."""
-    over, is_asking = threading.Event(), threading.Event()
+    over, is_asking, met = threading.Event(), threading.Event(), list[bool]()
+
+    def before() -> None:
+        session = current.session
+        assert session is not None
+        met.append(bool(session.loop.steps.others._passing))
+
     with SimulatedCuda().in_place() as cuda:
 
         def ask() -> None:
@@ -267,16 +274,17 @@ def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_pat
                     is_asking.set()
 
         def train() -> None:
-            thread = threading.Thread(target=ask)
+            thread = threading.Thread(target=ask, daemon=True)
             thread.start()
-            assert is_asking.wait(MAX_WAIT_S)
             try:
-                step_all_in_the_last_hook("cuda")
+                assert is_asking.wait(MAX_WAIT_S)
+                step_all_in_the_last_hook("cuda", before)
             finally:
                 over.set()
                 thread.join()
 
         recorded = record_here(tmp_path, train)
+    assert any(met), "both waited at once"
     assert recorded.events(OtherThreadTrained) == []
     assert len(recorded.steps) == NUM_STEPS
 
