@@ -222,7 +222,8 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
             loop.optimizer_left(optimizer)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
-    lightly = shell.guarded("loop", light.updated)
+    lightly, looked = shell.guarded("loop", light.steps.updated), shell.guarded("loop", light.after_update)
+    lights, sampling = light.steps, loop.sampling
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (light.is_on and get_ident() == thread.ident):
@@ -234,6 +235,8 @@ def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
         if is_plain and not (loop.steps.clock is not None and thread.is_capturing):
             loop.num_updates += 1
             lightly(id(optimizer))
+            if light.is_burst_due or lights.number + 1 >= sampling.look_at:
+                looked()
         else:
             left(optimizer)
 

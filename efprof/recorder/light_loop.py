@@ -73,7 +73,11 @@ class LightLoop(Switch):
 
     def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
         """This optimizer, or graph, by its `id`, has stepped, or was held back."""
-        self.steps.updated(optimizer, is_held_back=is_held_back)
+        self.steps.updated(optimizer, is_held_back)
+        self.after_update()
+
+    def after_update(self) -> None:
+        """Wake where a burst is due."""
         if self.steps.number + 1 >= self._sampling.look_at:
             self._look_ahead()
         if not self.is_burst_due:

@@ -17,10 +17,15 @@ import torch
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.late_values import Answer, OnDevice
 from efprof.recorder.open_step import OpenStep
+from efprof.recorder.step_numbers import ScaledLosses, read_value
 
 MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000
 """What a killed process may lose of them."""
+
+CLOCKED_EVERY: Final = 8
+"""So many light steps have one in which the recorder looks at its own clock; the others are taken to cost as much. To
+look is a good part of what a light step costs."""
 
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
@@ -61,9 +66,10 @@ class LightSteps:
 
     def __init__(self, write: Callable[[LightLine], None]) -> None:
         self.read_losses: Callable[[int, Any, Any], Iterable[Loss] | None] = lambda *_: ()
-        """Given the step's number and what backward is called with: its losses, now or on the device."""
-        self.read_plainly: Callable[[torch.Tensor], float | None] = lambda _: None
-        """Tried first, which must not raise; where its answer is None or not finite, `read_losses` is asked."""
+        """Given the step's number and what backward is called with: its losses, now or on the device. Asked where it is
+        no plain loss of one finite number on the CPU.
+        """
+        self.scaled = ScaledLosses()
         self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
         """Has losses on a device sent here."""
         self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
@@ -88,10 +94,15 @@ class LightSteps:
         self._waiting: list[Loss] = []
         """Of passes since the last update."""
         self._losses: list[Loss] = []
+        self._has_odd_losses = False
+        """Whether some may be on a device, since the last step that had none to take."""
         self._num_passes = self._num_waiting = 0
         self._is_held_back = False
         self._start_ns = self._update_ns = self._written_ns = 0
-        self._cost_ns = 0
+        self._is_clocked = True
+        """Whether the recorder's own time is measured in the open step."""
+        self._clocked_ns = self._charged_ns = 0
+        """Of the last step in which it was, and of what is done in few steps."""
         self._site: str | None = None
         self._loader: int | None = None
         self._passes_by_hand = 0
@@ -120,20 +131,29 @@ class LightSteps:
         self.stepped, self._waiting, self._losses = [], [], []
         self._num_passes = self._num_waiting = 0
         self._is_held_back = self.is_interrupted = False
+        self._is_clocked, self._clocked_ns, self._charged_ns = True, 0, 0
         self._written_ns = perf_counter_ns()
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
         """`torch.autograd.backward` was called with these."""
-        entered = perf_counter_ns()
-        loss: float | None = None
-        if gradients is None and type(tensors) is torch.Tensor:  # as `loss.backward()` has it
-            loss = self.read_plainly(tensors)
-        if loss is None or not isfinite(loss):
-            self._waiting += self.read_losses(self.current, tensors, gradients) or ()
-        else:
+        entered = perf_counter_ns() if self._is_clocked else 0
+        loss: Any = None
+        scaled = self.scaled
+        # As `loss.backward()` has it, and no mode of the program's sees that its value is read.
+        is_plain = gradients is None and type(tensors) is torch.Tensor and tensors.is_cpu
+        if is_plain and not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()):
+            try:
+                loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
+            except RuntimeError:  # it has more than one; within a transformation of torch.func no tensor has a value
+                loss = None
+        if type(loss) is float and isfinite(loss):
             self._waiting.append(loss)
+        else:
+            self._waiting += self.read_losses(self.current, tensors, gradients) or ()
+            self._has_odd_losses = True
         self._num_waiting += 1
-        self._cost_ns += perf_counter_ns() - entered
+        if entered:
+            self._clocked_ns += perf_counter_ns() - entered
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
@@ -142,7 +162,7 @@ class LightSteps:
         self.updated(UPDATE_BY_HAND)
         return True
 
-    def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
+    def updated(self, optimizer: int, is_held_back: bool = False) -> None:
         """This optimizer, by its `id`, has stepped, or was held back."""
         entered = perf_counter_ns()
         if optimizer in self.stepped:
@@ -155,19 +175,24 @@ class LightSteps:
             self._num_waiting = 0
         self._is_held_back |= is_held_back
         self._update_ns = entered
-        self._cost_ns += perf_counter_ns() - entered
+        if self._is_clocked:
+            self._clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
         """The open step is over: it ended with its last update."""
         number, end, losses = self.number, self._update_ns, self._losses
         loss: Any = None
         if losses:
-            loss = losses[0] if len(losses) == 1 and type(losses[0]) is float else self._take_losses()
+            loss = self._take_losses() if self._has_odd_losses else sum(losses)
             losses.clear()
         flags = IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
-        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, self._cost_ns))
+        cost_ns = self._clocked_ns + self._charged_ns
+        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
         self.number += 1
-        self._start_ns, self._num_passes, self._cost_ns = end, 0, 0
+        self._start_ns, self._num_passes, self._charged_ns = end, 0, 0
+        self._is_clocked = self.number % CLOCKED_EVERY == 0
+        if self._is_clocked:
+            self._clocked_ns = 0
         self.stepped.clear()
         self._is_held_back = self.is_interrupted = False
         if self.watch is not None:
@@ -188,7 +213,7 @@ class LightSteps:
 
     def charge(self, cost_ns: int) -> None:
         """The recorder has spent so long within the open step."""
-        self._cost_ns += cost_ns
+        self._charged_ns += cost_ns
 
     # Writing.
 
@@ -213,7 +238,7 @@ class LightSteps:
                 self._ask_device(line)
             self._rows, self._on_device, self._num_settled = [], [], 0
         self._written_ns = perf_counter_ns()
-        self._cost_ns += self._written_ns - entered
+        self._charged_ns += self._written_ns - entered
 
     @property
     def awaits_device(self) -> bool:
@@ -237,6 +262,7 @@ class LightSteps:
 
     def _take_losses(self) -> float | None:
         """What the host knows of the open step's; the device tells its part late."""
+        self._has_odd_losses = bool(self._waiting)
         values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
         place = len(self._rows)
         self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]

@@ -183,8 +183,8 @@ class ScaledLosses:
     """Those that are alive, and where the last ones stand in autograd's graph."""
 
     def __init__(self) -> None:
-        self._unscaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        """By the scaled one's `id`."""
+        self.by_id: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        """By the scaled one's `id`, itself and what it was before."""
         self._recent: deque[int] = deque(maxlen=MAX_RECENT)
         """Autograd's sequence numbers of the multiplications: its nodes would keep the graph alive."""
         self._scale: torch.Tensor | None = None
@@ -197,37 +197,27 @@ class ScaledLosses:
         elif isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._scale = scale if isinstance(scale, torch.Tensor) else None
             if outputs.numel() == 1:
-                if len(self._unscaled) >= MAX_RECENT:  # nobody calls `update`
+                if len(self.by_id) >= MAX_RECENT:  # nobody calls `update`
                     self.used_up()
-                self._unscaled[id(scaled)] = weakref.ref(scaled), outputs.detach()
+                self.by_id[id(scaled)] = weakref.ref(scaled), outputs.detach()
             if scaled.grad_fn is not None:
                 self._recent.append(_number_of(scaled.grad_fn))
 
     def used_up(self) -> None:
         """The update is over, and the scale may change."""
         self._recent.clear()
-        for key, (scaled, _) in list(self._unscaled.items()):
+        for key, (scaled, _) in list(self.by_id.items()):
             if scaled() is None:
-                del self._unscaled[key]
+                del self.by_id[key]
 
     def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The same where it was not scaled; what was made of a scaled one since, such as a mean, is divided."""
-        known = self._unscaled.get(id(loss))
+        known = self.by_id.get(id(loss))
         if known is not None and known[0]() is loss:
             return known[1]
         if not self._recent or self._scale is None or self._scale.device != loss.device:
             return loss
         return loss if set(self._recent).isdisjoint(self._made_of(loss)) else loss.detach() / self._scale
-
-    def read_plainly(self, loss: torch.Tensor) -> float | None:
-        """Of a loss on the CPU, before it was scaled; None where more than that has to be asked."""
-        if not loss.is_cpu or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            return None
-        try:
-            value = read_value(self.unscaled(loss) if self._unscaled else loss)
-        except RuntimeError:  # it has more than one; within a transformation of torch.func no tensor has a value
-            return None
-        return value if type(value) is float else None
 
     def _made_of(self, loss: torch.Tensor) -> Iterator[int]:
         """The last operations that it was made by, none from before the first of the scaled losses."""

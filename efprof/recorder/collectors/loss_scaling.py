@@ -49,52 +49,50 @@ def _is_enabled(scaler: Any) -> bool:
 def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
     kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
+    thread, steps = loop.thread, loop.steps
     note_scaled = guarded("loss_scaling", loop.scaled_losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     # Of any optimizer, since the one that the scaler knows may be the program's own class around another one.
     note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
-    scale, step, update = kind.scale, kind.step, kind.update
+    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    def in_stage(original: Callable[..., Any]) -> Callable[..., Any]:
-        """In full steps, and of a scaler that is enabled, it is part of the stage `optimizer`."""
-        staged = updating(loop, session.shell, original)
-
-        @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return (original if light.is_on or not _is_enabled(self) else staged)(self, *args, **kwargs)
-
-        return call
-
-    staged_step, staged_update = in_stage(step), in_stage(update)
+    in_update = functools.partial(updating, loop, session.shell)  # as the rest of the stage `optimizer`
+    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        if scaled is not outputs and loop.is_ours and not loop.thread.is_capturing:  # if not enabled, it is what it got
+        # One that is not enabled gives back what it got.
+        if scaled is not outputs and thread.is_ours and not (steps.clock is not None and thread.is_capturing):
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
+
+    @functools.wraps(unscale)
+    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
+        (unscale if light.is_on or not _is_enabled(self) else stage_unscale)(self, *args, **kwargs)
 
     @functools.wraps(step)
     def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before = loop.num_updates
-        result = staged_step(self, optimizer, *args, **kwargs)
+        is_rest = light.is_on or not _is_enabled(self)
+        result = (step if is_rest else stage_step)(self, optimizer, *args, **kwargs)
         if loop.num_updates == before and _is_enabled(self):  # no optimizer stepped: the scaler held it back
             note_held_back(optimizer)
         return result
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        staged_update(self, *args, **kwargs)
+        (update if light.is_on or not _is_enabled(self) else stage_update)(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
             note_scale(self)
 
-    new = {"scale": watched_scale, "unscale_": in_stage(kind.unscale_), "step": watched_step, "update": watched_update}
+    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
 
 
 def _note_scale(loop: Loop, scaler: Any) -> None:
     """Keep the scale as the tensor it is: reading it would wait for the device."""
-    if not loop.is_ours or loop.thread.is_capturing:
+    if not loop.thread.is_ours or (loop.steps.clock is not None and loop.thread.is_capturing):
         return
     loop.scaled_losses.used_up()
     step, scale = loop.steps.open, scaler._scale

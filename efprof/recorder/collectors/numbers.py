@@ -223,7 +223,7 @@ def start(session: Session) -> None:
     session.subscribe(loop.step_ended, "numbers", numbers.finish)
     session.subscribe(loop.clipped, "numbers", numbers.note_clip)
     loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.read_light)
-    loop.light.steps.read_plainly = loop.scaled_losses.read_plainly
+    loop.light.steps.scaled = loop.scaled_losses
     loop.light.steps.send = session.late_values.send
     loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
 
