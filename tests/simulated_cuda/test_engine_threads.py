@@ -257,14 +257,13 @@ def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: P
 def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_path: Path) -> None:
     """While both wait for a pass, nobody knows for whom autograd's thread works; the optimizer tells."""
     over, is_asking = threading.Event(), threading.Event()
-    with SimulatedCuda().in_place() as cuda:
+    with SimulatedCuda().in_place():
 
         def ask() -> None:
-            with cuda:  # it holds for one thread
-                model = make_model().to("cuda")
-                while not over.is_set():
-                    model(torch.ones(4, 3, device="cuda")).sum().backward()
-                    is_asking.set()
+            model = make_model().to("cuda")
+            while not over.is_set():
+                model(torch.ones(4, 3, device="cuda")).sum().backward()
+                is_asking.set()
 
         def train() -> None:
             thread = threading.Thread(target=ask)
