@@ -28,7 +28,7 @@ from unittest import mock
 import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.rules import rounded_bytes, segment_bytes
@@ -174,11 +174,16 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # The mode.
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To keep it from the compiler would take the import of that, a second and a half."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = dict(kwargs or {})
         name = func._schema.name
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        tensors = list(_tensors_in((*args, *kwargs.values())))
         homes = {self._home(tensor) for tensor in tensors} - {None}
         if name == "aten::copy_":
             return self._copy(*args, **kwargs)
@@ -203,17 +208,16 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._wait_for("copy to the host", home)
             home = there
         result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._put(tensor, home, is_pinned=bool(is_pinned))
+        made = list(_tensors_in((result,)))
+        for tensor in made:
+            self._put(tensor, home, is_pinned=bool(is_pinned))
         if is_early and not _is_view(func):
             result = tree_map(_garbage_like, result)
         if home is not None and not _is_view(func):
             self.note_call("kernel")
             done_ns = self._streams[home].give(self.kernel_ns)
-            made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and self._home(one) is not None]
-            inputs_ns = max((self._made_ns(one) for one in tensors), default=0)
-            self._made_at_ns |= {one.untyped_storage()._cdata: max(done_ns, inputs_ns) for one in made}
+            done_ns = max(done_ns, *(self._made_ns(one) for one in tensors))
+            self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self._home(one) is not None}
             if self.capturing is not None:
                 self.tape.append((func, args, kwargs, result))
         return result
@@ -275,7 +279,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):
             return
         key = storage._cdata
-        if key in self._homes or (home is None and not is_pinned) or not IS_CPU(tensor):
+        if key in self._homes or (home is None and not is_pinned) or storage.device != CPU:
             return
         if is_pinned:
             self._pinned.add(key)
@@ -493,6 +497,11 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory, optimizer = map(importlib.import_module, ("torch.cuda.memory", "torch.optim.optimizer"))
         libraries = sites._library_folders()
         to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
+        no_dispatch = torch._C._DisableTorchDispatch  # type: ignore[attr-defined]
+
+        def outside_modes() -> Any:  # torch's own, as of fake tensors, go below what lies on a device
+            is_of_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
+            return no_dispatch() if is_of_torch else self._without_other_modes()
 
         def waited_tolist(tensor: torch.Tensor) -> Any:
             return tolist(tensor if self._home(tensor) is None else tensor.cpu())
@@ -509,7 +518,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (memory, "get_allocator_backend", lambda: self.backend),
             (memory, "_snapshot", lambda: snapshot_of(self)),
             (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
-            (torch._C, "_DisableTorchDispatch", self._without_other_modes),
+            (torch._C, "_DisableTorchDispatch", outside_modes),
             (torch.autograd, "_engine_run_backward", self.engine.run),
             (optimizer, "_get_foreach_kernels_supported_devices", list),
             (
@@ -532,7 +541,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         thread: Any = threading.Thread
         replaced.append((thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)))
-        replaced += [(owner, "empty_cache", self._empty_cache) for owner in (torch.cuda, memory)]
+        empty_cache = self._empty_cache
+        replaced += [(owner, "empty_cache", empty_cache) for owner in (torch.cuda, memory)]
         replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
         for name, answer in (
             ("is_available", lambda: True),
@@ -573,6 +583,15 @@ def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any,
         return {(of_group[0][0][0].device, dtype): of_group for (_, dtype), of_group in found.items()}
 
     return group
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Of an operator's arguments or results, which are such, or lists of such."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
 
 
 def _is_view(operator: Any) -> bool:
