@@ -90,7 +90,8 @@ def scale_losses() -> None:
 
 def go_back_by_closures() -> None:
     model = make_model()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3, tolerance_grad=0.0, tolerance_change=0.0)
+    exact = {"tolerance_grad": 0.0, "tolerance_change": 0.0}
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3, history_size=5, **exact)
     for inputs, targets in make_loader(NUM_STEPS):
 
         def closure(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
@@ -182,7 +183,7 @@ def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Rec
     if device == "cpu":
         return record_here(folder, lambda: train("cpu"), overhead=overhead)
     with SimulatedCuda(2).in_place() as cuda:
-        recorded = record_here(folder, lambda: train(device), overhead=overhead)
+        recorded = record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
         assert cuda.engine.ident is not None, "backward ran on its thread"
         allowed = ["aten::_local_scalar_dense"] if train is read_values_in_hooks else []
         assert set(cuda.waits_of("efprof/recorder")) <= set(allowed)

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.step_numbers import outside_modes
 from efprof.units import MIB
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
@@ -39,7 +40,7 @@ def train(device: str) -> None:
 
 
 def recorded_on(device: str, folder: Path, overhead: float) -> Recorded:
-    return record_here(folder, lambda: train(device), overhead=overhead)
+    return record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
 
 
 @pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL])
