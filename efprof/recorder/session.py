@@ -198,6 +198,7 @@ class Session:
         self._write_late()
 
     def _write_late(self) -> None:
+        self.loop.light.steps.write_arrived()  # of those before: the first bad number is the one to be told of
         while self._late:
             step, record = self._late[0]
             step.late = [arrives for arrives in step.late or () if not arrives()]
@@ -210,11 +211,9 @@ class Session:
         """The training is over: now the device may be waited for, but not for ever, since it may have failed."""
         end, light = time.monotonic() + MAX_WAIT_S, self.loop.light.steps
         self._write_late()
-        light.write_arrived()
         while (self._late or light.awaits_device) and time.monotonic() < end:
             time.sleep(0.001)
             self._write_late()
-            light.write_arrived()
 
     def _forget(self) -> None:
         """In a forked child, a data worker most of all: record nothing, write nothing."""

@@ -32,6 +32,8 @@ class StepNumbers:
     is_guarded: bool = False
     device_losses: tuple[OnDevice, ...] = ()
     device_norms: tuple[OnDevice, ...] = ()
+    may_be_bad: tuple[bool, ...] = ()
+    """Of each of these norms, whether nothing is to be told of it that is not finite."""
 
     def add_norm(self, norm: float) -> None:
         """Of one optimizer's gradients."""
@@ -55,7 +57,7 @@ def late_numbers(
 ) -> Callable[[], bool]:
     """Have them sent to the host; the result fills the record once they have come, and tells whether no more will.
 
-    `note_bad` is told of what is not finite, but for gradients that a scaler holds back or an optimizer skips itself.
+    `note_bad` is told of what is not finite, but for gradients that may be so or that an optimizer skips itself.
     """
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
     answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
@@ -75,7 +77,9 @@ def late_numbers(
             record.scaler_scale = values[-1]
         if not math.isfinite(loss):
             note_bad(record, "loss", loss)
-        elif not (math.isfinite(norm) or owed.is_guarded or record.is_skipped):
+        elif not owed.is_guarded and any(
+            not (math.isfinite(one) or may_be) for one, may_be in zip(norms, owed.may_be_bad, strict=True)
+        ):
             note_bad(record, "gradient", norm)
         return True
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.gpu.cuda_runs import needs_cuda
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import BATCH, make_model, stages
@@ -23,7 +24,7 @@ in_full_and_light = pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HAR
 
 def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Recorded:
     torch.manual_seed(0)
-    found = record_here(folder, lambda: train(device), overhead=overhead)
+    found = record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
     assert found.events(CollectorStopped) == []
     assert found.events(OtherThreadTrained) == []
     return found

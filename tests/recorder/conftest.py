@@ -11,8 +11,28 @@ from efprof.artifacts.run_file import write_run_file
 from efprof.recorder.options import Options, encode_options
 from tests.builders import make_run_file
 from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
+from tests.recorder.on_a_device import runs_there, why_not
+from tests.simulated_cuda.cuda import SimulatedCuda
 
 Begin = Callable[..., Child]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What records in this process is recorded once more on a simulated device."""
+    if runs_there(metafunc):
+        metafunc.parametrize("_processor", ["cpu", "cuda"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _processor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that the test makes lies there."""
+    if getattr(request, "param", "cpu") == "cpu":
+        yield
+        return
+    if reason := why_not(request.node):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    with SimulatedCuda(makes_all_on=0).in_place():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fiel
         run_folder_name=str(folder),
         root_name=str(Path(__file__).parents[2]),
         trace_steps=windows,
+        memory_steps=(),
         triggers=(),
         overhead=EVERY_STEP_IN_FULL,
     )

@@ -98,6 +98,7 @@ def made(*values: float) -> tuple[OnDevice, ...]:
 def arrive(record: StepRecord, *, losses: list[float], norms: list[float], **owed: Any) -> list[str]:
     """Have the numbers arrive; what is told of as bad."""
     bad, sent = list[str](), Sent()
+    owed = {"may_be_bad": (False,) * len(norms), **owed}
     opened = StepNumbers(device_losses=made(*losses), device_norms=made(*norms), **owed)
     arrives = late_numbers(record, opened, *made(512.0), sent.send, lambda _, what, value: bad.append(what))
     assert not arrives()
@@ -136,7 +137,8 @@ def test_a_loss_that_is_not_finite_is_told_of() -> None:
 def test_a_gradient_that_nobody_guards_is_told_of() -> None:
     assert arrive(make_step(0, loss=None), losses=[1.0], norms=[math.inf]) == ["gradient"]
     assert arrive(make_step(1, loss=None), losses=[1.0], norms=[math.inf], is_guarded=True) == []
-    assert arrive(make_step(2, loss=None, is_skipped=True), losses=[1.0], norms=[math.inf]) == []
+    assert arrive(make_step(2, loss=None), losses=[1.0], norms=[math.inf], may_be_bad=(True,)) == []
+    assert arrive(make_step(3, loss=None), losses=[1.0], norms=[1.0, math.inf], may_be_bad=(True, False)) != []
 
 
 def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def scale_losses() -> None:
 
 def go_back_by_closures() -> None:
     model = make_model()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3, tolerance_grad=0.0, tolerance_change=0.0)
+    exact = {"tolerance_grad": 0.0, "tolerance_change": 0.0}
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3, history_size=5, **exact)
     for inputs, targets in make_loader(NUM_STEPS):
 
         def closure(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
@@ -202,7 +203,9 @@ def is_light() -> bool:
     return current.session is not None and current.session.loop.light.is_on
 
 
-def test_no_loss_that_is_not_finite_is_missed(tmp_path: Path) -> None:
+def record_a_bad_light_step(folder: Path) -> tuple[int, NonFiniteSeen]:
+    """Its number, and what is told of it."""
+
     def train() -> None:
         model = make_model()
         optimizer = sgd(model)
@@ -215,12 +218,21 @@ def test_no_loss_that_is_not_finite_is_missed(tmp_path: Path) -> None:
             optimizer.zero_grad()
 
     bad: list[int] = []
-    recorded = record_here(tmp_path, train, overhead=HARDLY_ANY_IN_FULL)
+    recorded = record_here(folder, train, overhead=HARDLY_ANY_IN_FULL)
     (seen,) = recorded.events(NonFiniteSeen)
     assert not recorded.steps[bad[0]].is_full
-    assert (seen.step, seen.what, seen.value) == (bad[0], "loss", "nan")
-    assert [suspect.node for suspect in seen.suspects] == ["MulBackward0"]
+    return bad[0], seen
+
+
+def test_no_loss_that_is_not_finite_is_missed(tmp_path: Path) -> None:
+    bad, seen = record_a_bad_light_step(tmp_path)
+    assert (seen.step, seen.what, seen.value) == (bad, "loss", "nan")
     assert seen.site is not None
+
+
+def test_the_operation_that_makes_a_loss_not_finite_in_a_light_step_is_named(tmp_path: Path) -> None:
+    _, seen = record_a_bad_light_step(tmp_path)
+    assert [suspect.node for suspect in seen.suspects] == ["MulBackward0"]
 
 
 def test_light_steps_follow_each_other_without_a_gap(tmp_path: Path) -> None:

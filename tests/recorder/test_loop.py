@@ -54,9 +54,9 @@ def boundaries(step: StepRecord) -> list[str]:
     return [memory.boundary for memory in step.memory]
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return record_here(tmp_path_factory.mktemp("plain"), train_plainly)
+@pytest.fixture
+def plain(tmp_path: Path) -> Recorded:
+    return record_here(tmp_path, train_plainly)
 
 
 def test_every_step_has_its_four_stages_in_order(plain: Recorded) -> None:

@@ -6,7 +6,7 @@ by our own model of the allocator; a backward pass runs in a thread of its own t
 engine has them. Each of these is documented behaviour of torch, and checked against a real device by tests/gpu.
 
 Not simulated: kernels that run at once on several streams of a device, autocast's types, peer access, and memory that
-libraries take for themselves.
+libraries take for themselves. In a forked process, which may not use CUDA, what it was given lies on the CPU.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ import functools
 import importlib
 import os
 import sys
+import threading
 import time
 import traceback
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -26,8 +27,8 @@ from unittest import mock
 
 import msgspec
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_map
 
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.rules import rounded_bytes, segment_bytes
@@ -37,9 +38,10 @@ from efprof.units import GIB, MIB
 from tests.facts.allocator.recording import Recording
 from tests.simulated_cuda.engine import Engine
 from tests.simulated_cuda.graphs import make_graph_class
-from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, event_class, stream_class, until
+from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, device_class, event_class, stream_class, until
 
 CPU = torch.device("cpu")
+DEVICE, IS_CPU = vars(torch._C.TensorBase)["device"].__get__, vars(torch._C.TensorBase)["is_cpu"].__get__
 OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 """They stand for torch, so they are no user's."""
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
@@ -47,7 +49,7 @@ DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_d
 BETWEEN = ("collectors/waiting_calls.py", "collectors/device_data.py")
 """What the program asks for passes through these of the recorder's, which ask for nothing themselves."""
 GARBAGE = -7.0
-"""What is in memory that a copy has not reached yet."""
+"""What is in memory that nothing has been written to yet."""
 KERNEL_NS = 2_000
 """How long any kernel takes."""
 WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
@@ -105,6 +107,9 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made_at_ns: dict[int, int] = {}
         """When what was computed last of each such storage is done: a stream that waits for no other may be early."""
         self._blocks: dict[int, Block] = {}
+        self._given_back: deque[tuple[int, Block]] = deque()
+        """Blocks to be freed, each with its device: storages go in any thread, and while one is being served."""
+        self._serving = threading.Lock()
         self._pinned: set[int] = set()
         self._on_the_way: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         """Copies to the host: when each arrives, where, and what."""
@@ -125,7 +130,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""
         home = self._home(tensor)
-        return CPU if home is None else torch.device("cuda", home)
+        return DEVICE(tensor) if home is None else torch.device("cuda", home)
 
     def waits_of(self, folder: str) -> list[str]:
         """The calls that waited, made by a function in this folder, whatever else was called in between."""
@@ -169,11 +174,16 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # The mode.
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To keep it from the compiler would take the import of that, a second and a half."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = dict(kwargs or {})
         name = func._schema.name
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        tensors = list(_tensors_in((*args, *kwargs.values())))
         homes = {self._home(tensor) for tensor in tensors} - {None}
         if name == "aten::copy_":
             return self._copy(*args, **kwargs)
@@ -181,55 +191,62 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = " and ".join(f"cuda:{home}" for home in sorted(homes))  # type: ignore[type-var]
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two, {found}!")
         home = next(iter(homes), None)
+        is_early = home is not None and self._is_early(tensors, home)
         if name in WAITING:
             self._wait_for(name, home)
         is_pinned = kwargs.pop("pin_memory", False) or name == "aten::_pin_memory"
         if is_pinned:
             self.refuse_in_capture()
-        wanted = kwargs.get("device")
-        if wanted is not None:
-            wanted, kwargs["device"] = torch.device(wanted), CPU
-            if (
-                name == "aten::_to_copy"
-                and home is not None
-                and wanted.type == "cpu"
-                and not kwargs.get("non_blocking")
-            ):
-                self._wait_for("copy to the host", home)
-            home = None if wanted.type == "cpu" else self.index_of(wanted)
+        wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        if wanted is not None and wanted.type in ("cpu", "cuda"):
+            kwargs["device"] = CPU
+            there = self.index_of(wanted) if wanted.type == "cuda" else None
+            if name == "aten::_to_copy" and home is not None:
+                if there is not None:
+                    self._streams[there].wait_stream(self._streams[home])
+                elif not kwargs.get("non_blocking"):
+                    self._wait_for("copy to the host", home)
+            home = there
         result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._put(tensor, home, is_pinned=bool(is_pinned))
+        made = list(_tensors_in((result,)))
+        for tensor in made:
+            self._put(tensor, home, is_pinned=bool(is_pinned))
+        if is_early and not _is_view(func):
+            result = tree_map(_garbage_like, result)
         if home is not None and not _is_view(func):
             self.note_call("kernel")
             done_ns = self._streams[home].give(self.kernel_ns)
-            made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and self._home(one) is not None]
-            inputs_ns = max((self._made_ns(one) for one in tensors), default=0)
-            self._made_at_ns |= {one.untyped_storage()._cdata: max(done_ns, inputs_ns) for one in made}
+            done_ns = max(done_ns, *(self._made_ns(one) for one in tensors))
+            self._made_at_ns |= {one.untyped_storage()._cdata: done_ns for one in made if self._home(one) is not None}
             if self.capturing is not None:
                 self.tape.append((func, args, kwargs, result))
         return result
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         there, here = self._home(target), self._home(source)
-        if here is None or there is not None:
-            target.copy_(source)
-            if there is not None:
-                self._streams[there].give(self.kernel_ns)
-                if self.capturing is not None:
-                    self.tape.append((torch.ops.aten.copy_.default, (target, source), {}, target))
-            return target
-        is_made = self._made_ns(source) <= max(self._streams[here].free_at_ns, time.perf_counter_ns())
-        done_ns = self._streams[here].give(self.kernel_ns)
-        if non_blocking and target.untyped_storage()._cdata in self._pinned:
+        home = there if here is None else here
+        if home is None:
+            return target.copy_(source)
+        value = _garbage_like(source.clone()) if self._is_early((source,), home) else source.clone()
+        done_ns = self._streams[home].give(self.kernel_ns)
+        if there is not None:
+            self._streams[there].wait_stream(self._streams[home])
+            self._made_at_ns[target.untyped_storage()._cdata] = max(done_ns, self._made_ns(source))
+            if self.capturing is not None:
+                self.tape.append((torch.ops.aten.copy_.default, (target, source), {}, target))
+        elif non_blocking and target.untyped_storage()._cdata in self._pinned:
             self.note_call("copy to the host")
-            value = source.clone() if is_made else torch.full_like(source, GARBAGE)
             target.fill_(GARBAGE)
             self._on_the_way.append((done_ns, target, value))
             return target
-        self._wait_for("copy to the host", here)
-        return target.copy_(source)
+        else:
+            self._wait_for("copy to the host", home)
+        return target.copy_(value)
+
+    def _is_early(self, inputs: Iterable[torch.Tensor], home: int) -> bool:
+        """Whether the current stream comes to use them before another one has made them."""
+        ready_ns = max(self._streams[home].free_at_ns, time.perf_counter_ns())
+        return any(self._made_ns(one) > ready_ns for one in inputs)
 
     def _wait_for(self, name: str, home: int | None) -> None:
         if home is not None:
@@ -246,6 +263,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_the_way = [one for one in self._on_the_way if one[0] > now]
 
     def _home(self, tensor: torch.Tensor) -> int | None:
+        if os.getpid() != self._process:
+            return None
         try:
             return self._homes.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # it has no storage
@@ -260,7 +279,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):
             return
         key = storage._cdata
-        if key in self._homes or (home is None and not is_pinned):
+        if key in self._homes or (home is None and not is_pinned) or storage.device != CPU:
             return
         if is_pinned:
             self._pinned.add(key)
@@ -275,8 +294,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _allocate(self, key: int, num_bytes: int, home: int) -> None:
         self.contexts.add(home)
-        if not num_bytes:
-            return
+        if num_bytes:
+            with self._serving:
+                self._free()
+                self._serve(key, num_bytes, home)
+
+    def _serve(self, key: int, num_bytes: int, home: int) -> None:
         recording = self.recordings[home]
         recording._frames = _python_stack() if self.history else None
         block = recording.attempt(num_bytes)
@@ -305,6 +328,14 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         home, block = self._homes.pop(key, None), self._blocks.pop(key, None)
         self._made_at_ns.pop(key, None)
         if home is not None and block is not None:
+            self._given_back.append((home, block))
+            if self._serving.acquire(blocking=False):
+                self._free()
+                self._serving.release()
+
+    def _free(self) -> None:
+        while self._given_back:
+            home, block = self._given_back.popleft()
             recording = self.recordings[home]
             recording._frames = _python_stack() if self.history else None
             del self.stacks[home, block.address]
@@ -354,6 +385,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def initialize(self) -> None:
         """The program uses CUDA for the first time."""
+        if os.getpid() != self._process:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
         if not self.is_initialized:
             self.is_initialized = True
             while self._lazy:
@@ -368,14 +401,6 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _set_device(self, device: Any) -> None:
         self.initialize()
         self.current = self.index_of(device)
-
-    @contextlib.contextmanager
-    def _on_device(self, device: Any) -> Iterator[None]:
-        before, self.current = self.current, self.index_of(device)
-        try:
-            yield
-        finally:
-            self.current = before
 
     @contextlib.contextmanager
     def _on_stream(self, stream: Stream | None) -> Iterator[None]:
@@ -446,15 +471,40 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return make
 
     @contextlib.contextmanager
+    def _without_other_modes(self) -> Iterator[None]:
+        """No mode of the program's sees what is done within, on the device as ever."""
+        lifted = []
+        while _get_current_dispatch_mode() not in (None, self):
+            lifted.append(_pop_mode())
+        try:
+            yield
+        finally:
+            for mode in reversed(lifted):
+                _push_mode(mode)
+
+    def _in_threads(self, original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        """A mode is a thread's own; these devices are there for all."""
+
+        def run(thread: threading.Thread) -> None:
+            with self:
+                original(thread)
+
+        return run
+
+    @contextlib.contextmanager
     def in_place(self) -> Iterator["SimulatedCuda"]:
         """Within, torch has these devices."""
         memory, optimizer = map(importlib.import_module, ("torch.cuda.memory", "torch.optim.optimizer"))
         libraries = sites._library_folders()
         to, tolist, depth = torch.Tensor.to, torch.Tensor.tolist, torch._C._len_torch_dispatch_stack
+        no_dispatch = torch._C._DisableTorchDispatch
+
+        def outside_modes() -> Any:  # torch's own, as of fake tensors, go below what lies on a device
+            is_of_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
+            return no_dispatch() if is_of_torch else self._without_other_modes()
 
         def waited_tolist(tensor: torch.Tensor) -> Any:
-            self._wait_for("tolist", self._home(tensor))
-            return tolist(tensor)
+            return tolist(tensor if self._home(tensor) is None else tensor.cpu())
 
         replaced: list[tuple[Any, str, Any]] = [
             (torch.version, "cuda", self.version),
@@ -468,6 +518,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (memory, "get_allocator_backend", lambda: self.backend),
             (memory, "_snapshot", lambda: snapshot_of(self)),
             (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
+            (torch._C, "_DisableTorchDispatch", outside_modes),
             (torch.autograd, "_engine_run_backward", self.engine.run),
             (optimizer, "_get_foreach_kernels_supported_devices", list),
             (
@@ -477,7 +528,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ),
             (torch.Tensor, "device", property(self.device_of)),
             (torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)),
-            (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None)),
+            (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None and IS_CPU(tensor))),
             (torch.Tensor, "to", self._to(to)),
             (torch.Tensor, "cpu", lambda tensor, *_, **__: tensor.to(CPU)),
             (
@@ -488,6 +539,10 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch.Tensor, "tolist", waited_tolist),
             (torch.Tensor, "record_stream", lambda *_: None),
         ]
+        thread: Any = threading.Thread
+        replaced.append((thread, "_bootstrap_inner", self._in_threads(thread._bootstrap_inner)))
+        empty_cache = self._empty_cache
+        replaced += [(owner, "empty_cache", empty_cache) for owner in (torch.cuda, memory)]
         replaced += [(torch, name, self._made_here(getattr(torch, name))) for name in FACTORIES]
         for name, answer in (
             ("is_available", lambda: True),
@@ -498,7 +553,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ("device_count", lambda: len(self.recordings)),
             ("current_device", lambda: self.current),
             ("set_device", self._set_device),
-            ("device", self._on_device),
+            ("device", device_class(self)),
             ("stream", self._on_stream),
             ("current_stream", self.current_stream),
             ("default_stream", lambda device=None: self._default[self.index_of(device)]),
@@ -507,7 +562,6 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ("get_device_properties", self._properties),
             ("get_device_capability", lambda *_: (9, 0)),
             ("is_current_stream_capturing", lambda: self.capturing is not None),
-            ("empty_cache", self._empty_cache),
             ("Event", event_class(self)),
             ("Stream", stream_class(self)),
             ("CUDAGraph", make_graph_class(self)),
@@ -531,10 +585,26 @@ def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any,
     return group
 
 
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Of an operator's arguments or results, which are such, or lists of such."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
+
+
 def _is_view(operator: Any) -> bool:
     """Whether it gives another look at what it is given, for which nothing runs on a device."""
     returned = [value.alias_info for value in operator._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _garbage_like(value: Any) -> Any:
+    """What is read where nothing has been written yet."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.fill_(GARBAGE)
+    return GARBAGE if isinstance(value, float) else value
 
 
 def _passes_on(file: str) -> bool:

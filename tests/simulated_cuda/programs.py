@@ -18,6 +18,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from energy_flow.train import energy_flow
 from tests.casebook._cases import FOLDER, all_cases
 from tests.patience import MAX_WAIT_S
@@ -68,7 +69,9 @@ def _record(name: str, device: str, folder: Path) -> None:
     torch.set_num_threads(1)
     cuda = SimulatedCuda(makes_all_on=0)
     with cuda.in_place() if device == "cuda" else contextlib.nullcontext():
-        record_here(folder, _training(name, device, folder), overhead=EVERY_STEP_IN_FULL)
+        record_here(
+            folder, _training(name, device, folder), overhead=EVERY_STEP_IN_FULL, memory_steps=DEFAULT_MEMORY_STEPS
+        )
     (folder / "waits").write_text("\n".join(cuda.waits_made_in("efprof/recorder")))
 
 

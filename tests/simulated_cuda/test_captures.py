@@ -9,6 +9,7 @@ import torch
 
 import efprof
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 from tests.simulated_cuda.cuda import SimulatedCuda
@@ -54,7 +55,9 @@ def train(between: Between, *, scales: bool = False) -> None:
 
 def recorded(folder: Path, between: Between, overhead: float, *, scales: bool = False) -> Recorded:
     torch.manual_seed(0)
-    found = record_here(folder, lambda: train(between, scales=scales), overhead=overhead)
+    found = record_here(
+        folder, lambda: train(between, scales=scales), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS
+    )
     assert found.events(CollectorStopped) == []
     return found
 

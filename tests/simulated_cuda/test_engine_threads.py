@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
 from efprof.recorder import current
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
@@ -183,7 +184,7 @@ def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Rec
     if device == "cpu":
         return record_here(folder, lambda: train("cpu"), overhead=overhead)
     with SimulatedCuda(2).in_place() as cuda:
-        recorded = record_here(folder, lambda: train(device), overhead=overhead)
+        recorded = record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
         assert cuda.engine.ident is not None, "backward ran on its thread"
         allowed = ["aten::_local_scalar_dense"] if train is read_values_in_hooks else []
         assert set(cuda.waits_of("efprof/recorder")) <= set(allowed)
@@ -264,14 +265,13 @@ def test_a_thread_that_asks_for_gradients_beside_takes_no_step_from_ours(tmp_pat
         assert session is not None
         met.append(bool(session.loop.steps.others._passing))
 
-    with SimulatedCuda().in_place() as cuda:
+    with SimulatedCuda().in_place():
 
         def ask() -> None:
-            with cuda:  # it holds for one thread
-                model = make_model().to("cuda")
-                while not over.is_set():
-                    model(torch.ones(4, 3, device="cuda")).sum().backward()
-                    is_asking.set()
+            model = make_model().to("cuda")
+            while not over.is_set():
+                model(torch.ones(4, 3, device="cuda")).sum().backward()
+                is_asking.set()
 
         def train() -> None:
             thread = threading.Thread(target=ask, daemon=True)

@@ -1,13 +1,18 @@
 """The simulated device does what CUDA documents, and the recorder's own GPU path runs on it."""
 
+import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
+from efprof.recorder.step_numbers import outside_modes
 from efprof.units import MIB
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
@@ -35,7 +40,7 @@ def train(device: str) -> None:
 
 
 def recorded_on(device: str, folder: Path, overhead: float) -> Recorded:
-    return record_here(folder, lambda: train(device), overhead=overhead)
+    return record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
 
 
 @pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL])
@@ -133,6 +138,74 @@ def test_a_stream_that_does_not_wait_for_another_copies_what_that_has_not_made_y
     target.copy_(value, non_blocking=True)
     torch.cuda.synchronize()
     assert target.item() == 0.25
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stream_that_does_not_wait_for_another_computes_with_what_that_has_not_made_yet(
+    waits: bool, cuda: SimulatedCuda
+) -> None:
+    aside, batch = torch.cuda.Stream(), torch.full((3,), 0.25).pin_memory()
+    with torch.cuda.stream(aside):
+        cuda.launch(50 if waits else 3000)
+        fetched = batch.to("cuda", non_blocking=True)
+    if waits:
+        torch.cuda.current_stream().wait_stream(aside)
+    doubled = fetched * 2
+    made = [doubled.sum().item(), doubled.tolist(), torch.empty(3).copy_(fetched).tolist()]
+    assert made == ([1.5, [0.5] * 3, [0.25] * 3] if waits else [GARBAGE, [GARBAGE] * 3, [GARBAGE] * 3])
+
+
+def test_what_is_copied_into_place_on_another_stream_is_waited_for_too(cuda: SimulatedCuda) -> None:
+    aside, place = torch.cuda.Stream(), torch.zeros(3, device="cuda")
+    with torch.cuda.stream(aside):
+        cuda.launch(1000)
+        place.copy_(torch.ones(3), non_blocking=True)
+    assert place.sum().item() == GARBAGE
+    torch.cuda.current_stream().wait_stream(aside)
+    assert place.sum().item() == 3
+
+
+def test_a_copy_to_another_device_waits_for_what_is_made_there(cuda: SimulatedCuda) -> None:
+    value = torch.full((3,), 0.25, device="cuda:0")
+    cuda.launch(100)
+    assert (value * 2).to("cuda:1").sum().item() == 1.5
+
+
+def test_a_thread_has_the_devices_too_and_a_forked_process_has_none(cuda: SimulatedCuda) -> None:
+    made: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(torch.ones(3, device="cuda") * 2))
+    thread.start()
+    thread.join()
+    assert made[0].device == torch.device("cuda:0")
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(make_on, (None,)) == "cpu"
+        with pytest.raises(RuntimeError, match="forked subprocess"):
+            pool.apply(make_on, ("cuda",))
+
+
+def make_on(device: str | None) -> str:
+    return str(torch.ones(3, device=device).device)
+
+
+def test_what_has_no_values_has_no_place_on_a_device(cuda: SimulatedCuda) -> None:
+    shape = torch.ones(3, device="meta") * 2
+    assert (shape.device.type, shape.is_cuda, shape.is_cpu) == ("meta", False, False)
+
+
+def test_what_is_done_outside_the_modes_of_a_program_is_done_on_the_device(cuda: SimulatedCuda) -> None:
+    seen: list[str] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    value = torch.ones(3, device="cuda")
+    with Watching():
+        with outside_modes():
+            doubled = value * 2
+        value.sum()
+    assert (doubled.device.type, seen) == ("cuda", ["aten::sum"])
 
 
 def test_events_tell_of_the_queue_and_belong_to_one_device(cuda: SimulatedCuda) -> None:

@@ -64,6 +64,22 @@ def stream_class(cuda: Any) -> type[Stream]:
     return NewStream
 
 
+def device_class(cuda: Any) -> type:
+    """`torch.cuda.device` of these devices: within, one is the current device."""
+
+    class device:  # noqa: N801
+        def __init__(self, device: Any) -> None:
+            self.idx = cuda.index_of(device)
+
+        def __enter__(self) -> None:
+            self._before, cuda.current = cuda.current, self.idx
+
+        def __exit__(self, *_: object) -> None:
+            cuda.current = self._before
+
+    return device
+
+
 def event_class(cuda: Any) -> type:
     """`torch.cuda.Event` of these devices: a mark in a stream's queue."""
 

@@ -55,7 +55,10 @@ class Pass:
 
 
 class Watched:
-    """One optimizer, in a round from one of its steps to the next."""
+    """One optimizer, in a round from one of its steps to the next; parameters are known by their places in it.
+
+    One that there is a weak reference to could not be swapped, as `torch.utils.swap_tensors` has it.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = type(optimizer).__name__
@@ -65,9 +68,10 @@ class Watched:
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
         """It steps, with these gradients."""
-        every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        parameters = list(islice((one for one in reversed(every) if _can_be_read(one.grad)), MAX_GRADIENTS))
-        self.parameters, self.row = list(map(weakref.ref, parameters)), _row(parameters)
+        every, self.of = _parameters_of(optimizer), weakref.ref(optimizer)
+        places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
+        self.places = list(islice(places, MAX_GRADIENTS))
+        self.row = _row([every[place] for place in self.places])
         self.turn = 0
         self.passes: list[Pass] = []
         self.checks: list[torch.Tensor] = []
@@ -102,13 +106,14 @@ class Watched:
 
     def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The numbers of the last look and those of now; None where there are none."""
-        last, parameters = self.row, [parameter() for parameter in self.parameters]
+        last, every = self.row, _parameters_of(self.of())
         if last is None:
             return None
+        parameters = [every[place] for place in self.places if place < len(every)]
         self.row = _row(parameters)
         if self.row is not None and last.shape == self.row.shape and last.device == self.row.device:
             return last, self.row
-        is_gone = any(parameter is None or parameter.grad is None for parameter in parameters)
+        is_gone = len(parameters) < len(self.places) or any(parameter.grad is None for parameter in parameters)
         self.outcome = "cleared" if is_gone else "changed"
         return None
 
@@ -142,7 +147,7 @@ class ClearingWatch:
         for other in unsettled:
             other.turn += 1
         if watched is None:
-            if step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
+            if step.window is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
                 self._watched[stepping] = Watched(stepping)
         elif watched in unsettled:
             told = watched.end_round()
@@ -206,7 +211,7 @@ class ClearingWatch:
             step_site=site,
         )
         self._session.note(event)
-        watched.parameters, watched.row = [], None  # none can be swapped as long as there is a weak reference to it
+        watched.row = None
 
 
 def start(session: Session) -> None:
@@ -224,11 +229,15 @@ def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _row(parameters: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    return [] if optimizer is None else [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A copy of a row of each one's gradient; None where one has none that can be read without waiting."""
     rows = []
     for parameter in parameters:
-        gradient = getattr(parameter, "grad", None)
+        gradient = parameter.grad
         if not _can_be_read(gradient):
             return None
         row = gradient.detach()[(0,) * (gradient.ndim - 1)][:MAX_ROW] if gradient.ndim else gradient.detach()[None]

@@ -125,6 +125,10 @@ class Numbers:
         self._held_back[key] += 1
         return self._held_back[key]
 
+    def _is_finding_scale(self) -> bool:
+        """Whether the gradients of this optimizer are held back as those of a scaler that finds its scale are."""
+        return 0 < self._num_held_back < MAX_HELD_BACK
+
     def _is_counted_enough(self) -> bool:
         if self._num_held_back == MAX_HELD_BACK:
             return self._has_walked
@@ -154,6 +158,7 @@ class Numbers:
                     opened.add_norm(float(read_value(one)))
                 else:
                     opened.device_norms += (on_device(one if scale is None else one / scale.to(one.device)),)
+                    opened.may_be_bad += (self._is_finding_scale(),)
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
@@ -186,7 +191,7 @@ class Numbers:
         with torch.no_grad():
             opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
             opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
-        if not (self._has_walked or 0 < self._num_held_back < MAX_HELD_BACK):
+        if not (self._has_walked or self._is_finding_scale()):
             loss = None if self._loss is None else self._loss()
             suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
             self._note(step.number, "gradient", norm, step.backward_site, suspects)

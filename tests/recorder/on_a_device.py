@@ -1,0 +1,102 @@
+"""Which of the recorder's tests run on a simulated CUDA device as well, and why the others do not.
+
+Tests that record a program in a process of its own stay on the CPU: there the simulation is not. Whole programs are
+recorded on it by tests/simulated_cuda.
+"""
+
+from pathlib import Path
+
+import pytest
+
+RUN = frozenset(
+    {
+        "test_backward_calls", "test_clips", "test_device_data", "test_evaluations", "test_gradient_clearing",
+        "test_hooks", "test_iterators", "test_light_steps", "test_loop", "test_loss_scaling", "test_module_calls",
+        "test_numbers", "test_odd_programs", "test_samples", "test_scalar_reads", "test_scaled_losses",
+        "test_skipped_updates", "test_stalls", "test_threads", "test_triggers", "test_what_fails_alone", "test_windows",
+    }
+)  # fmt: skip
+
+LEFT_OUT = {
+    "test_captured_steps": "has devices of its own",
+    "test_census": "the heap is the host's: 6 s",
+    "test_collectors": "records programs in processes of their own",
+    "test_compilation": "torch.compile asks the driver itself",
+    "test_cuda_memory": "has devices of its own",
+    "test_cycles": "the heap is the host's: 3 s",
+    "test_device_time": "has devices of its own",
+    "test_device_use": "has devices of its own",
+    "test_devices": "has devices of its own",
+    "test_environment": "records programs in processes of their own",
+    "test_holders": "records programs in processes of their own",
+    "test_host_memory": "memray is the host's, and sees the simulation's own allocations",
+    "test_hosts": "says where the recorder runs, which no device changes: 4 s",
+    "test_late_numbers": "has devices of its own",
+    "test_more_hooks": "takes 20 s",
+    "test_pickles": "records nothing that lies on a device",
+    "test_promises": "records programs in processes of their own",
+    "test_stage_lengths": "goes by the clock: 9 s",
+    "test_worker_memory": "data workers lie on the CPU: 3 s",
+    "test_writing": "records nothing that lies on a device",
+}
+"""Modules that record in this process, and why they stay on the CPU."""
+
+_NOT_COMPARED = "values that lie on a device are not compared, which would wait for it"
+_NOT_COUNTED = "bad numbers are not counted on a device, which would wait for it"
+_NOT_NAMED = "when the device has told, backward has freed the graph that names the operation"
+_SEEN_TWICE = "a profiler sees an operator once more, as the simulation calls it"
+_FAULT = "a fault, to be mended"
+
+FAIL = {
+    "test_evaluations::test_memory_is_read_before_it_after_each_batch_and_at_its_end": (
+        "the allocator has kept the peak itself, which no reading has"
+    ),
+    "test_light_steps::test_the_operation_that_makes_a_loss_not_finite_in_a_light_step_is_named": _NOT_NAMED,
+    "test_loop::test_updates_within_the_hooks_of_gradients_divide_steps[update_unseen_by_autograd]": _NOT_COMPARED,
+    "test_loss_scaling::test_a_step_held_back_has_its_bad_gradients_counted": _NOT_COUNTED,
+    "test_loss_scaling::test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it": _NOT_NAMED,
+    "test_numbers::test_nan_and_inf_in_gradients_are_counted": _NOT_COUNTED,
+    "test_numbers::test_a_learning_rate_that_is_a_tensor_is_read_in_every_step": (
+        "one that lies on a device is left alone"
+    ),
+    "test_numbers::test_a_bad_loss_is_traced_to_the_operation_that_made_it": _NOT_NAMED,
+    "test_numbers::test_bad_data_is_told_from_the_layers_that_pass_it_on": _NOT_NAMED,
+    "test_numbers::test_a_bad_gradient_of_a_finite_loss_names_the_root_of_zero": _NOT_NAMED,
+    "test_numbers::test_a_bad_gradient_behind_a_mask_names_the_logarithm": _NOT_NAMED,
+    "test_numbers::test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting": _NOT_COUNTED,
+    "test_odd_programs::test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen": _NOT_COMPARED,
+    "test_odd_programs::test_a_gradient_that_is_always_zero_is_no_proof_for_the_others": _NOT_NAMED,
+    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[head alone]": _FAULT,
+    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[largest]": _FAULT,
+    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[before backward]": _FAULT,
+    "test_odd_programs::test_gradients_of_transformed_functions_and_of_one_tensor_are_understood": (
+        "torch.func and the simulation's dispatch mode do not go together"
+    ),
+    "test_scalar_reads::test_a_function_that_calls_nonzero_compiles_as_without_the_recorder": (
+        "torch.compile asks the driver itself"
+    ),
+    "test_scalar_reads::test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted": (
+        "brings a device of its own, beside a loss on the CPU"
+    ),
+    "test_what_fails_alone::test_a_getter_that_this_torch_lacks_costs_no_other[get_allocator_backend]": (
+        "nothing is asked of an allocator that cannot be named"
+    ),
+    "test_windows::test_an_evaluation_before_a_windows_first_step_puts_it_off": _SEEN_TWICE,
+    "test_windows::test_an_evaluation_within_a_window_ends_it": _SEEN_TWICE,
+}
+"""Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. Each must fail on a device."""
+
+_IN_ANOTHER_PROCESS = frozenset({"record_script", "record_command", "begin"})
+
+
+def runs_there(test: pytest.Metafunc) -> bool:
+    """Whether it records in this process, and its module is one of those."""
+    names = {*test.function.__code__.co_names, *test.fixturenames}
+    return Path(test.module.__file__).stem in RUN and names.isdisjoint(_IN_ANOTHER_PROCESS)
+
+
+def why_not(test: pytest.Function) -> str | None:
+    """Why this one fails there."""
+    name = f"{test.path.stem}::{test.originalname}"
+    listed = ((key.partition("["), reason) for key, reason in FAIL.items())
+    return next((why for (key, _, case), why in listed if key == name and case.removesuffix("]") in test.name), None)
