@@ -45,7 +45,6 @@ _NOT_COMPARED = "values that lie on a device are not compared, which would wait 
 _NOT_COUNTED = "bad numbers are not counted on a device, which would wait for it"
 _NOT_NAMED = "when the device has told, backward has freed the graph that names the operation"
 _SEEN_TWICE = "a profiler sees an operator once more, as the simulation calls it"
-_FAULT = "a fault, to be mended"
 
 FAIL = {
     "test_evaluations::test_memory_is_read_before_it_after_each_batch_and_at_its_end": (
@@ -66,9 +65,6 @@ FAIL = {
     "test_numbers::test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting": _NOT_COUNTED,
     "test_odd_programs::test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen": _NOT_COMPARED,
     "test_odd_programs::test_a_gradient_that_is_always_zero_is_no_proof_for_the_others": _NOT_NAMED,
-    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[head alone]": _FAULT,
-    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[largest]": _FAULT,
-    "test_odd_programs::test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all[before backward]": _FAULT,
     "test_odd_programs::test_gradients_of_transformed_functions_and_of_one_tensor_are_understood": (
         "torch.func and the simulation's dispatch mode do not go together"
     ),

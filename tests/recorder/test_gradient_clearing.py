@@ -86,6 +86,18 @@ def test_two_optimizers_of_one_pass_are_both_told_of(tmp_path: Path) -> None:
     assert events[0].backward_sites == events[1].backward_sites
 
 
+@pytest.mark.parametrize(("before", "outcome"), [("optimizer", "cleared"), ("in place", "changed")])
+def test_what_else_becomes_of_them_is_told_at_once(tmp_path: Path, before: str, outcome: str) -> None:
+    (event,) = record_here(tmp_path, partial(train, before=before)).events(GradientClearing)
+    assert (event.outcome, event.step) == (outcome, 1)
+
+
+def test_what_a_step_does_to_its_gradients_leaves_it_open_who_changed_them(tmp_path: Path) -> None:
+    program = partial(train, momentum=0.9, nesterov=True, foreach=True)  # adds the momentum to them in place
+    (event,) = record_here(tmp_path, program).events(GradientClearing)
+    assert event.outcome == "changed"
+
+
 @pytest.mark.parametrize(("clears", "outcome"), [(False, "kept"), (True, "changed")])
 def test_a_device_tells_late_whether_there_is_anything_to_clear(tmp_path: Path, clears: bool, outcome: str) -> None:
     """Not the current one, and it is behind."""

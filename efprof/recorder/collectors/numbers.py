@@ -153,7 +153,7 @@ class Numbers:
             opened.add_norm(norm if scale is None else norm / read_value(scale))
             self._count_bad(step, dense, norm)
         elif all(answers_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
-            for one in device_norms(dense) if clip_norm is None else [clip_norm]:
+            for one in device_norms(dense) if clip_norm is None else self._clips.taken(clip_norm, dense):
                 if one.is_cpu:
                     opened.add_norm(float(read_value(one)))
                 else:
@@ -283,3 +283,12 @@ class Clips:
         if math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6):
             self._are_partial = True
         return not self._are_partial
+
+    def taken(self, clip_norm: torch.Tensor, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same on a device, which is not waited for: that norm, or of one device's gradients their own."""
+        if {gradient.device for gradient in gradients} != {clip_norm.device}:
+            return [clip_norm]
+        (norm,), clip_norm = device_norms(gradients), clip_norm.detach().to(torch.float32)
+        left = clip_norm.clamp(max=self._clipped_to)
+        is_of_all = torch.isclose(norm, left, rtol=0.01, atol=1e-6) | ~norm.isfinite()
+        return [torch.where(is_of_all, clip_norm, norm)]
