@@ -81,14 +81,25 @@ def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]
         started(self, iterator)
         return iterator
 
-    fetch = fetching(loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER))
+    fetch = fetching(
+        loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER), may_evaluate=True
+    )
     return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
 
 
 def fetching(
-    loop: Loop, shell: Shell, advance: Callable[..., Any], number_of: Callable[[Any], int | None]
+    loop: Loop,
+    shell: Shell,
+    advance: Callable[..., Any],
+    number_of: Callable[[Any], int | None],
+    *,
+    may_evaluate: bool = False,
 ) -> Callable[..., Any]:
-    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last."""
+    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
+
+    Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
+    light step runs through is dear.
+    """
     light = loop.light
     began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
     ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
@@ -97,12 +108,17 @@ def fetching(
 
     @functools.wraps(advance)
     def fetch(iterator: Any) -> Any:
-        if light.is_on and not light.is_burst_due:
+        watch, is_watched = loop.evaluations, False
+        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+            is_watched = not watch.is_idle
+        if light.is_on and not light.is_burst_due and not is_watched:
             try:
                 return advance(iterator)
             except StopIteration:
                 over(iterator, number_of(iterator))
                 raise
+        if is_watched:
+            watch.asked(iterator)
         has_come = False
         try:
             began(iterator)
@@ -116,6 +132,8 @@ def fetching(
             if not has_come:
                 broke_off()
         ended(batch)
+        if is_watched:
+            watch.handed(iterator)
         return batch
 
     return fetch

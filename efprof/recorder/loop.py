@@ -51,6 +51,8 @@ class Loop:
         sampling.may_be_light = self._may_rest
         self.scaled_losses = ScaledLosses()
         self.hosts = Hosts()
+        self.evaluations: Any = None
+        """What watches for evaluations, and is told of batches that may be for one."""
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False

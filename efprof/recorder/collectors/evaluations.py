@@ -9,13 +9,13 @@ and one that builds graphs all the same.
 import functools
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Final
 from weakref import ref
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.recorder.hooks import replace
@@ -56,7 +56,11 @@ class Evaluations:
         are on, a batch asked for is one to train on, and this is all that training pays for."""
         self._in_evaluation_mode: ref[torch.nn.Module] | None = None
         self._open: _Pass | None = None
-        self._dropped = session.shell.guarded("evaluations", self._drop)
+        guarded = session.shell.guarded
+        self.asked: Callable[[Any], None] = guarded("evaluations", self._note_asked)
+        self.handed: Callable[[Any], None] = guarded("evaluations", self._note_handed)
+        """Told of the loader's iterator before a batch is asked of it, and after."""
+        self._dropped = guarded("evaluations", self._drop)
 
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
         """`module.eval()` was called."""
@@ -72,7 +76,7 @@ class Evaluations:
         self.may_begin = module is not None and not module.training
         return torch.is_grad_enabled() and not self.may_begin
 
-    def asked(self, iterator: Any) -> None:
+    def _note_asked(self, iterator: Any) -> None:
         """It is asked for a batch: what became of the last one shows now."""
         if not self._loop.is_ours:
             return
@@ -85,7 +89,7 @@ class Evaluations:
         elif not self.is_idle and TRAINS not in iterator.__dict__:
             self._begin(iterator, now)
 
-    def handed(self, iterator: Any) -> None:
+    def _note_handed(self, iterator: Any) -> None:
         """It has handed out a batch."""
         going = self._open
         if going is not None and going.iterator() is iterator and self._loop.is_ours:
@@ -186,27 +190,15 @@ class Evaluations:
 
 def start(session: Session) -> None:
     """Be told of each batch that a DataLoader hands out, and of modules put in evaluation mode."""
-    evaluations, guarded = Evaluations(session), session.shell.guarded
-    asked, handed = guarded("evaluations", evaluations.asked), guarded("evaluations", evaluations.handed)
-    put = guarded("evaluations", evaluations.put_in_evaluation_mode)
-    advance, evaluate = _BaseDataLoaderIter.__next__, torch.nn.Module.eval
-
-    @functools.wraps(advance)
-    def fetch(self: Any) -> Any:
-        if (not evaluations.may_begin and torch.is_grad_enabled()) or evaluations.is_idle:
-            return advance(self)
-        asked(self)
-        batch = advance(self)
-        handed(self)
-        return batch
+    evaluations, evaluate = Evaluations(session), torch.nn.Module.eval
+    put = session.shell.guarded("evaluations", evaluations.put_in_evaluation_mode)
 
     @functools.wraps(evaluate)
     def put_in_evaluation_mode(self: Any) -> Any:
         put(self)
         return evaluate(self)
 
-    session.undo_at_end(
-        [replace(_BaseDataLoaderIter, "__next__", fetch), replace(torch.nn.Module, "eval", put_in_evaluation_mode)]
-    )
+    session.loop.evaluations = evaluations
+    session.undo_at_end([replace(torch.nn.Module, "eval", put_in_evaluation_mode)])
     session.subscribe(session.loop.loader_ended, "evaluations", evaluations.exhausted)
     session.on_end("evaluations", evaluations.end)
