@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _processor(request: pytest.FixtureRequest) -> Iterator[None]:
+def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All that the test makes lies there."""
     if getattr(request, "param", "cpu") == "cpu":
         yield
@@ -33,6 +33,7 @@ def _processor(request: pytest.FixtureRequest) -> Iterator[None]:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     with SimulatedCuda(makes_all_on=0).in_place():
         yield
+        monkeypatch.undo()  # what the test has put in the place of a simulated function goes before that does
 
 
 @pytest.fixture(scope="session")

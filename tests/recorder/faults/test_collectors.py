@@ -15,6 +15,7 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.facts.run import open_run
 from efprof.facts.run_warnings import warnings_of
 from efprof.recorder import collectors
+from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.shell import Shell
 from tests.recorder.recording import record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model
@@ -71,8 +72,13 @@ def check_that_only_it_stopped(
     name: str, folder: Path, bare_losses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses: list[float] = []
-    windows, host_memory = WINDOWS.get(name, ()), name == "host_memory"
-    recorded = record_here(folder, lambda: losses.extend(train_seeded()), windows=windows, host_memory=host_memory)
+    recorded = record_here(
+        folder,
+        lambda: losses.extend(train_seeded()),
+        windows=WINDOWS.get(name, ()),
+        memory_steps=DEFAULT_MEMORY_STEPS if name == "cuda_memory" else (),
+        host_memory=name == "host_memory",
+    )
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("efprof:")]
     assert line.startswith(f"efprof: the {name} collector stopped, training goes on: ZeroDivisionError")
     assert losses == bare_losses
