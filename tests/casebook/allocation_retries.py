@@ -11,7 +11,7 @@ from torch.nn import functional
 
 EXPECTED = "allocation_retries"
 DEVICE = "cuda"
-OPTIONS = ("--memory-steps", "0:16", "--trace-steps", "none", "--triggers", "none")
+OPTIONS = ("--memory-steps", "0:8", "--trace-steps", "none", "--triggers", "none")
 
 LIMIT_BYTES = 204 * 1024**2
 """What this program may take of its device: enough for either kind of batch, not for both."""
@@ -42,7 +42,7 @@ def train(is_healthy: bool) -> None:
     limit_memory()
     model = Encoder().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(16):
+    for step in range(32):
         documents = torch.randn(NUM_DOCUMENTS, LENGTH, WIDTH, device=DEVICE)
         if step % 2 and not is_healthy:
             losses = [functional.mse_loss(model(document), document) for document in documents]
