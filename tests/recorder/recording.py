@@ -63,10 +63,11 @@ class Recorded:
 def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fields: object) -> Session:
     """A session in this process, not started yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_run_file(folder, make_run_file(ended="running"))
+    root = str(Path(__file__).parents[2])
+    write_run_file(folder, make_run_file(ended="running", working_folder=root))
     options = Options(
         run_folder_name=str(folder),
-        root_name=str(Path(__file__).parents[2]),
+        root_name=root,
         trace_steps=windows,
         memory_steps=(),
         triggers=(),

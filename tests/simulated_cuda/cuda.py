@@ -27,6 +27,8 @@ from unittest import mock
 
 import msgspec
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
@@ -41,7 +43,7 @@ from tests.simulated_cuda.graphs import make_graph_class
 from tests.simulated_cuda.timeline import NOT_PERMITTED, Stream, device_class, event_class, stream_class, until
 
 CPU = torch.device("cpu")
-DEVICE, IS_CPU = vars(torch._C.TensorBase)["device"].__get__, vars(torch._C.TensorBase)["is_cpu"].__get__
+DEVICE, IS_CPU, IS_META = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_meta"))
 OWN_FILES = frozenset(str(path) for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 """They stand for torch, so they are no user's."""
 DISPATCHERS = tuple(torch.__file__.replace("__init__.py", name) for name in ("_dynamo", "_compile", "_ops"))
@@ -60,6 +62,14 @@ FACTORIES = (
 )  # fmt: skip
 
 
+class _Recording(Recording):
+    """Tells also when."""
+
+    def _note(self, action: str, address: int, size: int, block: Block | None = None) -> None:
+        super()._note(action, address, size, block)
+        self.entries[-1].time_us = time.time_ns() // 1000
+
+
 class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """As many devices as one likes. `with cuda.in_place():` they are there."""
 
@@ -71,9 +81,15 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backend: str = "native",
         cuda: str = "13.0",
         makes_all_on: int | None = None,
+        has_values: bool = True,
     ) -> None:
-        """On the device `makes_all_on` lies what is made without naming one, as after `torch.set_default_device`."""
+        """On the device `makes_all_on` lies what is made without naming one, as after `torch.set_default_device`.
+
+        Where it `has_values` not, only shapes are computed, and zeros are read: so it may have any amount of memory.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.local()
+        self._backing = CPU if has_values else torch.device("meta")
         self._makes_all_on, self._process = makes_all_on, os.getpid()
         self.backend, self.total_bytes = backend, total_bytes
         self.version = cuda
@@ -90,7 +106,8 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_spoiled = False
         self.kernel_ns = KERNEL_NS
         self.engine = Engine(self)
-        self.recordings = [Recording(AllocatorSettings(), capacity=total_bytes) for _ in range(num_devices)]
+        self.recordings = [_Recording(AllocatorSettings(), capacity=total_bytes) for _ in range(num_devices)]
+        self.fractions = [1.0] * num_devices
         self.history: str | None = None
         self.max_entries, self.skipped = sys.maxsize, frozenset[str]()
         self.stacks: dict[tuple[int, int], list[dict[str, Any]] | None] = {}
@@ -129,7 +146,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""
-        home = self._home(tensor)
+        home = None if getattr(self._thread, "is_computing", False) else self._home(tensor)
         return DEVICE(tensor) if home is None else torch.device("cuda", home)
 
     def waits_of(self, folder: str) -> list[str]:
@@ -199,7 +216,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.refuse_in_capture()
         wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         if wanted is not None and wanted.type in ("cpu", "cuda"):
-            kwargs["device"] = CPU
+            kwargs["device"] = CPU if wanted.type == "cpu" else self._backing
             there = self.index_of(wanted) if wanted.type == "cuda" else None
             if name == "aten::_to_copy" and home is not None:
                 if there is not None:
@@ -207,7 +224,10 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 elif not kwargs.get("non_blocking"):
                     self._wait_for("copy to the host", home)
             home = there
-        result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
+        if self._backing != CPU and (home is None or name in WAITING):
+            args = tree_map(_readable, args)
+        with self._as_they_are():
+            result = args[0].clone() if name == "aten::_pin_memory" else func(*args, **kwargs)
         made = list(_tensors_in((result,)))
         for tensor in made:
             self._put(tensor, home, is_pinned=bool(is_pinned))
@@ -227,7 +247,10 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         home = there if here is None else here
         if home is None:
             return target.copy_(source)
-        value = _garbage_like(source.clone()) if self._is_early((source,), home) else source.clone()
+        is_early = self._is_early((source,), home)
+        with self._as_they_are():
+            value = (_readable(source) if there is None else source).clone()
+        value = _garbage_like(value) if is_early else value
         done_ns = self._streams[home].give(self.kernel_ns)
         if there is not None:
             self._streams[there].wait_stream(self._streams[home])
@@ -242,6 +265,15 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._wait_for("copy to the host", home)
         return target.copy_(value)
+
+    @contextlib.contextmanager
+    def _as_they_are(self) -> Iterator[None]:
+        """What torch computes shapes with, in Python, asks tensors for their device: that is to be none of these."""
+        self._thread.is_computing = True
+        try:
+            yield
+        finally:
+            self._thread.is_computing = False
 
     def _is_early(self, inputs: Iterable[torch.Tensor], home: int) -> bool:
         """Whether the current stream comes to use them before another one has made them."""
@@ -279,7 +311,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):
             return
         key = storage._cdata
-        if key in self._homes or (home is None and not is_pinned) or storage.device != CPU:
+        if key in self._homes or (home is None and not is_pinned) or storage.device not in (CPU, self._backing):
             return
         if is_pinned:
             self._pinned.add(key)
@@ -287,7 +319,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.note_call("cudaHostAlloc")
         if home is not None:
             self._homes[key] = home
-            weakref.finalize(storage, self._forget, key)
+            weakref.finalize(storage, _forget_in, weakref.ref(self), key)
             self._allocate(key, storage.nbytes(), home)
 
     # Memory.
@@ -330,8 +362,10 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if home is not None and block is not None:
             self._given_back.append((home, block))
             if self._serving.acquire(blocking=False):
-                self._free()
-                self._serving.release()
+                try:
+                    self._free()
+                finally:
+                    self._serving.release()
 
     def _free(self) -> None:
         while self._given_back:
@@ -417,6 +451,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.note_wait("synchronize")
         until(self.current_stream(device).free_at_ns)
 
+    def _limit(self, share: float, device: Any = None) -> None:
+        index = self.index_of(device)
+        assert not self.recordings[index].entries, "a limit comes before the first request"
+        self.fractions[index] = share
+        self.recordings[index] = _Recording(AllocatorSettings(), capacity=int(share * self.total_bytes))
+
     def _empty_cache(self) -> None:
         for one in self.recordings:
             one.empty_cache()
@@ -459,12 +499,14 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             if device is None and os.getpid() == self._process:  # a data worker has no default device
-                device = self._makes_all_on
+                modes = reversed(_get_current_function_mode_stack())
+                named = (mode.device for mode in modes if isinstance(mode, DeviceContext))  # `with torch.device(...):`
+                device = next(named, self._makes_all_on)
             if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
                 made: torch.Tensor = original(*args, device=device, **kwargs)
                 return made
             self.initialize()
-            tensor: torch.Tensor = original(*args, **kwargs)
+            tensor: torch.Tensor = original(*args, device=self._backing, **kwargs)
             self._put(tensor, self.index_of(device), is_pinned=False)
             return tensor
 
@@ -503,6 +545,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_of_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
             return no_dispatch() if is_of_torch else self._without_other_modes()
 
+        data_ptr = torch.UntypedStorage.data_ptr
+
+        def address(storage: torch.UntypedStorage) -> int:
+            block = self._blocks.get(storage._cdata)
+            return data_ptr(storage) if block is None else block.address
+
         def waited_tolist(tensor: torch.Tensor) -> Any:
             return tolist(tensor if self._home(tensor) is None else tensor.cpu())
 
@@ -516,11 +564,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch._C, "_len_torch_dispatch_stack", lambda: max(0, depth() - 1)),
             (memory, "_record_memory_history", self._record_history),
             (memory, "get_allocator_backend", lambda: self.backend),
+            (memory, "get_per_process_memory_fraction", lambda of=None: self.fractions[self.index_of(of)]),
             (memory, "_snapshot", lambda: snapshot_of(self)),
             (torch.cuda, "memory_snapshot", lambda include_traces: snapshot_of(self)["segments"]),
             (torch._C, "_DisableTorchDispatch", outside_modes),
             (torch.autograd, "_engine_run_backward", self.engine.run),
-            (optimizer, "_get_foreach_kernels_supported_devices", list),
+            (optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if self._backing == CPU else ["cuda"]),
             (
                 optimizer,
                 "_group_tensors_by_device_and_dtype",
@@ -529,6 +578,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch.Tensor, "device", property(self.device_of)),
             (torch.Tensor, "is_cuda", property(lambda tensor: self._home(tensor) is not None)),
             (torch.Tensor, "is_cpu", property(lambda tensor: self._home(tensor) is None and IS_CPU(tensor))),
+            (torch.Tensor, "is_meta", property(lambda tensor: self._home(tensor) is None and IS_META(tensor))),
             (torch.Tensor, "to", self._to(to)),
             (torch.Tensor, "cpu", lambda tensor, *_, **__: tensor.to(CPU)),
             (
@@ -536,6 +586,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "cuda",
                 lambda tensor, device=None, **_: tensor.to(torch.device("cuda", self.index_of(device))),
             ),
+            (torch.UntypedStorage, "data_ptr", address),
             (torch.Tensor, "tolist", waited_tolist),
             (torch.Tensor, "record_stream", lambda *_: None),
         ]
@@ -559,6 +610,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ("default_stream", lambda device=None: self._default[self.index_of(device)]),
             ("synchronize", self._synchronize),
             ("mem_get_info", self.mem_get_info),
+            ("set_per_process_memory_fraction", self._limit),
             ("get_device_properties", self._properties),
             ("get_device_capability", lambda *_: (9, 0)),
             ("is_current_stream_capturing", lambda: self.capturing is not None),
@@ -573,6 +625,12 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             undo.callback(self.engine.stop)
             undo.enter_context(self)
             yield self
+
+
+def _forget_in(devices: "weakref.ref[SimulatedCuda]", key: int) -> None:
+    """A storage is no more; it may outlive the devices, and hold nothing of them."""
+    if (cuda := devices()) is not None:
+        cuda._forget(key)
 
 
 def _grouped(original: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
@@ -598,6 +656,11 @@ def _is_view(operator: Any) -> bool:
     """Whether it gives another look at what it is given, for which nothing runs on a device."""
     returned = [value.alias_info for value in operator._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _readable(value: Any) -> Any:
+    """What the host reads of it: where only shapes are computed, zeros."""
+    return torch.zeros_like(value, device=CPU) if isinstance(value, torch.Tensor) and IS_META(value) else value
 
 
 def _garbage_like(value: Any) -> Any:

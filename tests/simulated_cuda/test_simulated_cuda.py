@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.step_numbers import outside_modes
-from efprof.units import MIB
+from efprof.units import GIB, MIB
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda, snapshot_of
@@ -71,6 +71,23 @@ def test_what_is_made_of_a_tensor_lies_where_it_does(cuda: SimulatedCuda) -> Non
         there + torch.ones(3, device="cuda:0")
 
 
+def test_what_is_made_under_a_device_lies_there(cuda: SimulatedCuda) -> None:
+    with torch.device("cuda"):
+        layer = torch.nn.Linear(3, 1)
+    assert {parameter.device.type for parameter in layer.parameters()} == {"cuda"}
+    assert torch.ones(3).device.type == "cpu"
+
+
+def test_a_device_that_computes_shapes_alone_has_more_memory_than_there_is_and_reads_zeros() -> None:
+    with SimulatedCuda(total_bytes=1000 * GIB, has_values=False).in_place() as cuda:
+        weight = torch.ones(10 * GIB, device="cuda").requires_grad_()
+        assert (weight.device.type, weight.is_meta) == ("cuda", False)
+        loss = (weight.sum() + 1).square()
+        loss.backward()
+        assert cuda.memory_stats(0)["allocated_bytes"]["all"]["current"] > weight.nbytes
+        assert [loss.item(), loss.cpu().item(), loss.tolist(), torch.ones(()).copy_(loss).item()] == [0.0] * 4
+
+
 def test_memory_is_served_and_given_back_by_the_model_of_the_allocator(cuda: SimulatedCuda) -> None:
     held = torch.empty(1 << 20, device="cuda")
     assert cuda.memory_stats(0)["allocated_bytes"]["all"]["current"] == 1 << 22
@@ -100,6 +117,7 @@ def test_a_history_is_kept_only_while_it_is_on_and_blocks_keep_their_stacks(cuda
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] != "inactive"]
     stacks = {block["requested_size"]: block["frames"] for block in blocks}
     assert stacks[held.nbytes][0]["filename"] == __file__
+    assert held.untyped_storage().data_ptr() in {block["address"] for block in blocks}
     assert stacks[later.nbytes] is None
 
 
