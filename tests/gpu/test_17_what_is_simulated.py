@@ -103,6 +103,35 @@ def test_a_stream_copies_what_another_has_not_made_yet_unless_it_waits_for_it(by
     assert target.item() == NEW
 
 
+def test_a_stream_computes_with_what_another_has_not_made_yet_unless_it_waits_for_it() -> None:
+    aside, here, value = torch.cuda.Stream(), torch.cuda.current_stream(), torch.full((), OLD, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(aside):
+        torch.cuda._sleep(LONG)
+        value.fill_(NEW)
+    assert ((value * 2).item(), aside.query()) == (2 * OLD, False)
+    here.wait_stream(aside)
+    assert (value * 2).item() == 2 * NEW
+
+
+FORKS = """
+import os, torch
+
+torch.ones(1, device="cuda")
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_forked_process_may_not_use_cuda() -> None:
+    assert "forked subprocess" in run(FORKS)
+
+
 def test_a_stream_is_current_within_its_block_alone() -> None:
     aside, before = torch.cuda.Stream(), torch.cuda.current_stream()
     with torch.cuda.stream(None):
