@@ -20,6 +20,8 @@ from tests.simulated_cuda.cuda import SimulatedCuda
 
 NUM_STEPS = 20
 FETCH_MS = 30.0
+ROUNDING = 1e-9
+"""Of a mean: two ways to add up differ in the last bit."""
 BUSY_MS = 200.0
 """Far more than the host takes for a step, on any machine."""
 SHORT_MS = 10.0
@@ -114,7 +116,7 @@ def test_a_device_that_starves_waits_for_the_rest_of_the_fetch_alone(cuda: Simul
     assert gain.step_ms is not None
     assert gain.step_ms_interval is not None
     assert 0.5 * (FETCH_MS - SHORT_MS) < gain.step_ms < idle_ms
-    assert gain.step_ms_interval[1] <= mean(metric(report, "device_idle_ms"))
+    assert gain.step_ms_interval[1] <= mean(metric(report, "device_idle_ms")) * (1 + ROUNDING)
 
 
 def test_a_read_costs_what_the_device_is_idle_after_it_and_not_what_it_waits_for(
@@ -127,7 +129,7 @@ def test_a_read_costs_what_the_device_is_idle_after_it_and_not_what_it_waits_for
     assert gain.step_ms == pytest.approx(mean(idle_ms))
     assert mean(idle_ms) < BUSY_MS / 2
     assert f"at most what the device was idle, {format_ms(mean(idle_ms))}" in gain.explanation
-    assert 0.5 * FETCH_MS < (finding_of(report, "input_stall").gain.step_ms or 0) <= mean(idle_ms)
+    assert 0.5 * FETCH_MS < (finding_of(report, "input_stall").gain.step_ms or 0) <= mean(idle_ms) * (1 + ROUNDING)
 
 
 def bad_at(number: int) -> None:

@@ -499,7 +499,7 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             if device is None and os.getpid() == self._process:  # a data worker has no default device
-                modes = reversed(_get_current_function_mode_stack())
+                modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
                 named = (mode.device for mode in modes if isinstance(mode, DeviceContext))  # `with torch.device(...):`
                 device = next(named, self._makes_all_on)
             if device is None or (not isinstance(device, int) and torch.device(device).type != "cuda"):
