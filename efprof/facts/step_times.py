@@ -98,11 +98,21 @@ class StepTimes:
 
 
 def within_idle(run: Run, gain: Gain) -> Gain:
-    """The same, but no more than the device was idle: what the host does while the device is busy costs nothing."""
+    """The same, but no more than the device was idle: what the host does while the device is busy costs nothing.
+
+    Where a device trained and its times are not known, as of an older recording, it may be nothing.
+    """
     idle_ms = [sum(time.idle_ms) for time in run.get(StepTimes).steady if time.idle_ms]
-    if gain.step_ms is None or not idle_ms:
+    low_high = gain.step_ms_interval
+    if gain.step_ms is None or not (idle_ms or "CUDA" in run.run_file.memory_source):
         return gain
-    most_ms, low_high = statistics.fmean(idle_ms), gain.step_ms_interval
+    if not idle_ms:
+        return replace(
+            gain,
+            step_ms_interval=(0.0, low_high[1] if low_high else gain.step_ms),
+            explanation=f"{gain.explanation}; how much of it the device was busy is not known",
+        )
+    most_ms = statistics.fmean(idle_ms)
     return replace(
         gain,
         step_ms=min(gain.step_ms, most_ms),

@@ -143,3 +143,10 @@ def test_a_gain_is_no_more_than_the_device_was_idle(tmp_path):
 def test_a_gain_of_a_run_without_a_device_is_left_as_it_is(tmp_path):
     gain = Gain(basis="measured bound", explanation="all of it", step_ms=3.0)
     assert within_idle(write_run(tmp_path / "run", steps=make_steps(20)), gain) is gain
+
+
+def test_a_gain_where_the_devices_times_are_not_known_may_be_nothing(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(20), memory_source="CUDA allocator")
+    within = within_idle(run, Gain(basis="measured bound", explanation="all of it", step_ms=3.0))
+    assert (within.step_ms, within.step_ms_interval) == (3.0, (0.0, 3.0))
+    assert within.explanation == "all of it; how much of it the device was busy is not known"
