@@ -4,7 +4,9 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
+from math import isfinite
 from threading import get_ident
+from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,8 +21,13 @@ from efprof.recorder.frames import callers
 from efprof.recorder.loop import Loop
 from efprof.recorder.shell import Shell
 from efprof.recorder.sites import Sites
+from efprof.recorder.step_numbers import read_value
+from efprof.recorder.writing import is_of_a_signal
 
 Undo = Callable[[], None]
+
+_RUNNING_PASS = torch._C._current_graph_task_id
+_NUM_MODES, _NUM_OVERRIDES = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
 NUMBER = "_efprof_number"
 """The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
@@ -156,7 +163,10 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     Not where they are called within a pass, as by reentrant checkpointing: that is part of it.
     """
-    light, thread, steps, running_pass = loop.light, loop.thread, loop.steps, torch._C._current_graph_task_id
+    light, lights, thread, steps = loop.light, loop.light.steps, loop.thread, loop.steps
+    running_pass, num_modes, num_overrides = _RUNNING_PASS, _NUM_MODES, _NUM_OVERRIDES
+    is_within = False
+    """Whether the training's thread runs a pass that began in here: to ask autograd takes a microsecond."""
 
     def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gradients, retains_graph, creates_graph = _given(*args, **kwargs)
@@ -168,37 +178,62 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
     asked = shell.guarded("loop", loop.gradients_entered)
-    lightly, passed = shell.guarded("loop", light.steps.backward_entered), shell.guarded("loop", light.pass_ended)
+    lightly, passed = shell.guarded("loop", lights.backward_entered), shell.guarded("loop", light.pass_ended)
     original, gradients = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if running_pass() != -1 or (steps.clock is not None and thread.is_capturing):
+        nonlocal is_within
+        is_ours = get_ident() == thread.ident
+        is_nested = is_within if is_ours and light.is_on else running_pass() != -1
+        if is_nested or (steps.clock is not None and thread.is_capturing):
             original(tensors, *args, **kwargs)
             return
         # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
-        is_usual = args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
-        if is_usual and light.is_on and get_ident() == thread.ident:
-            lightly(tensors, None)
-            original(tensors, *args, **kwargs)
-            if light.is_on and not light.ends_with_update:
-                passed()
-            return
+        is_light = is_ours and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
+        is_within |= is_ours
         try:  # from the first call on: a signal's handler may raise in it
-            entered(tensors, args, kwargs)
+            if not is_light:
+                entered(tensors, args, kwargs)
+            else:
+                # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
+                began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
+                if type(tensors) is torch.Tensor and tensors.is_cpu and not (num_modes() or num_overrides()):
+                    try:
+                        loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
+                    except RuntimeError as error:  # it has more than one; in torch.func's transformations none has one
+                        if is_of_a_signal(error):
+                            raise
+                if type(loss) is float and isfinite(loss):
+                    lights.waiting.append(loss)
+                    if began:
+                        lights.clocked_ns += perf_counter_ns() - began
+                else:
+                    lightly(tensors, None)
             original(tensors, *args, **kwargs)
         finally:
-            left()
+            is_within &= not is_ours
+            if not is_light:
+                left()
+        if is_light and light.is_on and not light.ends_with_update:
+            passed()
 
     @functools.wraps(gradients)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if light.is_on or running_pass() != -1 or thread.is_capturing:
+        nonlocal is_within
+        is_ours, is_light = get_ident() == thread.ident, light.is_on
+        is_nested = is_within if is_ours and is_light else running_pass() != -1
+        if is_nested or (not is_light and thread.is_capturing):
             return gradients(outputs, inputs, *args, **kwargs)
+        is_within |= is_ours
         try:
-            asked(inputs)
+            if not is_light:
+                asked(inputs)
             return gradients(outputs, inputs, *args, **kwargs)
         finally:
-            left()
+            is_within &= not is_ours
+            if not is_light:
+                left()
 
     return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
 

@@ -8,16 +8,13 @@ last full one; where the program marks its steps, its marks end them.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from math import isfinite
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
-
-import torch
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
 from efprof.recorder.late_values import Answer, OnDevice
 from efprof.recorder.open_step import OpenStep
-from efprof.recorder.step_numbers import ScaledLosses, read_value
+from efprof.recorder.step_numbers import ScaledLosses
 
 MAX_ROWS: Final = 256
 MAX_WAIT_NS: Final = 1_000_000_000
@@ -91,17 +88,19 @@ class LightSteps:
         self._on_device: list[tuple[int, OnDevice]] = []
         """Losses that lie on a device, each with the place of its row."""
         self._owed: list[_Owed] = []
-        self._waiting: list[Loss] = []
+        self.waiting: list[Loss] = []
         """Of passes since the last update."""
+        self._num_more = 0
+        """Passes since then, less these losses: a pass may have none, or several."""
         self._losses: list[Loss] = []
         self._has_odd_losses = False
         """Whether some may be on a device, since the last step that had none to take."""
-        self._num_passes = self._num_waiting = 0
+        self._num_passes = 0
         self._is_held_back = False
         self._start_ns = self._update_ns = self._written_ns = 0
-        self._is_clocked = True
+        self.is_clocked = True
         """Whether the recorder's own time is measured in the open step."""
-        self._clocked_ns = self._charged_ns = 0
+        self.clocked_ns = self._charged_ns = 0
         """Of the last step in which it was, and of what is done in few steps."""
         self._site: str | None = None
         self._loader: int | None = None
@@ -112,7 +111,7 @@ class LightSteps:
     @property
     def has_passes(self) -> bool:
         """Whether gradients were computed since the last update."""
-        return self._num_waiting > 0
+        return len(self.waiting) + self._num_more > 0
 
     @property
     def current(self) -> int:
@@ -128,36 +127,27 @@ class LightSteps:
         self._round = last_round
         self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
         self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
-        self.stepped, self._waiting, self._losses = [], [], []
-        self._num_passes = self._num_waiting = 0
+        self.stepped, self.waiting, self._losses = [], [], []
+        self._num_passes = self._num_more = 0
         self._is_held_back = self.is_interrupted = False
-        self._is_clocked, self._clocked_ns, self._charged_ns = True, 0, 0
+        self.is_clocked, self.clocked_ns, self._charged_ns = True, 0, 0
         self._written_ns = perf_counter_ns()
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
-        """`torch.autograd.backward` was called with these."""
-        entered = perf_counter_ns() if self._is_clocked else 0
-        loss: Any = None
-        scaled = self.scaled
-        # As `loss.backward()` has it, and no mode of the program's sees that its value is read.
-        is_plain = gradients is None and type(tensors) is torch.Tensor and tensors.is_cpu
-        if is_plain and not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()):
-            try:
-                loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
-            except RuntimeError:  # it has more than one; within a transformation of torch.func no tensor has a value
-                loss = None
-        if type(loss) is float and isfinite(loss):
-            self._waiting.append(loss)
-        else:
-            self._waiting += self.read_losses(self.current, tensors, gradients) or ()
-            self._has_odd_losses = True
-        self._num_waiting += 1
+        """`torch.autograd.backward` was called with these: anything but one finite number on the CPU, which the hook
+        adds to `waiting` itself.
+        """
+        entered = perf_counter_ns() if self.is_clocked else 0
+        losses = tuple(self.read_losses(self.current, tensors, gradients) or ())
+        self._num_more += 1 - len(losses)
+        self.waiting += losses
+        self._has_odd_losses |= any(isinstance(loss, OnDevice) for loss in losses)
         if entered:
-            self._clocked_ns += perf_counter_ns() - entered
+            self.clocked_ns += perf_counter_ns() - entered
 
     def backward_left(self) -> bool:
         """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
-        if not self._passes_by_hand or self._num_waiting < self._passes_by_hand:
+        if not self._passes_by_hand or len(self.waiting) + self._num_more < self._passes_by_hand:
             return False
         self.updated(UPDATE_BY_HAND)
         return True
@@ -168,15 +158,16 @@ class LightSteps:
         if optimizer in self.stepped:
             self.close()
         self.stepped.append(optimizer)
-        if self._num_waiting:
-            self._losses += self._waiting
-            self._waiting.clear()
-            self._num_passes += self._num_waiting
-            self._num_waiting = 0
+        waiting, num_more = self.waiting, self._num_more
+        if waiting or num_more:
+            self._losses += waiting
+            self._num_passes += len(waiting) + num_more
+            waiting.clear()
+            self._num_more = 0
         self._is_held_back |= is_held_back
         self._update_ns = entered
-        if self._is_clocked:
-            self._clocked_ns += perf_counter_ns() - entered
+        if self.is_clocked:
+            self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
         """The open step is over: it ended with its last update."""
@@ -186,13 +177,13 @@ class LightSteps:
             loss = self._take_losses() if self._has_odd_losses else sum(losses)
             losses.clear()
         flags = IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
-        cost_ns = self._clocked_ns + self._charged_ns
+        cost_ns = self.clocked_ns + self._charged_ns
         self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
         self.number += 1
         self._start_ns, self._num_passes, self._charged_ns = end, 0, 0
-        self._is_clocked = self.number % CLOCKED_EVERY == 0
-        if self._is_clocked:
-            self._clocked_ns = 0
+        self.is_clocked = self.number % CLOCKED_EVERY == 0
+        if self.is_clocked:
+            self.clocked_ns = 0
         self.stepped.clear()
         self._is_held_back = self.is_interrupted = False
         if self.watch is not None:
@@ -262,7 +253,7 @@ class LightSteps:
 
     def _take_losses(self) -> float | None:
         """What the host knows of the open step's; the device tells its part late."""
-        self._has_odd_losses = bool(self._waiting)
+        self._has_odd_losses = any(isinstance(loss, OnDevice) for loss in self.waiting)
         values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
         place = len(self._rows)
         self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]

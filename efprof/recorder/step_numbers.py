@@ -192,9 +192,13 @@ class ScaledLosses:
         self._recent: deque[int] = deque(maxlen=MAX_RECENT)
         """Autograd's sequence numbers of the multiplications: its nodes would keep the graph alive."""
         self._scale: torch.Tensor | None = None
+        self.is_used_up = False
+        """Whether the update that they were for is over, and the scale may have changed."""
 
     def note(self, outputs: object, scaled: object, scale: object) -> None:
         """`GradScaler.scale` was given `outputs`, a tensor or several, and gave `scaled`."""
+        if self.is_used_up:
+            self._let_go()
         if isinstance(outputs, list | tuple) and isinstance(scaled, list | tuple):
             for output, of_it in zip(outputs, scaled, strict=False):
                 self.note(output, of_it, scale)
@@ -202,13 +206,13 @@ class ScaledLosses:
             self._scale = scale if isinstance(scale, torch.Tensor) else None
             if outputs.numel() == 1:
                 if len(self.by_id) >= MAX_RECENT:  # nobody calls `update`
-                    self.used_up()
+                    self._let_go()
                 self.by_id[id(scaled)] = weakref.ref(scaled), outputs.detach()
             if scaled.grad_fn is not None:
-                self._recent.append(_number_of(scaled.grad_fn))
+                self._recent.append(scaled.grad_fn._sequence_nr())
 
-    def used_up(self) -> None:
-        """The update is over, and the scale may change."""
+    def _let_go(self) -> None:
+        self.is_used_up = False
         self._recent.clear()
         for key, (scaled, _) in list(self.by_id.items()):
             if scaled() is None:
@@ -219,7 +223,7 @@ class ScaledLosses:
         known = self.by_id.get(id(loss))
         if known is not None and known[0]() is loss:
             return known[1]
-        if not self._recent or self._scale is None or self._scale.device != loss.device:
+        if self.is_used_up or not self._recent or self._scale is None or self._scale.device != loss.device:
             return loss
         return loss if set(self._recent).isdisjoint(self._made_of(loss)) else loss.detach() / self._scale
 

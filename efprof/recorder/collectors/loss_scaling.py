@@ -3,6 +3,7 @@
 import functools
 import gc
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ def _is_enabled(scaler: Any) -> bool:
 def _watch_scalers(session: Session) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
     kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
-    thread, steps = loop.thread, loop.steps
-    note_scaled = guarded("loss_scaling", loop.scaled_losses.note)
+    thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
+    note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
     # Of any optimizer, since the one that the scaler knows may be the program's own class around another one.
     note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
@@ -63,7 +64,8 @@ def _watch_scalers(session: Session) -> list[Undo]:
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         # One that is not enabled gives back what it got.
-        if scaled is not outputs and thread.is_ours and not (steps.clock is not None and thread.is_capturing):
+        is_ours = get_ident() == thread.ident or thread.is_ours
+        if scaled is not outputs and is_ours and not (steps.clock is not None and thread.is_capturing):
             note_scaled(outputs, scaled, getattr(self, "_scale", None))
         return scaled
 
@@ -84,7 +86,10 @@ def _watch_scalers(session: Session) -> list[Undo]:
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
         (update if light.is_on or not _is_enabled(self) else stage_update)(self, *args, **kwargs)
         if getattr(self, "_scale", None) is not None:
-            note_scale(self)
+            if light.is_on and get_ident() == thread.ident:
+                losses.is_used_up = True
+            else:
+                note_scale(self)
 
     new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
     return [replace(kind, name, function) for name, function in new.items()]
@@ -94,7 +99,7 @@ def _note_scale(loop: Loop, scaler: Any) -> None:
     """Keep the scale as the tensor it is: reading it would wait for the device."""
     if not loop.thread.is_ours or (loop.steps.clock is not None and loop.thread.is_capturing):
         return
-    loop.scaled_losses.used_up()
+    loop.scaled_losses.is_used_up = True
     step, scale = loop.steps.open, scaler._scale
     if step is not None and isinstance(scale, torch.Tensor):
         kept = scale.detach().clone()
