@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,10 +185,38 @@ def evaluate_now_and_then() -> None:
             model.train()
 
 
+class BackwardWithin(torch.autograd.Function):
+    """Its backward pass runs one of its own, as a reentrant checkpoint's does."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (inputs,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = inputs.detach().requires_grad_()
+            (again * 2).sum().backward()
+        return gradient * again.grad
+
+
+def go_back_within_a_pass() -> None:
+    model = make_model()
+    optimizer = sgd(model)
+    for inputs, targets in make_loader(NUM_STEPS):
+        optimizer.zero_grad()
+        hidden = BackwardWithin.apply(model(inputs.requires_grad_()))
+        (slope,) = torch.autograd.grad(hidden.sum(), inputs, retain_graph=True)
+        (((hidden - targets) ** 2).mean() + slope.square().mean()).backward()
+        optimizer.step()
+
+
 LOOPS = (
     train_plainly, accumulate, train_without_a_loader, train_two_by_turns, train_the_critic_more_often, scale_losses,
     go_back_by_closures, update_by_hand, update_several_times_on_each_batch, learn_from_a_teacher,
-    step_in_hooks_of_gradients, mark_steps, train_in_epochs, evaluate_now_and_then,
+    step_in_hooks_of_gradients, go_back_within_a_pass, mark_steps, train_in_epochs, evaluate_now_and_then,
 )  # fmt: skip
 
 
