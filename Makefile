@@ -10,7 +10,7 @@ TESTS_INSTALLED := $(VENV)/installed-tests
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-trainer stability gpu fixtures clean
+.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-trainer stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,8 +69,15 @@ stability: $(TESTS_INSTALLED) ## Run the long tests, train energy_flow in four p
 gpu: ## Run everything that needs a CUDA device, with this folder's Python packages (make gpu GPU_PYTHON=python3)
 	$(GPU_PYTHON) -m pytest -m gpu -rs
 
+PLOTLY ?= 4.1.1
+PLOTLY_FOLDER := $(CURDIR)/efprof/report/page/plotly
+plotly: ## Fetch plotly's bundle for the pages anew, from npm (make plotly PLOTLY=4.1.1)
+	cd "$$(mktemp -d)" && npm pack --silent plotly.js-cartesian-dist-min@$(PLOTLY) >/dev/null && tar xzf *.tgz && \
+		gzip -9 -n -c package/plotly-cartesian.min.js >$(PLOTLY_FOLDER)/plotly-cartesian.min.js.gz && \
+		cp package/LICENSE $(PLOTLY_FOLDER)/LICENSE
+
 fixtures: $(TESTS_INSTALLED) ## Record the small runs in tests/runs/ anew
-	$(BIN)/python -m tests.record_fixtures
+	$(BIN)/python -m tests.support.record_fixtures
 
 clean: ## Remove what the other commands made
 	rm -rf $(VENV) .efprof .efprof-casebook reports/demo data/energy_flow

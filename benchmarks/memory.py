@@ -12,7 +12,7 @@ import click
 from benchmarks.machine import machine_line
 from benchmarks.memory_speed import BUDGET_EVENTS, speed_lines
 from benchmarks.memory_truth import truth_lines
-from benchmarks.processes import ROOT
+from benchmarks.recording.processes import ROOT
 
 RECORDINGS = ROOT.parent / "shared" / "data" / "snapshots"
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from benchmarks.processes import ROOT
+from benchmarks.recording.processes import ROOT
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.history import History, history_of
 from efprof.facts.allocator.replay import replay

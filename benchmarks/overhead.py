@@ -13,15 +13,15 @@ from pathlib import Path
 
 import click
 
-from benchmarks.blocks import STEPS_TO_SETTLE
-from benchmarks.device_path import DEVICE_HEAD, device_lines
-from benchmarks.loops import COMPARED, LOOPS
 from benchmarks.machine import machine_line
-from benchmarks.measuring import measure, run_bare, run_recorded, run_whole
-from benchmarks.modes import MODES_HEAD, MODES_SECONDS, mode_lines
-from benchmarks.start_up import START_UP_ROUNDS, measure_start_up
-from benchmarks.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
-from benchmarks.variants import TIER_1, VARIANTS, Variant
+from benchmarks.recording.blocks import STEPS_TO_SETTLE
+from benchmarks.recording.device_path import DEVICE_HEAD, device_lines
+from benchmarks.recording.loops import COMPARED, LOOPS
+from benchmarks.recording.measuring import measure, run_bare, run_recorded, run_whole
+from benchmarks.recording.modes import MODES_HEAD, MODES_SECONDS, mode_lines
+from benchmarks.recording.start_up import START_UP_ROUNDS, measure_start_up
+from benchmarks.recording.table import TABLE_HEAD, Row, budgets, row_of, start_up_budget, table_line
+from benchmarks.recording.variants import TIER_1, VARIANTS, Variant
 
 BUSY_LOAD = 0.5
 """Processes that wanted to run, on average over a minute, before the first of ours did."""

@@ -16,7 +16,7 @@ import click
 import torch
 
 from benchmarks.machine import machine_line
-from benchmarks.processes import ROOT
+from benchmarks.recording.processes import ROOT
 from benchmarks.stability_checks import Outcome, Seen, outcomes
 from benchmarks.stability_phases import Phase, phases_of
 from energy_flow.config_parsing import load_config

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from efprof.facts.growth import block_minima, theil_sen
+from efprof.facts.growth.trend import block_minima, theil_sen
 
 FIRST_JUDGED_STEP = 3
 """From here on memory is held to what this step took: AdamW's state is made in the first step, caches in the second."""

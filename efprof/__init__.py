@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from efprof.recorder.current import stage, step
+from efprof.recorder.session.current import stage, step
 
 if TYPE_CHECKING:
-    from efprof.recorder.in_code import record
+    from efprof.recorder.launch.in_code import record
 
 __all__ = ["__version__", "record", "stage", "step"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> object:
     """`efprof.record`, imported when it is first used: what it needs takes long to import."""
     if name != "record":
         raise AttributeError(f"module 'efprof' has no attribute {name!r}")
-    from efprof.recorder.in_code import record
+    from efprof.recorder.launch.in_code import record
 
     return record

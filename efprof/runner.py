@@ -45,10 +45,17 @@ def make_report(
     measurements: Measurements,
     audits: Mapping[str, Audit],
     warnings: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """One result per audit, whatever happens in it, beside the measurements that hold for any run."""
-    results = tuple(_run_audit(run, audit_id, audit) for audit_id, audit in audits.items())
-    return Report(run=identity, measurements=measurements, audits=results, warnings=warnings)
+    """One result per audit, whatever happens in it, beside the measurements that hold for any run.
+
+    `say` is told what is done next.
+    """
+    results = []
+    for number, (audit_id, audit) in enumerate(audits.items(), start=1):
+        say(f"audit {number} of {len(audits)}, {audit_id}")
+        results.append(_run_audit(run, audit_id, audit))
+    return Report(run=identity, measurements=measurements, audits=tuple(results), warnings=warnings)
 
 
 def shown(*makes: Callable[[], tuple[Evidence, ...]]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:

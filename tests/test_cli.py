@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efprof.cli import main
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 EFPROF = str(Path(sys.executable).parent / "efprof")
 

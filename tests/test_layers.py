@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset(),
     "units": frozenset(),
 }
+FACTS: tuple[frozenset[str], ...] = (
+    frozenset({"allocator", "run"}),
+    frozenset({"source"}),
+    frozenset({"steps"}),
+    frozenset({"input", "numbers", "peak", "time", "backward"}),
+    frozenset({"growth", "cycles"}),
+    frozenset({"device"}),
+    frozenset({"gpu_estimate"}),
+    frozenset({"overview"}),
+)
+"""The folders of facts: each may import those before its own row, and none beside it."""
+USE_THE_ALLOCATOR = frozenset({"device", "gpu_estimate", "overview"})
+MOST_ENTRIES = 24
+MAY_HAVE_MORE = frozenset({"efprof/audits", "tests/audits", "tests/casebook"})
+"""One file is one audit, or one case."""
 ONLY_IN_RECORD = frozenset({"torch", "memray", "psutil", "pynvml"})
 
 
@@ -99,6 +115,55 @@ def test_every_layer_is_in_the_table() -> None:
     assert {layer_of(path) for path in sources("efprof")} <= set(ALLOWED)
 
 
+def test_a_folder_of_facts_imports_only_those_below_it() -> None:
+    level = {folder: number for number, folders in enumerate(FACTS) for folder in folders}
+    wrong = []
+    for path in sources("efprof/facts"):
+        folder = path.relative_to(ROOT / "efprof/facts").parts[0]
+        for name in imports(path):
+            target = name.removeprefix("efprof.facts.").split(".")[0]
+            if not name.startswith("efprof.facts.") or target == folder:
+                continue
+            is_below = level[target] < level[folder]
+            if not is_below or (target == "allocator" and folder not in USE_THE_ALLOCATOR):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert wrong == []
+    assert set(level) == {path.parent.name for path in (ROOT / "efprof/facts").glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("package", ["efprof", "energy_flow"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources(package)}
+    imported = {
+        module: {found for name in imports(path) for found in (name, name.rpartition(".")[0]) if found in files}
+        for module, path in files.items()
+    }
+    TopologicalSorter({module: names - {module} for module, names in imported.items()}).prepare()  # or CycleError
+
+
+@pytest.mark.parametrize("package", ["efprof", "energy_flow", "tests", "benchmarks"])
+def test_every_folder_can_be_taken_in_at_a_glance(package: str) -> None:
+    folders = {path.parent for path in sources(package)}
+    entries = {
+        str(folder.relative_to(ROOT)): [
+            one for one in folder.iterdir() if one.name not in ("__init__.py", "__pycache__")
+        ]
+        for folder in folders
+    }
+    too_many = {folder: len(found) for folder, found in entries.items() if len(found) > MOST_ENTRIES}
+    assert set(too_many) <= MAY_HAVE_MORE, too_many
+
+
+@pytest.mark.parametrize("package", ["efprof", "energy_flow"])
+def test_every_folder_says_what_is_in_it(package: str) -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in sources(package)
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
 def test_only_the_recorder_imports_torch() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -137,4 +202,4 @@ def test_exceptions_are_caught_wholesale_in_two_places_only() -> None:
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
         and not any(isinstance(statement, ast.Raise) and statement.exc is None for statement in node.body)
     ]
-    assert set(found) == {"efprof/recorder/shell.py", "efprof/runner.py"}
+    assert set(found) == {"efprof/recorder/session/shell.py", "efprof/runner.py"}

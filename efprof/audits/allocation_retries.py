@@ -2,17 +2,17 @@
 
 from collections import Counter
 
-from efprof.facts.allocation_retries import (
+from efprof.facts.device.allocation_retries import (
     AllocationRetries,
     RetryAdvice,
     how_much_slower,
     retried_requests,
     retry_evidence,
 )
-from efprof.facts.headroom import own_limit, smaller_micro_batch
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, within_idle
+from efprof.facts.device.headroom import own_limit, smaller_micro_batch
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_share, format_value

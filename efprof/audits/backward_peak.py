@@ -1,9 +1,9 @@
 """A peak of memory that one forward line's gradient makes."""
 
-from efprof.facts.backward_jump import BackwardJump, Temporaries, how_jump_is_known, jump_numbers, peak_map
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.window_memory import WindowMemory
+from efprof.facts.peak.backward_rise import BackwardJump, Temporaries, how_jump_is_known, jump_numbers, peak_map
+from efprof.facts.peak.window_memory import WindowMemory
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.model import Examination, Finding, Fix, Gain
 from efprof.units import format_bytes, format_share
 

@@ -2,10 +2,10 @@
 
 import math
 
-from efprof.facts.run import Run
-from efprof.facts.scalar_reads import ReadingLine, gain_without, read_numbers, scalar_reads, what_reading_means
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, part_of_steps, within_idle
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, part_of_steps, within_idle
+from efprof.facts.time.scalar_reads import ReadingLine, gain_without, read_numbers, scalar_reads, what_reading_means
 from efprof.fixes.scalar_read import read_less
 from efprof.model import Examination, Finding
 from efprof.units import format_ms, format_share, format_value

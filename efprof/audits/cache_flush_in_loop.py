@@ -1,9 +1,9 @@
 """The allocator's cache, emptied in the loop."""
 
-from efprof.facts.allocation_retries import CacheFlushes
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, stall_lines, within_idle
+from efprof.facts.device.allocation_retries import CacheFlushes
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
 from efprof.fixes.source_edit import delete_statement
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, StallLine
 from efprof.units import format_bytes, format_ms, format_share, format_value

@@ -3,7 +3,7 @@
 from functools import partial
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.device_evidence import (
+from efprof.facts.device.device_evidence import (
     composition_numbers,
     examination_of,
     how_replay_is_known,
@@ -12,10 +12,10 @@ from efprof.facts.device_evidence import (
     reserved_series,
     trial_bars,
 )
-from efprof.facts.device_memory import DeviceHistory, DeviceMemory
-from efprof.facts.run import Run
-from efprof.facts.segment_evidence import segment_map
-from efprof.facts.sources import Sources
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.device.segment_map import segment_map
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes, format_share

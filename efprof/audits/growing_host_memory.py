@@ -2,9 +2,9 @@
 
 import shlex
 
-from efprof.facts.host_growth import HostGrowth, host_growth_evidence, host_limits, is_told_of_tensors
-from efprof.facts.leaks import place_to_blame
-from efprof.facts.run import Run
+from efprof.facts.growth.host_growth import HostGrowth, host_growth_evidence, host_limits, is_told_of_tensors
+from efprof.facts.growth.leaks import place_to_blame
+from efprof.facts.run.run import Run
 from efprof.fixes.keep_less import WAYS_TO_BOUND
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
 from efprof.units import format_bytes, format_interval, in_brackets

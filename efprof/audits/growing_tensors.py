@@ -1,9 +1,9 @@
 """A variable that keeps more tensors after every step, none of them with a graph."""
 
-from efprof.facts.leaks import Leak, Leaks, leak_finding
-from efprof.facts.run import Run
-from efprof.facts.run_limits import RunLimits
-from efprof.facts.sources import Sources
+from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
+from efprof.facts.source.sources import Sources
 from efprof.fixes.keep_less import end_feeding, keep_copies, keep_fewer, kept_at, tensor_in
 from efprof.model import Examination, Finding, Fix
 

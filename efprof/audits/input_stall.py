@@ -1,9 +1,9 @@
 """Steps that wait for their data."""
 
-from efprof.facts.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWaits, wait_evidence, wait_severity
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, within_idle
+from efprof.facts.input.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWaits, wait_evidence, wait_severity
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, within_idle
 from efprof.fixes.loader_call import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets

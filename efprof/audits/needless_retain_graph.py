@@ -1,8 +1,8 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.backward.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph
 from efprof.model import Examination, Finding, Gain
 from efprof.units import MIB, format_bytes, format_share

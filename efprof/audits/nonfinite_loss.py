@@ -1,7 +1,7 @@
 """A loss or gradient that turned to NaN or Inf."""
 
-from efprof.facts.nonfinite import NonFinite
-from efprof.facts.nonfinite_cause import (
+from efprof.facts.numbers.nonfinite import NonFinite
+from efprof.facts.numbers.nonfinite_cause import (
     NonFiniteCause,
     how_nonfinite_is_known,
     is_guess,
@@ -9,8 +9,8 @@ from efprof.facts.nonfinite_cause import (
     loss_series,
     suspect_table,
 )
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.keep_finite import clip_gradients, keep_data_finite, keep_operand_finite
 from efprof.model import Examination, Finding, Fix, Gain
 

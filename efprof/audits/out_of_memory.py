@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from efprof.facts.allocator.advice import Trial
-from efprof.facts.device_evidence import examination_of, what_is_missing, why_it_failed
-from efprof.facts.device_memory import DeviceHistory, DeviceMemory, Failure
-from efprof.facts.memory_failure import (
+from efprof.facts.device.device_evidence import examination_of, what_is_missing, why_it_failed
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure
+from efprof.facts.device.memory_failure import (
     FailureState,
     evidence_of_device,
     evidence_of_state,
@@ -16,10 +16,10 @@ from efprof.facts.memory_failure import (
     what_failed,
     what_is_likely,
 )
-from efprof.facts.run import Run
-from efprof.facts.run_limits import MemoryFailure, survives_shortages
-from efprof.facts.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
-from efprof.facts.sources import Sources
+from efprof.facts.device.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure, survives_shortages
+from efprof.facts.source.sources import Sources
 from efprof.fixes.allocator_setting import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes

@@ -1,6 +1,6 @@
 """A peak of memory above what there is for it."""
 
-from efprof.facts.peak_composition import (
+from efprof.facts.peak.peak_composition import (
     WITH_BUDGET,
     PeakComposition,
     Way,
@@ -11,9 +11,9 @@ from efprof.facts.peak_composition import (
     peak_bars,
     table_of_ways,
 )
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.window_memory import WindowMemory
+from efprof.facts.peak.window_memory import WindowMemory
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import checkpoint_call
 from efprof.model import CodeEdit, Examination, Finding, Gain, NotRecorded
 from efprof.units import format_bytes, format_share

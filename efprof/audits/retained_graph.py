@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from efprof.facts.leaks import Leak, Leaks, leak_finding
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.keep_less import CLONED, DETACHED, end_feeding, keep_without_graph, kept_at
 from efprof.fixes.weak_reference import caught_error, without_traceback
 from efprof.model import Examination, Finding

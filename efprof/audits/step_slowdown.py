@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from efprof.facts.input_waits import InputWaits
-from efprof.facts.run import Run
-from efprof.facts.slowdown import Slowdown, larger_steps
-from efprof.facts.slowdown_line import SlowdownLine, SlowdownLines, slowdown_evidence, slowdown_message
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes
+from efprof.facts.growth.larger_steps import larger_steps
+from efprof.facts.growth.slowdown_line import SlowdownLine, SlowdownLines, slowdown_evidence, slowdown_message
+from efprof.facts.input.input_waits import InputWaits
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.slowdown import Slowdown
+from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_ms, format_value
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from efprof.facts.backward_calls import UnclearedGradients, UnclearedOptimizer
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.backward.backward_calls import UnclearedGradients, UnclearedOptimizer
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients, clearing_lines
 from efprof.model import Examination, Finding, Gain, Narrative
 

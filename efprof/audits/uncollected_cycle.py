@@ -2,7 +2,7 @@
 
 import ast
 
-from efprof.facts.cycles import (
+from efprof.facts.cycles.reference_cycles import (
     ClosedCycle,
     CycleSawtooth,
     closed_cycle,
@@ -10,9 +10,9 @@ from efprof.facts.cycles import (
     cycle_numbers,
     how_the_cycle_is_known,
 )
-from efprof.facts.leaks import backward_line
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
+from efprof.facts.growth.leaks import backward_line
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
 from efprof.fixes.weak_reference import by_hand, caught_error, keep_weakly, without_traceback
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value

@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import replace
 
-from efprof.facts.headroom import Headroom, headroom_evidence
-from efprof.facts.memory_growth import MemoryGrowth
-from efprof.facts.run import Run
-from efprof.facts.sources import Sources
-from efprof.facts.step_times import StepTimes, stall_lines
-from efprof.facts.user_settings import UserSettings
+from efprof.facts.device.headroom import Headroom, headroom_evidence
+from efprof.facts.growth.memory_growth import MemoryGrowth
+from efprof.facts.run.run import Run
+from efprof.facts.run.user_settings import UserSettings
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes, stall_lines
 from efprof.fixes.loader_call import loader_setting, prove_by_fit
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share

@@ -1,7 +1,7 @@
 """Data workers that each copy what the data set holds in Python objects."""
 
-from efprof.facts.run import Run
-from efprof.facts.worker_memory import WorkerMemory
+from efprof.facts.input.worker_memory import WorkerMemory
+from efprof.facts.run.run import Run
 from efprof.model import Examination, Finding, Fix, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes
 

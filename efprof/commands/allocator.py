@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from efprof.facts.allocator.accounts import DevicePredictions, DeviceReplay, FilePredictions, Prediction
-    from efprof.facts.gpu_estimate import DeviceEstimate
+    from efprof.facts.gpu_estimate.gpu_estimate import DeviceEstimate
 
 SIZES: Final = "24GiB or 24G (times 1024^3), 24GB (times 1000^3)"
 """How sizes are written, for the help of every option that takes one."""
@@ -70,7 +70,7 @@ def replay(file: Path, is_json: bool) -> None:
     """Place every block of the recording anew, by the allocator's rules, and count how many lie where they lay."""
     folder = _run_folder(file)
     if folder is not None:
-        from efprof.facts.gpu_estimate import replay_run
+        from efprof.facts.gpu_estimate.gpu_estimate import replay_run
 
         _print(replay_run(folder), render_replay, is_json=is_json)
         return
@@ -97,7 +97,7 @@ def what_if(file: Path, configurations: tuple[str, ...], device_memory: int | No
     """Predict the most that the program would reserve under other settings."""
     folder = _run_folder(file)
     if folder is not None:
-        from efprof.facts.gpu_estimate import estimate_run
+        from efprof.facts.gpu_estimate.gpu_estimate import estimate_run
 
         estimate = estimate_run(folder, configurations, capacity=device_memory)
         _print(estimate, render_estimate, is_json=is_json)
@@ -122,7 +122,7 @@ def _run_folder(file: Path) -> Path | None:
 def _files(file: Path) -> "list[Path]":
     """Those of a folder with one per rank, by their ranks."""
     from efprof.artifacts.runs import as_run
-    from efprof.facts.run import open_run
+    from efprof.facts.run.run import open_run
 
     with as_run(file) as folder:
         return [(rank / "memory-0.pickle").resolve() for rank in open_run(folder).rank_folders]
@@ -180,7 +180,7 @@ def render_replay(device: "DeviceReplay") -> str:
 
 def render_predictions(device: "DevicePredictions") -> str:
     """A table for a device, the best configuration first said."""
-    from efprof.facts.device_evidence import COLD, DEFAULT, ONE_LAYOUT
+    from efprof.facts.device.device_evidence import COLD, DEFAULT, ONE_LAYOUT
 
     if device.reason is not None:
         return f"device {device.device}: no prediction. {device.reason}"
@@ -201,7 +201,7 @@ def render_predictions(device: "DevicePredictions") -> str:
 
 def render_estimate(device: "DeviceEstimate") -> str:
     """What would be reserved on a GPU, what that holds, and why it may be wrong."""
-    from efprof.facts.device_evidence import DEFAULT
+    from efprof.facts.device.device_evidence import DEFAULT
     from efprof.units import format_bytes
 
     predictions = list(device.predictions)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from efprof.commands.progress import Progress
 from efprof.commands.report import FORMATS, Format, analyse, chosen_form, put_out
 from efprof.model import EfprofError
 
@@ -72,7 +73,8 @@ def compare(
     folders = find_run(base), find_run(head)
     if folders[0].resolve() == folders[1].resolve():
         raise EfprofError(f"BASE and HEAD are the same run, {folders[0].name}: record the changed program first.")
-    reports = analyse(folders[0]), analyse(folders[1])
+    with Progress() as progress:
+        reports = analyse(folders[0], say=progress.say), analyse(folders[1], say=progress.say)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
     put_out(lambda form: render_comparison(comparison, reports, form), chosen, out, name)
@@ -81,7 +83,9 @@ def compare(
 
 def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
     """The comparison in one of the four forms; the page also shows the samples of both reports."""
-    from efprof.report import comparison_form, html, json_form
+    from efprof.report import json_form
+    from efprof.report.page import html
+    from efprof.report.words import comparison_form
 
     match form:
         case "text":

@@ -72,9 +72,9 @@ def record(command: tuple[str, ...], **flags: Any) -> int:
         raise EfprofError("there is no command: write it after two dashes, as in 'efprof record -- python train.py'.")
     from efprof.artifacts.runs import runs_folder
     from efprof.artifacts.settings import merge, read_settings
-    from efprof.recorder.launch import launch
-    from efprof.recorder.machine import kept_configuration, refuse_missing_memray
-    from efprof.recorder.options import parse_options
+    from efprof.recorder.launch.launch import launch
+    from efprof.recorder.launch.machine import kept_configuration, refuse_missing_memray
+    from efprof.recorder.session.options import parse_options
 
     try:
         here = Path.cwd()

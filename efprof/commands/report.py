@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
 from efprof.commands.allocator import SIZES, parse_size
+from efprof.commands.progress import Progress
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -43,24 +45,28 @@ REPORTS_FOLDER: Final = Path("reports")
     metavar="SIZE",
     help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
+@click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
-def report(run: str | None, form: Format | None, is_json: bool, budget: int | None, out: Path | None) -> None:
+def report(
+    run: str | None, form: Format | None, is_json: bool, budget: int | None, gpu_estimate: bool, out: Path | None
+) -> None:
     """Say what is wrong with a recorded run, and what to change.
 
     RUN is a run folder, its id or name, a git branch or commit (the newest run of it), or 'latest', which is the
     default; or a snapshot of CUDA's allocator (.pickle), or a folder with one per rank.
     """
     chosen = chosen_form(form, is_json, out, "html")
-    result = _report_on(run, budget)
+    with Progress() as progress:
+        result = _report_on(run, partial(analyse, budget_bytes=budget, has_gpu_estimate=gpu_estimate, say=progress.say))
     put_out(lambda form: render(result, form), chosen, out, result.run.run_id)
 
 
-def _report_on(run: str | None, budget: int | None) -> "Report":
+def _report_on(run: str | None, analyse: "Callable[[Path], Report]") -> "Report":
     from efprof.artifacts.runs import as_run, find_run, is_foreign
 
     if run is not None and is_foreign(Path(run)):
         with as_run(Path(run)) as folder:
-            result = analyse(folder, budget)
+            result = analyse(folder)
             told = [
                 audit.reason for audit in result.audits if audit.status == "errored" and str(folder) in audit.reason
             ]
@@ -68,30 +74,49 @@ def _report_on(run: str | None, budget: int | None) -> "Report":
                 links = rf"{re.escape(str(folder))}\S*\.pickle"  # to the files, by whose names the error is told
                 raise UnreadableInput(re.sub(links, lambda link: str(Path(link[0]).resolve()), told[0]))
         return replace(result, run=replace(result.run, path=run))
-    return analyse(find_run(run), budget)
+    return analyse(find_run(run))
 
 
-def analyse(path: Path, budget_bytes: int | None = None) -> "Report":
-    """Every audit's result over the run in that folder; raises UnreadableInput."""
-    from efprof.facts.device_evidence import device_use_evidence
-    from efprof.facts.gpu_estimate import gpu_overview
-    from efprof.facts.identity import identify
-    from efprof.facts.measurements import measurements_of
-    from efprof.facts.run import open_run
-    from efprof.facts.run_warnings import warnings_of
-    from efprof.facts.segment_evidence import device_overview
+def analyse(
+    path: Path,
+    budget_bytes: int | None = None,
+    *,
+    has_gpu_estimate: bool = False,
+    say: "Callable[[str], None]" = lambda _: None,
+) -> "Report":
+    """Every audit's result over the run in that folder; raises UnreadableInput.
+
+    `say` is told what is done next. With `has_gpu_estimate` the report of a run on a CPU says what it would take on a
+    GPU, which may take longer than all the rest.
+    """
+    from efprof.facts.device.device_evidence import device_use_evidence
+    from efprof.facts.device.segment_map import device_overview
+    from efprof.facts.overview.identity import identify
+    from efprof.facts.overview.measurements import measurements_of
+    from efprof.facts.overview.run_warnings import warnings_of
+    from efprof.facts.run.run import open_run
     from efprof.runner import find_audits, make_report, shown
 
     run = open_run(path, budget_bytes)
-    device, failures = shown(lambda: device_overview(run), lambda: gpu_overview(run))
+    overviews = [lambda: device_overview(run)]
+    if has_gpu_estimate:
+        from efprof.facts.gpu_estimate.gpu_estimate import gpu_overview
+
+        overviews.append(lambda: gpu_overview(run))
+    say("reading the run")
+    device, failures = shown(*overviews)
     measurements = replace(measurements_of(run), device=(*device, *device_use_evidence(run)))
     warnings = (*warnings_of(run), *failures)
-    return make_report(run, identity=identify(run), measurements=measurements, audits=find_audits(), warnings=warnings)
+    identity = identify(run)
+    return make_report(
+        run, identity=identity, measurements=measurements, audits=find_audits(), warnings=warnings, say=say
+    )
 
 
 def render(report: "Report", form: Format) -> str:
     """The report in one of the four forms."""
-    from efprof.report import html, json_form, text_forms
+    from efprof.report import json_form, text_forms
+    from efprof.report.page import html
 
     forms: dict[Format, Callable[[Report], str]] = {
         "text": text_forms.render_text,

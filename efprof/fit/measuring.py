@@ -13,9 +13,9 @@ from typing import Final
 
 from efprof.artifacts.events import WindowClosed, read_events
 from efprof.artifacts.steps import read_steps
-from efprof.facts.device_memory import DeviceMemory
-from efprof.facts.gpu_estimate import GpuEstimate
-from efprof.facts.run import Run, open_run
+from efprof.facts.device.device_memory import DeviceMemory
+from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
+from efprof.facts.run.run import Run, open_run
 from efprof.model import EfprofError, NotRecorded, ThinEvidence, UnreadableInput
 
 PLACE: Final = "{batch}"

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from efprof.model import Report, Table
-from efprof.report.ranking import RankedFinding, rank_findings
-from efprof.report.tables import (
+from efprof.report.words.ranking import RankedFinding, rank_findings
+from efprof.report.words.tables import (
     device_phrase,
     device_table,
     evaluation_table,
@@ -14,7 +14,7 @@ from efprof.report.tables import (
     stage_table,
     stall_table,
 )
-from efprof.report.verdict import (
+from efprof.report.words.verdict import (
     count_audits,
     counts_phrase,
     describe_verdict,
@@ -22,7 +22,7 @@ from efprof.report.verdict import (
     measured_phrase,
     overhead_phrase,
 )
-from efprof.report.wording import (
+from efprof.report.words.wording import (
     APPLICABILITY_PHRASES,
     change_name,
     change_sides,

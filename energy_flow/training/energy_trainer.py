@@ -25,7 +25,8 @@ from energy_flow.training.checkpoint_folder import discard_checkpoints
 from energy_flow.training.device import choose_device, prepare_device, prepare_process, return_unused_memory
 from energy_flow.training.gradient_control import GradientControl
 from energy_flow.training.gradient_detail import LayerGradients
-from energy_flow.training.metrics import MetricsLog, StepMetrics
+from energy_flow.training.metrics import MetricsLog
+from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.observation import observed
 from energy_flow.training.validation import validate
 

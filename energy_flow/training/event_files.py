@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from energy_flow.energy_config import EnergyConfig
-from energy_flow.training.metrics import StepMetrics
+from energy_flow.training.metrics_file import StepMetrics
 
 
 @contextmanager

@@ -6,14 +6,54 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from energy_flow.errors import EnergyFlowError
 from energy_flow.training.epoch_summary import StepOutcome
 
-if TYPE_CHECKING:
-    from energy_flow.training.metrics import StepMetrics
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """One optimizer step as it is logged; None where this run, or this device, has no such number."""
+
+    step: int  # attempted steps, from 1: skipped ones count
+    global_step: int  # optimizer steps taken so far
+    epoch: int | None  # from 1; that of the step's first micro-batch
+    loss: float
+    embedding_loss: float
+    surface_loss: float
+    text_loss: float
+    landed_share: float
+    flow_steps: float
+    gradient_norm: float  # before clipping
+    is_skipped: bool
+    skip_reason: str | None
+    num_skipped: int  # so far, this step included
+    learning_rate: float
+    loss_scale: float  # the scaler's; 1 where losses are not scaled
+    wait_ms: float  # host time from the end of the last step to this one's batch at hand
+    step_ms: float  # host time of the whole step, the wait included
+    samples_per_second: float  # of all processes together
+    forward_ms: float | None  # stage times: device time on CUDA, host time on the CPU
+    backward_ms: float | None
+    optimizer_ms: float | None
+    energy_ms: float | None  # the flows' part of forward
+    text_bridge_ms: float | None  # the encoder's and decoder's part of forward
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    gpu_used_bytes: int | None
+    gpu_utilisation_percent: float | None
+    host_rss_bytes: int | None
+
+    def __str__(self) -> str:
+        """Say in one line what a person watches."""
+        skipped = f"  skipped: {self.skip_reason}" if self.is_skipped else ""
+        return (
+            f"step {self.step:>5}  loss {self.loss:.4f}  embedding {self.embedding_loss:.4f}  "
+            f"text {self.text_loss:.3f}  gradient {self.gradient_norm:.2f}  {self.step_ms:.0f} ms "
+            f"(wait {self.wait_ms:.1f} ms){skipped}"
+        )
 
 
 class MetricsFile:

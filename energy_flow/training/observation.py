@@ -14,7 +14,8 @@ from energy_flow.logs import logging_through
 from energy_flow.processes import ALONE, Processes, mean_over_processes
 from energy_flow.training.device_monitor import DeviceMonitor
 from energy_flow.training.event_files import open_event_files
-from energy_flow.training.metrics import Listeners, MetricsLog, Sources, StepMetrics
+from energy_flow.training.metrics import Listeners, MetricsLog, Sources
+from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.progress import BatchProgress, ProgressLine
 from energy_flow.training.stage_times import stage_times
 from energy_flow.training.step_messages import StepMessages

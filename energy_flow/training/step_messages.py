@@ -9,7 +9,7 @@ from energy_flow.energy_config import OptimizerConfig
 from energy_flow.logs import PERFORMANCE, PROFILING, TRAINING, Every, FirstSteps, log_lazily
 from energy_flow.training.device_monitor import format_bytes
 from energy_flow.training.gradient_control import gradient_health
-from energy_flow.training.metrics import StepMetrics
+from energy_flow.training.metrics_file import StepMetrics
 
 _STEPS_BETWEEN: Final = 100
 """Between two messages of one kind: a run that goes wrong says so again and again, and is still readable."""

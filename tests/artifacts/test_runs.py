@@ -7,7 +7,7 @@ import pytest
 from efprof.artifacts.run_file import Git
 from efprof.artifacts.runs import find_run, list_runs, runs_folder
 from efprof.model import UnreadableInput
-from tests.builders import write_run
+from tests.support.builders import write_run
 
 
 @pytest.fixture

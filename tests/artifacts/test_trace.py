@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.trace import read_trace
 from efprof.model import UnreadableInput
-from efprof.recorder.allocation_rows import CallSites
-from efprof.recorder.sites import Sites
-from efprof.recorder.writing import LineWriter, RankFolder
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.windows.allocation_rows import CallSites
 
 QUARTER_NS = 7_889_238 * 10**9
 BASE_NS = 227 * QUARTER_NS

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched
 from efprof.artifacts.steps import StepRecord
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.units import MIB
-from tests.builders import make_step, write_run
+from tests.support.builders import make_step, write_run
 
 TRAIN = """\
 def train(model, loader, optimizer):

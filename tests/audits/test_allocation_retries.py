@@ -9,13 +9,13 @@ from efprof.artifacts.run_file import Device
 from efprof.artifacts.snapshot import Snapshot
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.allocation_retries import allocation_retries
-from efprof.facts.allocation_retries import AllocationRetries
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run import Run
+from efprof.facts.device.allocation_retries import AllocationRetries
+from efprof.facts.run.run import Run
 from efprof.model import BOUNDARIES, EnvironmentVariable, Finding, NotRecorded, Number, Numbers, Table
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program
-from tests.builders import make_step, on_device, write_run
+from tests.support.builders import make_step, on_device, write_run
 
 TRAIN = """\
 def train(model, loader):

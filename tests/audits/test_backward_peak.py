@@ -7,10 +7,10 @@ import pytest
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.audits.backward_peak import backward_peak
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
-from tests.builders import GPU, START_NS, make_steps, write_run
+from tests.support.builders import GPU, START_NS, make_steps, write_run
 
 TRAIN = """\
 def train(model, optimizer):

@@ -3,7 +3,7 @@ import pytest
 from efprof.artifacts.steps import SiteCalls
 from efprof.audits.blocking_scalar_read import blocking_scalar_read
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
-from tests.builders import GPU, make_busy_step, make_steps, write_run
+from tests.support.builders import GPU, make_busy_step, make_steps, write_run
 
 SOURCE = """\
 def main():

@@ -7,13 +7,13 @@ import pytest
 
 from efprof.artifacts.steps import SiteCalls, StepRecord
 from efprof.audits.cache_flush_in_loop import cache_flush_in_loop
-from efprof.facts.allocation_retries import CacheFlushes
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run import Run
+from efprof.facts.device.allocation_retries import CacheFlushes
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, NotRecorded
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import OUTPUT, Program
-from tests.builders import GPU, make_busy_step, make_step, write_run
+from tests.support.builders import GPU, make_busy_step, make_step, write_run
 
 TRAIN = """\
 def train(model, optimizer):

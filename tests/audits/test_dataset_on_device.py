@@ -10,12 +10,12 @@ from efprof.artifacts.snapshot import Snapshot
 from efprof.audits.dataset_on_device import dataset_on_device
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.device_dataset import LEAST_BYTES
-from efprof.facts.run import Run
+from efprof.facts.device.device_dataset import LEAST_BYTES
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import Program, frames_of
-from tests.builders import GPU, START_NS, make_steps, write_run
+from tests.support.builders import GPU, START_NS, make_steps, write_run
 
 TRAIN = """\
 def train(model, device):

@@ -7,11 +7,11 @@ import pytest
 
 from efprof.audits.fragmented_reserve import fragmented_reserve
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run import Run, open_run
+from efprof.facts.run.run import Run, open_run
 from efprof.model import EnvironmentVariable, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import GPU, make_steps, write_run, write_snapshot
 from tests.facts.allocator.recording import Recording
+from tests.support.builders import GPU, make_steps, write_run, write_snapshot
 
 TRAIN = """\
 def train(model):

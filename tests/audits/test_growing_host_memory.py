@@ -8,11 +8,11 @@ import pytest
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.audits.growing_host_memory import growing_host_memory
 from efprof.audits.memory_growth import memory_growth
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
 from efprof.units import KIB, MIB
 from tests.audits.growing_runs import containers_of, seen, watch_of
-from tests.builders import GPU, make_step, write_run
+from tests.support.builders import GPU, make_step, write_run
 
 TRAIN = """\
 def train(model, loader, optimizer):

@@ -13,7 +13,7 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.model import Finding, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
-from tests.builders import GPU
+from tests.support.builders import GPU
 
 SOURCE = TRAIN.replace("history.append(loss)", "history.append(x)")
 

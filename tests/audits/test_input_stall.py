@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efprof.audits.input_stall import input_stall
-from efprof.facts.input_waits import HANDOVER_MS, InputWaits
+from efprof.facts.input.input_waits import HANDOVER_MS, InputWaits
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
-from tests.builders import loader_built, make_steps, write_run
+from tests.support.builders import loader_built, make_steps, write_run
 
 SOURCE = """\
 from torch.utils.data import DataLoader

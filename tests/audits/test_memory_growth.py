@@ -12,7 +12,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.audits.growing_tensors import growing_tensors
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.retained_graph import retained_graph
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import Examination, Table, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import (
@@ -26,7 +26,7 @@ from tests.audits.growing_runs import (
     seen,
     watch_of,
 )
-from tests.builders import START_NS, make_step, write_run
+from tests.support.builders import START_NS, make_step, write_run
 
 Audit = Callable[[Run], Examination]
 

@@ -8,10 +8,10 @@ import pytest
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StageSpan, StepRecord
 from efprof.audits.needless_retain_graph import needless_retain_graph
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, Narrative, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import START_NS, make_steps, write_run
+from tests.support.builders import START_NS, make_steps, write_run
 
 CALL = "loss.backward(retain_graph=True)"
 TRAIN = f"""\

@@ -10,9 +10,9 @@ import pytest
 from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
 from efprof.artifacts.steps import StepRecord
 from efprof.audits.nonfinite_loss import nonfinite_loss
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, Narrative, NotRecorded, ThinEvidence
-from tests.builders import START_NS, make_step, trace_event, write_run
+from tests.support.builders import START_NS, make_step, trace_event, write_run
 
 TRAIN = """\
 def divergence(p, q):

@@ -10,13 +10,13 @@ from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
 from efprof.artifacts.steps import STEPS_FILE
 from efprof.audits.out_of_memory import out_of_memory
 from efprof.facts.allocator.settings import AllocatorSettings
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import ConfigurationValue, EnvironmentVariable, Finding, MemoryMap, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import counts_of, plain, seen, watch_of
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, beside, run_of
-from tests.builders import GPU, loader_built, make_step, make_steps, write_run
-from tests.facts.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
+from tests.facts.peak.test_peak_composition import BEFORE, MODEL, STEP, stacked_blocks
+from tests.support.builders import GPU, loader_built, make_step, make_steps, write_run
 
 
 def in_pieces() -> Program:

@@ -8,12 +8,12 @@ import pytest
 from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
 from efprof.artifacts.sources import SOURCES_FILE, SourceText
 from efprof.audits.oversized_peak import oversized_peak
-from efprof.facts.run import Run, open_run
-from efprof.facts.window_memory import WindowMemory
+from efprof.facts.peak.window_memory import WindowMemory
+from efprof.facts.run.run import Run, open_run
 from efprof.model import CodeEdit, NotRecorded, ThinEvidence
 from efprof.units import MIB
-from tests.builders import START_NS, write_run
-from tests.facts.test_peak_composition import BEFORE, SOURCES, run_of, stacked_blocks
+from tests.facts.peak.test_peak_composition import BEFORE, SOURCES, run_of, stacked_blocks
+from tests.support.builders import START_NS, write_run
 
 
 def blocks_run(folder: Path, budget_mib: int | None, *, samples: int = 1) -> Run:

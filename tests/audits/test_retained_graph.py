@@ -14,7 +14,7 @@ from efprof.audits.retained_graph import retained_graph
 from efprof.model import CodeEdit, Finding, Series, Table, ThinEvidence
 from efprof.units import MIB, format_about
 from tests.audits.growing_runs import TRAIN, counts_of, graphs, leaking_run, leaking_steps, plain, seen, watch_of
-from tests.builders import GPU, make_step, make_steps
+from tests.support.builders import GPU, make_step, make_steps
 
 
 def finding_of(folder: Path, source: str = TRAIN, *, line: int = 8, holder: Any = graphs, **fields: Any) -> Finding:

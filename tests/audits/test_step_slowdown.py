@@ -7,7 +7,7 @@ from efprof.artifacts.allocations import AllocationEvent
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.model import NotRecorded, ThinEvidence
 from tests.audits.growing_runs import containers_of
-from tests.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
+from tests.support.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
 def main():

@@ -6,9 +6,9 @@ import pytest
 
 from efprof.artifacts.events import GradientClearing, WindowOpened
 from efprof.audits.uncleared_gradients import uncleared_gradients
-from efprof.facts.run import Run
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, Finding, NotRecorded, Snippet, ThinEvidence
-from tests.builders import START_NS, make_steps, write_run
+from tests.support.builders import START_NS, make_steps, write_run
 
 TRAIN = """\
 def train(model, optimizer, other):

@@ -10,12 +10,12 @@ import pytest
 from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.uncollected_cycle import uncollected_cycle
-from efprof.facts.cycles import CycleSawtooth
-from efprof.facts.run import Run
+from efprof.facts.cycles.reference_cycles import CycleSawtooth
+from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB
 from tests.audits.growing_runs import leaking_steps
-from tests.builders import START_NS, make_step, write_run
+from tests.support.builders import START_NS, make_step, write_run
 
 TRAIN = """\
 import torch

@@ -8,11 +8,11 @@ import pytest
 from efprof.artifacts.run_file import Device
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StepRecord
 from efprof.audits.unused_headroom import unused_headroom
-from efprof.facts.headroom import Headroom
-from efprof.facts.run import Run
+from efprof.facts.device.headroom import Headroom
+from efprof.facts.run.run import Run
 from efprof.model import BOUNDARIES, ConfigurationValue, Finding, NotRecorded, ThinEvidence
 from efprof.units import GIB, MIB
-from tests.builders import loader_built, make_step, write_run
+from tests.support.builders import loader_built, make_step, write_run
 
 TRAIN = """\
 from torch.utils.data import DataLoader

@@ -15,12 +15,12 @@ from efprof.artifacts.worker_memory import (
 )
 from efprof.audits.worker_memory import worker_memory
 from efprof.commands.report import analyse, render
-from efprof.facts.run import Run, open_run
-from efprof.facts.worker_memory import WorkerMemory
+from efprof.facts.input.worker_memory import WorkerMemory
+from efprof.facts.run.run import Run, open_run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
 from efprof.units import GIB, MIB
-from tests.builders import make_run_file, make_steps, write_run
 from tests.recorder.recording import Recorded, line_of, record_script
+from tests.support.builders import make_run_file, make_steps, write_run
 
 DATA = """\
 class TextData(Dataset):

@@ -15,7 +15,8 @@ from energy_flow.data.dataset import PairDataset, open_or_build_dataset
 from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.training.energy_trainer import EnergyTrainer
-from energy_flow.training.metrics import MetricsLog, StepMetrics
+from energy_flow.training.metrics import MetricsLog
+from energy_flow.training.metrics_file import StepMetrics
 
 EXPECTED = ("blocking_scalar_read", "input_stall", "retained_graph")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from efprof.commands.report import analyse
 from tests.casebook.__main__ import busy_loops, score, table
 from tests.casebook._cases import all_cases
-from tests.processes import started_processes
+from tests.support.processes import started_processes
 
 CASES = {case.name: case for case in all_cases()}
 RUNS = Path(__file__).parents[1] / "runs"

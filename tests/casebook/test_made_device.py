@@ -9,11 +9,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from efprof.commands.report import analyse
 from efprof.recorder.collectors import device_data
-from efprof.recorder.options import DEFAULT_MEMORY_STEPS, parse_steps
-from tests.builders import GPU
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS, parse_steps
 from tests.casebook._cases import Case, all_cases
 from tests.recorder.recording import record_here
 from tests.simulated_cuda.cuda import SimulatedCuda
+from tests.support.builders import GPU
 
 CASES = {case.name: case for case in all_cases() if case.device is not None}
 NUM_STEPS = {"allocation_retries": 24, "fragmented_checkpoints": 18, "unused_headroom": 57}

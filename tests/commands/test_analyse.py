@@ -3,7 +3,7 @@ import pytest
 from efprof.artifacts.run_file import write_run_file
 from efprof.commands.report import analyse
 from efprof.runner import find_audits
-from tests.builders import loader_built, make_run_file, make_steps, write_run
+from tests.support.builders import loader_built, make_run_file, make_steps, write_run
 
 
 def test_every_audit_has_a_result_and_none_breaks(tmp_path):
@@ -42,8 +42,8 @@ def test_an_overview_that_breaks_is_told_and_costs_no_report(tmp_path, monkeypat
     def fail(run):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("efprof.facts.gpu_estimate.gpu_overview", fail)
-    report = analyse(tmp_path / "run")
+    monkeypatch.setattr("efprof.facts.gpu_estimate.gpu_estimate.gpu_overview", fail)
+    report = analyse(tmp_path / "run", has_gpu_estimate=True)
     (warning,) = report.warnings
     assert warning.startswith(
         "An overview of the memory is missing, since making it failed: ZeroDivisionError: planted"

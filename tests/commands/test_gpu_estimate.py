@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
 from efprof.model import EfprofError, NotRecorded, UnreadableInput
-from tests.builders import GPU, make_steps, write_allocations, write_run
-from tests.facts.allocator.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
+from tests.facts.gpu_estimate.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
+from tests.support.builders import GPU, make_steps, write_allocations, write_run
 
 MIB = 1024**2
 RUN = RUNS / "backward_peak-sick"

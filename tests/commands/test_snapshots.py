@@ -16,8 +16,8 @@ from efprof.model import EfprofError, UnreadableInput
 from efprof.units import MIB, format_bytes
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, Program, fragmenting
 from tests.audits.test_out_of_memory import truly_short
-from tests.builders import write_snapshot
 from tests.facts.allocator.recording import Recording
+from tests.support.builders import write_snapshot
 
 WITHOUT_HISTORY = Recording(AllocatorSettings())
 PASSED = ["fragmented_reserve", "out_of_memory"]
@@ -82,7 +82,7 @@ def test_a_picture_that_cannot_be_made_costs_no_report(
     def fail(run: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("efprof.facts.segment_evidence.device_overview", fail)
+    monkeypatch.setattr("efprof.facts.device.segment_map.device_overview", fail)
     run(report, healthy, "--out", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "segment by segment" not in text

@@ -10,7 +10,7 @@ import pytest
 from efprof.artifacts.run_file import Git
 from efprof.cli import main
 from efprof.units import MIB
-from tests.builders import make_steps, write_run
+from tests.support.builders import make_steps, write_run
 
 SOURCES = {"train.py": "for batch in loader:\n    loss.backward()\n"}
 

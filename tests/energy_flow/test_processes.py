@@ -30,7 +30,7 @@ from energy_flow.processes import (
 from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
 from tests.energy_flow.training.rank_program import SHARED
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 PROJECT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import torch
 from efprof.artifacts.events import DeviceShortage, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.audits.out_of_memory import out_of_memory
-from efprof.facts.run import open_run
+from efprof.facts.run.run import open_run
 from efprof.model import Finding, Table
-from efprof.recorder.collectors.cuda_memory import (
+from efprof.recorder.windows.cuda_memory import (
     BYTES_PER_ENTRY,
     MAX_ENTRIES,
     RING_ENTRIES,

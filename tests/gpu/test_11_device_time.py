@@ -9,8 +9,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, WindowOpened
 from efprof.commands.report import analyse
 from tests.gpu.cuda_runs import needs_cuda, record_text
-from tests.recorder.recording import record_here
-from tests.recorder.test_device_time import (
+from tests.recorder.loop.test_device_time import (
     BUSY_MS,
     FETCH_MS,
     SHORT_MS,
@@ -22,6 +21,7 @@ from tests.recorder.test_device_time import (
     result_of,
     train,
 )
+from tests.recorder.recording import record_here
 
 pytestmark = needs_cuda
 

@@ -14,8 +14,8 @@ from efprof.artifacts.device_use import read_device_use
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import read_steps
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda
-from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded, record_command
+from tests.support.patience import MAX_WAIT_S
 
 pytestmark = [
     *needs_cuda,

@@ -14,8 +14,8 @@ from efprof.commands.report import analyse
 from efprof.model import AuditResult
 from tests.casebook._cases import FOLDER, MARK
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda, record_text
+from tests.recorder.holders.test_holders import changes_of, holder_at
 from tests.recorder.recording import Recorded, line_of
-from tests.recorder.test_holders import changes_of, holder_at
 
 pytestmark = needs_cuda
 

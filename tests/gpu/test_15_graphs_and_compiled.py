@@ -11,8 +11,8 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda, record_text
-from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded
+from tests.support.patience import MAX_WAIT_S
 
 pytestmark = needs_cuda
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from efprof.recorder.collectors.cuda_memory import CudaHistory
+from efprof.recorder.windows.cuda_memory import CudaHistory
 from efprof.units import MIB
 from tests.gpu.cuda_runs import needs_cuda, results_folder, synchronisation_is_an_error
 from tests.simulated_cuda.cuda import FACTORIES

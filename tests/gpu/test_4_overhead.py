@@ -6,7 +6,7 @@ All of it takes half an hour: `python -m benchmarks.overhead --device cuda`.
 import subprocess
 import sys
 
-from benchmarks.variants import PROFILER, TIER_1, TIER_2
+from benchmarks.recording.variants import PROFILER, TIER_1, TIER_2
 from tests.gpu.cuda_runs import ROOT, needs_cuda, results_folder
 
 pytestmark = needs_cuda

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from efprof.artifacts.run_file import write_run_file
-from efprof.recorder.options import Options, encode_options
-from tests.builders import make_run_file
+from efprof.recorder.session.options import Options, encode_options
 from tests.recorder.faults.fork_server import SCRIPT, Child, ForkServer
 from tests.recorder.on_a_device import runs_there, why_not
 from tests.simulated_cuda.cuda import SimulatedCuda
+from tests.support.builders import make_run_file
 
 Begin = Callable[..., Child]
 

@@ -13,12 +13,12 @@ import msgspec
 from efprof.artifacts.events import EVENTS_FILE, Event, read_events
 from efprof.artifacts.run_file import RunFile, read_run_file, write_run_file
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.recorder.options import Options
-from efprof.recorder.session import Session
-from efprof.recorder.shell import Shell
-from efprof.recorder.writing import LineWriter, RankFolder
-from tests.builders import make_run_file
-from tests.patience import MAX_WAIT_S
+from efprof.recorder.session.options import Options
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from tests.support.builders import make_run_file
+from tests.support.patience import MAX_WAIT_S
 
 EVERY_STEP_IN_FULL = 1.0
 HARDLY_ANY_IN_FULL = 1e-9

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

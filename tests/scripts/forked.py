@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch._dynamo  # the first optimizer would import it  # noqa: F401
 
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 
 def main(folder: Path, scripts: list[str]) -> None:

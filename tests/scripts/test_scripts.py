@@ -14,8 +14,8 @@ import pytest
 from efprof.artifacts.events import CollectorStopped, read_events
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import read_trace, trace_paths
-from tests.patience import MAX_WAIT_S
 from tests.recorder.recording import Recorded, environment_of, record_command
+from tests.support.patience import MAX_WAIT_S
 
 FOLDER = Path(__file__).parent
 

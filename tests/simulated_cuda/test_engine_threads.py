@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
-from efprof.recorder import current
-from efprof.recorder.options import DEFAULT_MEMORY_STEPS
-from tests.patience import MAX_WAIT_S
+from efprof.recorder.session import current
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
-from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 from tests.simulated_cuda.cuda import SimulatedCuda
+from tests.support.patience import MAX_WAIT_S
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

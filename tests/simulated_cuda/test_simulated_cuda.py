@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.options import DEFAULT_MEMORY_STEPS
-from efprof.recorder.step_numbers import outside_modes
+from efprof.recorder.numbers.step_numbers import outside_modes
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.units import GIB, MIB
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
-from tests.recorder.test_loop import error_of, make_loader, make_model, stages
 from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda, snapshot_of
 
 NUM_STEPS = 40

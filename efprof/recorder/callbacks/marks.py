@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Unpack
 
-from efprof.recorder import current
-from efprof.recorder.in_code import Recording, Wanted, begin_recording
-from efprof.recorder.options import parse_options
-from efprof.recorder.session import Session
-from efprof.recorder.user_marks import UserMarks
+from efprof.recorder.launch.in_code import Recording, Wanted, begin_recording
+from efprof.recorder.loop.user_marks import UserMarks
+from efprof.recorder.session import current
+from efprof.recorder.session.options import parse_options
 
 
 class TrainingMarks:
@@ -18,7 +17,7 @@ class TrainingMarks:
         self._name = name
         self._wanted = wanted
         self._recording: Recording | None = None
-        self._session: Session | None = None
+        self._session: current.Recording | None = None
 
     def record(self) -> None:
         """Start a recording where none runs."""

@@ -5,8 +5,8 @@ from typing import Any, Unpack
 from transformers import TrainerCallback
 
 from efprof.recorder.callbacks.marks import TrainingMarks
-from efprof.recorder.in_code import Wanted
-from efprof.recorder.user_marks import UserMarks
+from efprof.recorder.launch.in_code import Wanted
+from efprof.recorder.loop.user_marks import UserMarks
 
 
 class RecordTraining(TrainerCallback):

@@ -1,1 +1,1 @@
-"""What is recorded, one file per artifact."""
+"""What else is recorded, one file per artifact; other collectors lie with their subject in the folders beside."""

@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from efprof.artifacts.events import DeviceData, DeviceTensor
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
 
 DEVICE: Final = "cuda"
 FIRST_STEP: Final = 1

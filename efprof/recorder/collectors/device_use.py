@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 
 from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
-from efprof.recorder.device_clock import DeviceClock
-from efprof.recorder.session import Session
+from efprof.recorder.loop.device_clock import DeviceClock
+from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
 """The second reading; libraries have their workspaces by then."""

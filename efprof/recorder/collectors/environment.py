@@ -15,9 +15,9 @@ import torch
 
 import efprof
 from efprof.artifacts.run_file import Device, read_run_file, write_run_file
-from efprof.recorder.machine import driver_version
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
+from efprof.recorder.launch.machine import driver_version
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
 
 NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
 """Packages whose version can explain a difference between two runs, where the program has imported them."""

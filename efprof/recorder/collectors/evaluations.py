@@ -18,8 +18,8 @@ from weakref import ref
 import torch
 
 from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
-from efprof.recorder.hooks import replace
-from efprof.recorder.session import Session
+from efprof.recorder.hooks.loop_hooks import replace
+from efprof.recorder.session.session import Session
 
 TRAINS: Final = "_efprof_trains"
 """The attribute of an iterator on whose batch something was trained: it evaluates nothing."""

@@ -8,9 +8,9 @@ no line.
 import os
 import sys
 
-from efprof.recorder.exits import exit_code_of
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.exit_errors import exit_code_of
+from efprof.recorder.session.session import Session
 
 HOST_FILE = "host.memray"
 

@@ -18,12 +18,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from efprof.recorder.frames import callers
-from efprof.recorder.hooks import Undo, fetching, replace
-from efprof.recorder.open_step import num_samples
-from efprof.recorder.session import Session
-from efprof.recorder.sites import user_file_of
-from efprof.recorder.stand_in import StandIn
+from efprof.recorder.hooks.loop_hooks import Undo, fetching, replace
+from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.loop.open_step import num_samples
+from efprof.recorder.session.frames import callers
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.sites import user_file_of
 
 STEPS_TO_WAIT = 2
 """A loop with a DataLoader has asked it for a batch by then."""

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks import Undo, replace
-from efprof.recorder.open_step import OpenStep, num_samples
-from efprof.recorder.session import Session
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.loop.open_step import OpenStep, num_samples
+from efprof.recorder.session.session import Session
 
 GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
 """Loaders whose `__iter__` yields what it fetched before."""

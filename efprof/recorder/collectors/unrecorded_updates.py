@@ -3,8 +3,8 @@
 import time
 
 from efprof.artifacts.events import OtherThreadTrained, StepsWithoutOptimizer
-from efprof.recorder.open_step import OpenStep
-from efprof.recorder.session import Session
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
 
 
 def start(session: Session) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.frames import callers
-from efprof.recorder.hooks import Undo, replace
-from efprof.recorder.open_step import count_call
-from efprof.recorder.session import Session
-from efprof.recorder.stand_in import StandIn
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.loop.open_step import count_call
+from efprof.recorder.session.frames import callers
+from efprof.recorder.session.session import Session
 
 READS = {
     "item": "item",

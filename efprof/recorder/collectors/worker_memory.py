@@ -28,9 +28,9 @@ from efprof.artifacts.worker_memory import (
     ProcessesSample,
     ProcessMemory,
 )
-from efprof.recorder.hooks import NUMBER, replace
-from efprof.recorder.session import Session
-from efprof.recorder.variables import COLLECTIONS, PLAIN, attributes_of
+from efprof.recorder.holders.variables import COLLECTIONS, PLAIN, attributes_of
+from efprof.recorder.hooks.loop_hooks import NUMBER, replace
+from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
 """By then its first batches are read; the next samples are due at 20, 40, 80 steps."""

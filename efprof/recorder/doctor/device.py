@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from efprof.recorder.doctor.host import Check, version_of
-from efprof.recorder.machine import driver_version
+from efprof.recorder.launch.machine import driver_version
 
 NEEDED_ARGUMENTS = frozenset({"enabled", "context", "stacks", "max_entries"})
 """Of torch.cuda.memory._record_memory_history, as the recorder calls it."""

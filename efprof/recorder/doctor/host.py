@@ -17,9 +17,9 @@ import msgspec
 
 from efprof.artifacts.settings import read_settings
 from efprof.model import EfprofError
-from efprof.recorder.launch import child_environment, find_program
-from efprof.recorder.machine import kept_configuration, read_git
-from efprof.recorder.options import Options
+from efprof.recorder.launch.launch import child_environment, find_program
+from efprof.recorder.launch.machine import kept_configuration, read_git
+from efprof.recorder.session.options import Options
 from efprof.units import GIB, MIB, format_bytes
 
 Status = Literal["yes", "careful", "no", "unknown"]
@@ -205,7 +205,7 @@ def _git(folder: Path) -> Check:
 
 
 def _counters(torch: ModuleType) -> Check:
-    from efprof.recorder.memory import Memory
+    from efprof.recorder.loop.memory import Memory
 
     memory, name = Memory(), "host memory counters"
     source = memory.choose()

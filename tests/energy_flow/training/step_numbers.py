@@ -9,7 +9,8 @@ import torch
 
 from energy_flow.model import Losses
 from energy_flow.training.gradient_control import GradientReport, SkipReason
-from energy_flow.training.metrics import MetricsLog, StepMetrics
+from energy_flow.training.metrics import MetricsLog
+from energy_flow.training.metrics_file import StepMetrics
 
 
 def losses(total: float) -> Losses:

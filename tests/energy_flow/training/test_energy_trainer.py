@@ -17,7 +17,8 @@ from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
 from energy_flow.training.checkpoint_folder import find_checkpoints
 from energy_flow.training.energy_trainer import EnergyTrainer
-from energy_flow.training.metrics import MetricsLog, StepMetrics
+from energy_flow.training.metrics import MetricsLog
+from energy_flow.training.metrics_file import StepMetrics
 from tests.gpu.cuda_runs import synchronisation_is_an_error
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero", "argwhere", "unique")

@@ -8,7 +8,7 @@ import pytest
 
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.training.event_files import open_event_files
-from energy_flow.training.metrics import StepMetrics
+from energy_flow.training.metrics_file import StepMetrics
 from tests.energy_flow.training.step_numbers import metrics
 
 

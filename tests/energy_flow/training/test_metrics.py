@@ -9,7 +9,8 @@ import torch
 from energy_flow.training.device_monitor import DeviceReading
 from energy_flow.training.epoch_summary import EpochSummary
 from energy_flow.training.gradient_control import SkipReason
-from energy_flow.training.metrics import Listeners, MetricsLog, Sources, StepMetrics
+from energy_flow.training.metrics import Listeners, MetricsLog, Sources
+from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.stage_times import HostClock, StageTimes
 from tests.energy_flow.training.step_numbers import (
     losses,

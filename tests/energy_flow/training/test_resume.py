@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.checkpoint_folder import find_checkpoints
 from tests.energy_flow.training.started_trainings import InSave, Starter, options
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 NUM_STEPS = 18
 ALWAYS = [f"training.steps={NUM_STEPS}", "training.checkpoint_interval=3", "training.keep_checkpoints=2"]

@@ -4,7 +4,7 @@ import pytest
 
 from energy_flow.energy_config import OptimizerConfig
 from energy_flow.logs import PERFORMANCE, PROFILING, TRAINING
-from energy_flow.training.metrics import StepMetrics
+from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.step_messages import StepMessages
 from tests.energy_flow.training.step_numbers import metrics
 

@@ -8,7 +8,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import runpy
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tests.patience import MAX_WAIT_S
+from tests.support.patience import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -111,17 +110,17 @@ def serve() -> None:
 def _import_what_a_child_needs() -> None:
     import torch._dynamo  # noqa: F401 - torch itself does at the first optimizer, for a second
 
-    import efprof.recorder.exits  # noqa: F401
-    from efprof.recorder import collectors
+    import efprof.recorder.launch.exits  # noqa: F401
+    from efprof.recorder.session.session import collector_candidates
 
-    for module in pkgutil.iter_modules(collectors.__path__):
-        importlib.import_module(f"{collectors.__name__}.{module.name}")
+    for name in collector_candidates():
+        importlib.import_module(name)
 
 
 def become(order: dict[str, Any]) -> None:
     """Start recording where there are options for it, and run the script."""
-    from efprof.recorder.options import VARIABLE
-    from efprof.recorder.start import start
+    from efprof.recorder.launch.start import start
+    from efprof.recorder.session.options import VARIABLE
 
     os.environ.update(order["environment"])
     if order["options"]:

@@ -3,10 +3,10 @@
 from efprof.artifacts.attempts import list_attempts, read_process
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.steps import read_steps
-from tests.patience import MAX_WAIT_S
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
+from tests.support.patience import MAX_WAIT_S
 
 
 def test_forked_data_workers_write_nothing(begin: Begin) -> None:

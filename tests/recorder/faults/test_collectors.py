@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,16 +11,19 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.facts.run import open_run
-from efprof.facts.run_warnings import warnings_of
-from efprof.recorder import collectors
-from efprof.recorder.options import DEFAULT_MEMORY_STEPS
-from efprof.recorder.shell import Shell
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
+from efprof.recorder.session.session import collector_candidates
+from efprof.recorder.session.shell import Shell
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import record_here
-from tests.recorder.test_loop import error_of, make_loader, make_model
 from tests.simulated_cuda.cuda import SimulatedCuda
 
-COLLECTORS = [module.name for module in pkgutil.iter_modules(collectors.__path__)]
+MODULES = {
+    name.rpartition(".")[2]: name for name in collector_candidates() if hasattr(importlib.import_module(name), "start")
+}
+COLLECTORS = list(MODULES)
 GUARDED = [*COLLECTORS, "batches_ahead", "device_times", "out_of_memory"]
 """Some do several things, of which one may break without the others."""
 
@@ -95,7 +97,7 @@ def test_a_collector_that_cannot_start_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    module = importlib.import_module(f"{collectors.__name__}.{name}")
+    module = importlib.import_module(MODULES[name])
     monkeypatch.setattr(module, "start", lambda session: 1 // 0)
     check_that_only_it_stopped(name, tmp_path, bare_losses, capsys)
 

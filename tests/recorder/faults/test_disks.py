@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import WHOLE_RECORDING, CollectorStopped
-from efprof.facts.run import open_run
-from efprof.facts.run_warnings import warnings_of
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import training

@@ -5,7 +5,7 @@ import pytest
 from efprof.artifacts.events import OutOfMemory, RecordingEnded, StepInterrupted, TrainingRaised
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
-from efprof.recorder.launch import close_run
+from efprof.recorder.launch.launch import close_run
 from efprof.units import format_bytes
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training

@@ -5,7 +5,7 @@ import pytest
 from efprof.artifacts.events import OutOfMemory, StepInterrupted, TrainingRaised
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
-from efprof.recorder.launch import close_run
+from efprof.recorder.launch.launch import close_run
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded, line_of
@@ -101,6 +101,6 @@ def test_ctrl_c_that_becomes_an_exit_code_is_an_interruption(begin: Begin) -> No
 
 def test_the_exit_of_the_program_is_as_it_was_once_the_recording_is_over(begin: Begin) -> None:
     names = "sys.exit.__name__, type(exit).__call__.__module__"
-    child = begin(leaving(f"__import__('efprof').recorder.current.session.end(); print({names})"))
+    child = begin(leaving(f"__import__('efprof').recorder.session.current.session.end(); print({names})"))
     assert child.wait() == 0
     assert child.output.splitlines()[-1] == "exit _sitebuiltins"

@@ -12,8 +12,8 @@ import pytest
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
-from tests.patience import wait_until
 from tests.recorder.conftest import Begin
+from tests.support.patience import wait_until
 
 NUM_KILLS = 50
 

@@ -11,16 +11,16 @@ import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, StepInterrupted, WindowClosed, WindowOpened
 from efprof.artifacts.trace import read_trace
-from efprof.recorder.options import Options
-from efprof.recorder.session import Session
-from efprof.recorder.shell import Shell
-from efprof.recorder.writing import LineWriter, RankFolder
-from tests.patience import FOR_EVER_S, wait_until
+from efprof.recorder.session.options import Options
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
+from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import Recorded
-from tests.recorder.test_loop import train_plainly
+from tests.support.patience import FOR_EVER_S, wait_until
 
 
 def wait_for_steps(child: Child, count: int) -> None:
@@ -67,8 +67,8 @@ def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
 
 
 HANGS = """
-import ctypes, efprof.recorder.collectors.signals
-efprof.recorder.collectors.signals.GRACE_S = 0.1
+import ctypes, efprof.recorder.session.signals
+efprof.recorder.session.signals.GRACE_S = 0.1
 def hang():
     library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(lock)

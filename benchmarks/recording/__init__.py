@@ -1,0 +1,1 @@
+"""Steps with the recorder and without it, by turns: what recording costs."""

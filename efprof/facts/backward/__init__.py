@@ -1,0 +1,1 @@
+"""Calls of backward: graphs that are kept for nothing, gradients that nothing clears."""

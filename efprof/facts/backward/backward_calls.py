@@ -1,0 +1,193 @@
+"""What calls of backward leave behind: graphs that nobody goes through again, gradients that nothing clears."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.events import BackwardCalls, GradientClearing, read_events
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, ThinEvidence
+
+LEAST_CYCLES = 3
+"""Leaves alive at once, each with a gradient that has a graph: two are this step's and the one's before."""
+
+LEAST_WATCHED = 3
+"""Graphs of one line: fewer may be those of an odd first step."""
+MOST_ALIVE = 2
+"""Watched graphs that are not gone when the recording ends: the last step's, and one that is just let go. More are held
+by something, which may go through them yet."""
+OF_CREATED = (
+    "create_graph=True gives every gradient a graph, and that graph holds the parameter whose .grad it is: torch warns "
+    "of this cycle, which lasts until .grad is cleared. Where second derivatives are wanted, "
+    "torch.autograd.grad(..., create_graph=True) returns the gradients and leaves .grad alone."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardSites:
+    """The lines that call backward, each with all that was seen of it."""
+
+    sites: tuple[BackwardCalls, ...]
+
+    @property
+    def cycles(self) -> tuple[BackwardCalls, ...]:
+        """Where `create_graph=True` gives more and more leaves a gradient whose graph leads back to them, worst first.
+
+        Tensor, gradient and graph keep each other alive through C++, where Python's garbage collector sees nothing.
+        """
+        found = [one for one in self.sites if one.num_created and one.num_cycles >= LEAST_CYCLES]
+        return tuple(sorted(found, key=lambda one: -one.num_cycles))
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded of a run from before this was looked at, and without events."""
+        last = {one.site: one for one in read_events(run.rank_folder)[0] if isinstance(one, BackwardCalls)}
+        if not last:
+            raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
+        return cls(sites=tuple(last.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeedlessGraph:
+    """The calls of one line; `peak_bytes` is the most that was allocated at any boundary of a steady step."""
+
+    calls: BackwardCalls
+    peak_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Of the peak, what a graph holds; 0 where no memory was read."""
+        return self.calls.kept_bytes / self.peak_bytes if self.peak_bytes else 0.0
+
+    @property
+    def reaches_next_step(self) -> bool:
+        """Whether the graph mostly lives on into the next step's forward pass."""
+        return 2 * self.calls.num_released_later > self.calls.num_released
+
+    @property
+    def argument(self) -> str:
+        """By which backward was told to keep it, as far as was seen."""
+        return "create_graph" if self.calls.num_created else "retain_graph"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetainedBackward:
+    """Of all lines that call backward: how many calls were seen, how many graphs watched, and which nobody needs."""
+
+    num_calls: int
+    num_watched: int
+    needless: tuple[NeedlessGraph, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where calls of backward were not looked at; ThinEvidence where a graph was too large."""
+        steady, sites = run.get(StepTimes).at_least(1), run.get(BackwardSites).sites
+        keeping = [one for one in sites if one.num_retained and one.num_retained == one.num_calls]
+        unseen = [one for one in keeping if one.num_watched < LEAST_WATCHED]
+        if unseen and len(unseen) == len(keeping):
+            place = unseen[0].site.rpartition(":")[0]
+            raise ThinEvidence(
+                f"{place} keeps the graph, of which too few were watched: they are too large, or too few."
+            )
+        records = [time.record for time in steady]
+        peak_bytes = max((here.allocated_bytes for record in records for here in record.memory), default=0)
+        return cls(
+            num_calls=sum(one.num_calls for one in sites),
+            num_watched=sum(one.num_watched for one in sites),
+            needless=tuple(
+                NeedlessGraph(calls=one, peak_bytes=peak_bytes) for one in keeping if _is_needless(one, records)
+            ),
+        )
+
+
+def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
+    """What a graph holds, and how we know that nobody needs it."""
+    calls = found.calls
+    paragraphs = (
+        f"Each node of {calls.num_watched} graphs that this line kept was watched: no later call of backward, nor of "
+        f"torch.autograd.grad, ran any of them again before they were let go. All {calls.num_calls} calls that were "
+        "seen keep their graph.",
+        "How much a graph holds was measured: the bytes of the tensors saved in it. Where it lives on, the next "
+        "forward pass is made beside it, so the peak falls by at most as much, and by less where backward makes it.",
+        "It is wrong where the graph is gone through at some rare step that was not watched: torch then raises an "
+        'error that says "Trying to backward through the graph a second time".',
+        *((OF_CREATED,) if calls.num_created else ()),
+    )
+    return (
+        Numbers.of(
+            "What is kept",
+            ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
+            ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
+        ),
+        Narrative(paragraphs=paragraphs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnclearedOptimizer:
+    """One of them: before `num_steps` of its steps, all that were watched, its gradients were never cleared.
+
+    `backwards` are the lines of the passes from which it takes a step, in order. `step` is the line that steps it, None
+    where no line of the user's does; `is_alone` where no pass for another optimizer's step adds to its gradients.
+    """
+
+    name: str
+    num_steps: int
+    backwards: tuple[SourceLine, ...]
+    step: SourceLine | None
+    is_alone: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnclearedGradients:
+    """`num_optimizers` were watched until it was clear what becomes of their gradients."""
+
+    num_optimizers: int
+    optimizers: tuple[UnclearedOptimizer, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read events.
+
+        Raises NotRecorded where no optimizer was watched for long enough, and ThinEvidence where none can be told of.
+        """
+        seen = [event for event in read_events(run.rank_folder)[0] if isinstance(event, GradientClearing)]
+        if not seen:
+            raise NotRecorded(
+                "events.jsonl does not say what becomes of the gradients; record 20 steps with 'efprof record', of an "
+                "optimizer whose gradients are neither sparse nor sharded."
+            )
+        if all(event.outcome == "changed" for event in seen):
+            raise ThinEvidence(
+                "Something changes the gradients in place after the step, be it `zero_grad(set_to_none=False)` or the "
+                "optimizer itself: whether they are cleared cannot be told."
+            )
+        sources = run.get(Sources)
+        kept = [event for event in seen if event.outcome == "kept" and event.backward_sites]
+        optimizers = (
+            UnclearedOptimizer(
+                name=event.optimizer,
+                num_steps=event.num_steps,
+                backwards=tuple(map(sources.line, event.backward_sites)),
+                step=None if event.step_site is None else sources.line(event.step_site),
+                is_alone=not event.num_earlier_backwards,
+            )
+            for event in kept
+        )
+        return cls(num_optimizers=sum(event.outcome != "changed" for event in seen), optimizers=tuple(optimizers))
+
+
+def _is_needless(calls: BackwardCalls, records: Sequence[StepRecord]) -> bool:
+    """Whether all that was watched went by unused, and no later step has more passes, one of which may need it."""
+    num_passes = {one.step: sum(span.stage == "backward" for span in one.spans) for one in records}
+    watched = [number for step, number in num_passes.items() if step <= calls.last_watched_step]
+    later = [number for step, number in num_passes.items() if step > calls.last_watched_step]
+    return (
+        calls.num_watched >= LEAST_WATCHED
+        and calls.num_run_again == 0
+        and calls.num_released >= max(1, calls.num_watched - MOST_ALIVE)
+        and max(later, default=0) <= max(watched, default=0)
+    )

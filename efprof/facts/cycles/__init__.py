@@ -1,0 +1,1 @@
+"""Reference cycles that only the garbage collector frees."""

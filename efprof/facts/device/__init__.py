@@ -1,0 +1,1 @@
+"""A CUDA device's memory: its history replayed, who has it, and what would make room."""

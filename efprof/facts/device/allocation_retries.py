@@ -1,0 +1,323 @@
+"""How often the CUDA allocator gave its cache back, because it ran out or was told to, and what would spare it."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from efprof.artifacts.snapshot import Entry
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
+from efprof.facts.allocator.history import History
+from efprof.facts.allocator.script import GROWTHS, RELEASES, capacity_of
+from efprof.facts.allocator.settings import in_effect, parse_configuration
+from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.device.device_evidence import COLD, DEFAULT
+from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, DeviceHistory, DeviceMemory
+from efprof.facts.device.headroom import device_capacity
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
+from efprof.facts.steps.bootstrap import quantile_change_intervals
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
+from efprof.units import format_interval, format_ms, in_brackets
+
+STAGE_BEFORE: Final = {
+    "pre_forward": "data",
+    "post_forward_pre_backward": "forward",
+    "pre_backward": "forward",
+    "post_backward": "backward",
+    "post_optimizer_step": "optimizer",
+}
+"""The stage that ends at a boundary; what lies between two steps ends with the next one's fetch."""
+LEAST_COMPARED: Final = 5
+"""Steps on either side, to tell how much longer those with a retry take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationRetries:
+    """Retries in the steady steps, by step and by stage.
+
+    `slower_ms` is by how much the median step with a retry takes longer than the median one without; None where either
+    kind is too rare to tell.
+    """
+
+    num_steps: int
+    middle_step: int
+    by_step: tuple[tuple[int, int], ...]
+    by_stage: tuple[tuple[str, int], ...]
+    slower_ms: float | None = None
+    slower_interval_ms: tuple[float, float] | None = None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Follow the counter; raises NotRecorded where no step read it, as without CUDA."""
+        times = run.get(StepTimes)
+        by_step = retries_by_step([time.record for time in times.every])
+        if by_step is None:
+            raise NotRecorded(
+                "steps.jsonl holds no count of the CUDA allocator's retries; record the run on a CUDA device."
+            )
+        found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
+        stages = sum((rises for _, rises in found), start=Counter[str]())
+        retried = {step for step, _ in found}
+        slower = _slower(
+            [time.total_ms for time in times.steady if time.step in retried],
+            [time.total_ms for time in times.steady if time.step not in retried],
+        )
+        return cls(
+            num_steps=len(times.steady),
+            middle_step=times.steady[len(times.steady) // 2].step if times.steady else 0,
+            by_step=tuple((step, rises.total()) for step, rises in found),
+            by_stage=tuple(stages.most_common()),
+            slower_ms=slower[0] if slower else None,
+            slower_interval_ms=slower[1] if slower else None,
+        )
+
+    @property
+    def num_retries(self) -> int:
+        """In all steady steps."""
+        return sum(count for _, count in self.by_step)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether both halves of the steps had one."""
+        return bool(self.by_step) and self.by_step[0][0] < self.middle_step <= self.by_step[-1][0]
+
+    @property
+    def share_of_steps(self) -> float:
+        """The share of the steady steps that had one."""
+        return len(self.by_step) / max(1, self.num_steps)
+
+
+def retries_by_step(records: Sequence[StepRecord]) -> dict[int, Counter[str]] | None:
+    """For each step with a retry, how many each stage had; None where the counter was never read."""
+    found: dict[int, Counter[str]] = {}
+    before: int | None = None
+    for record in records:
+        for here in record.memory:
+            if here.num_retries is None:
+                continue
+            if before is not None and here.num_retries > before:
+                stages = found.setdefault(record.step, Counter())
+                stages[STAGE_BEFORE.get(here.boundary, "other")] += here.num_retries - before
+            before = here.num_retries
+    return None if before is None else found
+
+
+def retried_requests(history: History) -> Iterator[Entry]:
+    """The requests that came with memory being given back, and were served after it."""
+    _, emptied_at = capacity_of(history)
+    is_retry = has_grown = False
+    for index, entry in enumerate(history.entries):
+        if entry.action in RELEASES:
+            if index == 0 or history.entries[index - 1].action not in RELEASES:
+                is_retry, has_grown = index not in emptied_at, False
+        elif entry.action in GROWTHS:
+            has_grown = entry.action != "oom"
+        elif entry.action == "alloc":
+            if is_retry and has_grown:
+                yield entry
+            is_retry = has_grown = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryTrials:
+    """A device's history under the recorded settings and under others, on a device as large as the real one.
+
+    `num_recorded` are the retries under the recorded settings from the start that the others have; `best` is None where
+    no other has fewer than half of them.
+    """
+
+    what_if: WhatIf
+    num_recorded: int
+    trials: tuple[Trial, ...]
+    best: Trial | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryAdvice:
+    """The recorded histories, none without a snapshot; and of the first one that a setting helps, what it does.
+
+    `tried` is None where no replay under the recorded settings has a retry: of what would spare it nothing is known.
+    """
+
+    devices: tuple[DeviceHistory, ...]
+    tried: RetryTrials | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Replay the recorded requests under other settings; never raises NotRecorded."""
+        memory = run.find(DeviceMemory, UnreadableInput)
+        devices = memory.devices if memory else ()
+        tried: RetryTrials | None = None
+        for device in devices:
+            if device.replay.is_trusted and (tried is None or tried.best is None):
+                tried = _try(device, _what_if(run, device)) or tried
+        return cls(devices=devices, tried=tried)
+
+
+def retry_evidence(retries: AllocationRetries, advice: RetryAdvice, *, has_history: bool) -> tuple[Evidence, ...]:
+    """All of it; `has_history` tells that a recorded history holds requests that were tried again."""
+    settings = () if advice.tried is None else (_table(advice.tried),)
+    return (_numbers(retries), *settings, _narrative(has_history=has_history))
+
+
+def how_much_slower(retries: AllocationRetries) -> str:
+    """A clause of the message; empty where either kind of step is too rare to tell."""
+    if retries.slower_ms is None or retries.slower_interval_ms is None:
+        return ""
+    low, high = retries.slower_interval_ms
+    if low <= 0:
+        return "; steps with a retry take no longer that could be told"
+    ends = in_brackets(format_interval(low, high, "ms"))
+    return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheFlushes:
+    """Means over the flushes; those that gave nothing back leave no trace in a history, and are not counted."""
+
+    num_flushes: int
+    returned_bytes: float
+    asked_again_bytes: float
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Of all devices together; zeros where no snapshot tells."""
+        memory = run.find(DeviceMemory, UnreadableInput)
+        pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+        count = len(pairs)
+        return cls(
+            num_flushes=count,
+            returned_bytes=sum(returned for returned, _ in pairs) / max(1, count),
+            asked_again_bytes=sum(min(pair) for pair in pairs) / max(1, count),
+        )
+
+
+def flushes_in(history: History) -> list[tuple[int, int]]:
+    """For each flush the bytes that it gave back, and those asked of the driver until the next one."""
+    _, emptied_at = capacity_of(history)
+    flushes: list[list[int]] = []
+    is_in_flush = False
+    for index, entry in enumerate(history.entries):
+        if index in emptied_at:
+            flushes.append([0, 0])
+            is_in_flush = True
+        if entry.action in RELEASES:
+            if is_in_flush:
+                flushes[-1][0] += entry.size
+            continue
+        is_in_flush = False
+        if entry.action in {"segment_alloc", "segment_map"} and flushes:
+            flushes[-1][1] += entry.size
+    return [(returned, again) for returned, again in flushes]
+
+
+def _slower(retried: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
+    """The difference of the medians with its 95 % interval."""
+    if min(len(retried), len(others)) < LEAST_COMPARED:
+        return None
+    _, interval_ms = quantile_change_intervals(others, retried, 0.5)
+    return statistics.median(retried) - statistics.median(others), interval_ms
+
+
+def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
+    """With as much memory as there was. A limit that the program set itself stays, whatever the configuration.
+
+    Torch holds it against whole segments before it asks the driver: that is not the same as a smaller device.
+    """
+    capacity = device_capacity(run)
+    if capacity is None:
+        return device.what_if
+    real = run.run_file.devices[0]
+    if not capacity == allowed_bytes(run, real) < real.total_bytes:
+        return WhatIf(device.history, capacity=capacity)
+    settings = replace(device.history.settings, memory_fraction=memory_fraction(run))
+    return WhatIf(replace(device.history, settings=settings), capacity=real.total_bytes)
+
+
+def _try(device: DeviceHistory, what_if: WhatIf) -> RetryTrials | None:
+    """None where the replay has no retry under the recorded settings.
+
+    The history alone knows of a retry only that the device had no more than was needed then: too little for others.
+    """
+    recorded = (what_if.recorded_cold or what_if.recorded).calls.num_retries
+    if not recorded:
+        return None
+    trials = _trials(device, what_if)
+    served = [trial for trial in trials if not trial.outcome.is_out_of_memory]
+    fewer = [trial for trial in served if 2 * trial.outcome.calls.num_retries < recorded]
+    best = min(
+        fewer, key=lambda trial: (trial.outcome.calls.num_retries, trial.outcome.peak_reserved_bytes), default=None
+    )
+    return RetryTrials(what_if=what_if, num_recorded=recorded, trials=tuple(trials), best=best)
+
+
+def _trials(device: DeviceHistory, what_if: WhatIf) -> list[Trial]:
+    """Of the candidates that are not on already, each under the recorded limit.
+
+    It is named with them only where the configuration set it: there it would be lost with the old one.
+    """
+    recorded = in_effect(what_if.recorded_settings)
+    limit = "" if recorded.memory_fraction is None else f"per_process_memory_fraction:{recorded.memory_fraction}"
+    limited = {text: ",".join(filter(None, (text, limit))) for text in CANDIDATES}
+    names = [text for text in CANDIDATES if parse_configuration(limited[text]) != recorded]
+    if len(device.history.entries) > MANY_EVENTS:
+        names = names[:FEW_CANDIDATES]
+    trials = try_configurations(what_if, (limited[name] for name in names))
+    if device.history.settings.memory_fraction is not None:
+        return trials
+    return [replace(trial, configuration=name) for name, trial in zip(names, trials, strict=True)]
+
+
+def _numbers(retries: AllocationRetries) -> Numbers:
+    return Numbers.of(
+        "Retries of the allocator",
+        ("steps after warm-up", float(retries.num_steps), "count"),
+        ("steps with a retry", float(len(retries.by_step)), "count"),
+        *((f"retries in the {stage} stage", float(count), "count") for stage, count in retries.by_stage),
+        ("steps with a retry take longer by", retries.slower_ms, "ms", retries.slower_interval_ms),
+    )
+
+
+def _table(tried: RetryTrials) -> Table:
+    """The recorded settings first."""
+    what_if, cold = tried.what_if, tried.what_if.recorded_cold
+    outcomes = [(f"{what_if.recorded_configuration or DEFAULT} (as recorded)", what_if.recorded)]
+    outcomes += [] if cold is None else [(COLD, cold)]
+    outcomes += [(trial.configuration or DEFAULT, trial.outcome) for trial in tried.trials]
+    return Table(
+        title="The recorded requests under other settings (PYTORCH_CUDA_ALLOC_CONF)",
+        columns=("settings", "retries", "peak reserved", "out of memory"),
+        units=("", "count", "bytes", ""),
+        rows=tuple(
+            (
+                name,
+                float(outcome.calls.num_retries),
+                float(outcome.peak_reserved_bytes),
+                "yes" if outcome.is_out_of_memory else "no",
+            )
+            for name, outcome in outcomes
+        ),
+    )
+
+
+def _narrative(*, has_history: bool) -> Narrative:
+    line = (
+        "The line is that of the request which, in the recorded history, was served once memory had been given back."
+        if has_history
+        else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
+        "only as far as the stage has one."
+    )
+    return Narrative(
+        paragraphs=(
+            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+            "and one retry away from running out of memory.",
+            f"The allocator counts them; the counter was read at every boundary. {line}",
+            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+            "for what causes both, such as a longer batch.",
+        ),
+    )

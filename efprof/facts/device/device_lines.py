@@ -1,0 +1,105 @@
+"""How many bytes each of the user's lines has over a device's recorded history, and how much is reserved for all."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from efprof.artifacts.snapshot import Frames
+from efprof.facts.allocator.history import History
+from efprof.facts.peak.window_memory import Changes, changes_of, drawn_instants, sums_at
+from efprof.facts.source.sources import place_of
+
+MOST_LINES: Final = 6
+"""More could not be told apart."""
+NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
+OTHER_LINES: Final = "other lines"
+LEAST_SHARE: Final = 1 / 1000
+"""Of what all have: less would be thinner than a pixel."""
+GROWTH: Final = frozenset({"segment_alloc", "segment_map"})
+SHRINKAGE: Final = frozenset({"segment_free", "segment_unmap"})
+
+NOBODY, RESERVED = 0, 1
+"""Among the owners of bytes: who is not known, and the allocator, which has what is reserved. Then come the lines."""
+
+Curve = tuple[str, tuple[float, ...]]
+"""Whose, and bytes at each drawn instant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceLines:
+    """`num_events[i]` is how many events came before the instant i. Curves that are zero throughout are left out."""
+
+    num_events: tuple[float, ...]
+    curves: tuple[Curve, ...]
+    """What tensors asked for, in the order in which they are stacked."""
+    reserved: tuple[float, ...]
+
+
+def lines_over_time(history: History, site_of: Callable[[Frames], str | None], shown: Sequence[int]) -> DeviceLines:
+    """The lines that have most when tensors have most, and all others as one, at few enough instants to draw.
+
+    The entries of the indices `shown` are among them.
+    """
+    names, changes = _changes(history, site_of)
+    alive = np.cumsum(np.where(changes.owners == RESERVED, 0, changes.amounts))[-len(history.entries) :]
+    places = np.unique(np.array([-1, *drawn_instants(alive, 0, len(alive)), *shown]))
+    is_so_far = changes.places <= int(np.argmax(alive))
+    sizes = np.bincount(changes.owners[is_so_far], weights=changes.amounts[is_so_far], minlength=len(names))
+    least = max(1.0, LEAST_SHARE * (sizes.sum() - sizes[RESERVED]))
+    by_size = (int(owner) for owner in np.argsort(-sizes, kind="stable") if owner > RESERVED)
+    largest = [owner for owner in by_size if sizes[owner] >= least][:MOST_LINES]
+    rows = np.full(len(names), len(largest) + 2)
+    rows[[NOBODY, RESERVED, *largest]] = range(len(largest) + 2)
+    by_row = replace(changes, owners=rows[changes.owners])
+    nobody, reserved, *curves = np.maximum(sums_at(places, [by_row], len(largest) + 3), 0)
+    labels = [NO_LINE, *_short_names([names[line] for line in largest]), OTHER_LINES]
+    return DeviceLines(
+        num_events=tuple(float(place + 1) for place in places),
+        curves=tuple(
+            (label, tuple(map(float, curve)))
+            for label, curve in zip(labels, [nobody, *curves], strict=True)
+            if curve.any()
+        ),
+        reserved=tuple(map(float, reserved)),
+    )
+
+
+def _short_names(lines: list[str]) -> list[str]:
+    """Without their folders, as far as that leaves them different."""
+    names = [re.split(r"[/\\]", line)[-1] for line in lines]
+    return [name if names.count(name) == 1 else line for line, name in zip(lines, names, strict=True)]
+
+
+def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple[list[str], Changes]:
+    """The names of all owners; and what was there before the first entry, then one change for each entry."""
+    names, owner_at = ["", ""], dict[int, int]()
+    number_of: dict[str | None, int] = {None: NOBODY}
+
+    def owner_of(frames: Frames) -> int:
+        site = site_of(frames)
+        place = None if site is None else place_of(site)
+        if place not in number_of:
+            number_of[place] = len(names)
+            names.append(place or "")
+        return number_of[place]
+
+    owners, amounts = [RESERVED] * len(history.extents), [extent.num_bytes for extent in history.extents]
+    for block in history.live:
+        owner_at[block.address] = owner_of(block.frames)
+        owners.append(owner_at[block.address])
+        amounts.append(block.requested)
+    num_before = len(owners)
+    for entry in history.entries:
+        owner, amount = RESERVED, entry.size
+        if entry.action == "alloc":
+            owner = owner_at[entry.addr] = owner_of(entry.frames)
+        elif entry.action == "free_completed":
+            owner, amount = owner_at.pop(entry.addr, NOBODY), -amount
+        elif entry.action not in GROWTH:
+            amount = -amount if entry.action in SHRINKAGE else 0
+        owners.append(owner)
+        amounts.append(amount)
+    return names, changes_of(owners, [*[-1] * num_before, *range(len(history.entries))], amounts)

@@ -1,0 +1,270 @@
+"""The histories of the CUDA allocator that a run's snapshots hold, one per device, replayed."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self
+
+from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
+from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
+from efprof.facts.allocator.device_size import sized_history
+from efprof.facts.allocator.history import History, devices_of
+from efprof.facts.allocator.layout import Instant, fullest_index, play_to
+from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
+from efprof.facts.allocator.rules import is_small
+from efprof.facts.allocator.what_if import WhatIf
+from efprof.facts.device.device_lines import DeviceLines, lines_over_time
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
+from efprof.model import NotRecorded, UnreadableInput
+
+MANY_EVENTS: Final = 50_000
+"""Beyond it a history is tried under fewer settings: each costs some microseconds per operation, and a page should be
+made within seconds."""
+
+FEW_CANDIDATES: Final = 1
+
+LIBRARIES: Final = re.compile(
+    r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]|^<(?!ipython|stdin)|[/\\]torch[/\\]csrc[/\\]"
+)
+"""Of packages, of Python's own library, and what has no file; a notebook's cells and what was typed are the user's."""
+
+PYTHON_FILE: Final = re.compile(r"\.py$|^<ipython|^<stdin|ipykernel_")
+"""All others are C++."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A request that failed, rounded up to a block's size; what the driver said was free, as far as the program may
+    take it; and all there was then.
+    """
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    site: str | None
+    instant: Instant
+    piece_bytes: tuple[int, ...]
+    """The free blocks that a request like this could be given: those of its own pool and stream."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What the allocator itself had free, in pieces."""
+        parts = self.instant.composition
+        return parts.stranded_bytes + parts.releasable_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of what was free, that which lay where such a request is served."""
+        return sum(self.piece_bytes)
+
+    @property
+    def most_held_site(self) -> str | None:
+        """The user's line whose tensors had most of the device."""
+        return next((owner.site for owner in self.instant.owners if owner.site is not None), None)
+
+    @property
+    def is_fragmentation(self) -> bool:
+        """Whether the pieces it could be given and the driver's rest together would have been enough."""
+        return self.usable_bytes + (self.device_free_bytes or 0) >= self.requested_bytes
+
+
+class UserLines:
+    """`file:line:function` of the innermost frame that is the user's, looked up once per stack.
+
+    Snapshots share the frames among all events of a stack, if not the list of them, so their identity stands for it.
+    """
+
+    def __init__(self, working_folder: str = "") -> None:
+        """Files below `working_folder` are named as they are called from there."""
+        self._folder = working_folder.rstrip("/") + "/" if working_folder else ""
+        self._known: dict[tuple[int, ...], str | None] = {}
+
+    def site(self, frames: Frames) -> str | None:
+        """None where no frame is the user's: a backward pass on CUDA runs in a thread without Python."""
+        if not isinstance(frames, list) or not frames:
+            return None
+        key = tuple(map(id, frames))
+        if key not in self._known:
+            self._known[key] = next(filter(None, map(self._user_site, frames)), None)
+        return self._known[key]
+
+    def _user_site(self, frame: object) -> str | None:
+        if not isinstance(frame, Mapping):
+            return None
+        name, line, function = frame.get("filename"), frame.get("line"), frame.get("name")
+        if not isinstance(name, str) or not isinstance(line, int) or not isinstance(function, str):
+            return None
+        if line < 1 or not PYTHON_FILE.search(name) or LIBRARIES.search(name):
+            return None
+        return f"{name.removeprefix(self._folder)}:{line}:{function.replace(':', ' ')}"
+
+
+class DeviceHistory:
+    """One device's memory through one snapshot. `file` is the snapshot's name.
+
+    `limit_bytes` is what the program lets itself take of the device, None without a limit.
+    """
+
+    def __init__(self, file: str, history: History, lines: UserLines, *, limit_bytes: int | None = None) -> None:
+        self.file = file
+        self.history = history
+        self.lines = lines
+        entries = history.entries
+        self.peak_index = fullest_index(history)
+        failed = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].action == "oom"), None)
+        replayer = Replayer(history)
+        instants: dict[int, Instant] = {}
+        pieces: tuple[int, ...] = ()
+        for index in sorted({self.peak_index, *([] if failed is None else [failed]), len(entries) - 1}):
+            instants[index] = play_to(replayer, history, index, lines.site)
+            if index == failed:
+                request = entries[index]
+                pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
+                pieces = tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
+        self.replay: Replay = replayer.result
+        self.peak = instants[self.peak_index]
+        """When most was reserved, all that the instant's request got included."""
+        self.end = instants[len(entries) - 1]
+        is_kept = limit_bytes is not None and self.peak.composition.reserved_bytes <= limit_bytes
+        self.limit_bytes = limit_bytes if is_kept else None  # one that was set later, or for another device, is none
+        self.failure = (
+            None if failed is None else _failure(entries[failed], instants[failed], pieces, lines, self.limit_bytes)
+        )
+        """The last request that the device could not serve; None where it served all."""
+
+    @cached_property
+    def lines_over_time(self) -> DeviceLines:
+        """Who had how much over the history, walked once for all pictures; the peak and the failure are drawn."""
+        shown = [self.peak_index, *([] if self.failure is None else [self.failure.instant.index])]
+        return lines_over_time(self.history, self.lines.site, shown)
+
+    @cached_property
+    def what_if(self) -> WhatIf:
+        """The same program under other settings, on a device as large as its limit where it has one."""
+        if self.limit_bytes is None:
+            return WhatIf(self.history)
+        settings = replace(self.history.settings, memory_fraction=None)
+        return WhatIf(replace(self.history, settings=settings), capacity=self.limit_bytes)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Other settings and what they would reserve; of a long history only the one that helps most often.
+
+        None of a history without requests: what lies there at an instant tells nothing of how it came to lie so.
+        """
+        if not self.replay.allocations:
+            return []
+        candidates = worth_a_try(self.what_if)
+        if len(self.history.entries) > MANY_EVENTS:
+            candidates = candidates[:FEW_CANDIDATES]
+        return try_configurations(self.what_if, candidates)
+
+    @cached_property
+    def best(self) -> Trial | None:
+        """The one to take, where one is clearly better than what was set."""
+        return best_of(self.what_if, self.trials)
+
+
+def _failure(
+    entry: Entry, instant: Instant, pieces: tuple[int, ...], lines: UserLines, limit_bytes: int | None
+) -> Failure:
+    """Torch notes what the driver has free whether the program may take it or not."""
+    free = entry.device_free
+    if free is not None and limit_bytes is not None:
+        free = min(free, limit_bytes - instant.composition.reserved_bytes)
+    return Failure(
+        requested_bytes=entry.size,
+        device_free_bytes=free,
+        site=lines.site(entry.frames),
+        instant=instant,
+        piece_bytes=pieces,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Of each rank's devices the history that the last whole snapshot tells, the one of a failure before all others.
+
+    `untold` says why nothing is known of each other device of these files, and which file could not be read.
+    """
+
+    devices: tuple[DeviceHistory, ...]
+    untold: tuple[str, ...] = ()
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read and replay; raises NotRecorded where no snapshot has a history, UnreadableInput where none that can be
+        read has.
+        """
+        lines = UserLines(run.run_file.working_folder)
+        found: dict[tuple[str, int], DeviceHistory] = {}
+        reasons: dict[tuple[str, int], str] = {}
+        errors: dict[str, UnreadableInput] = {}
+        for path in snapshot_paths(run):
+            rank, name = path.parent.name, _name_of(path, num_ranks=len(run.rank_folders))
+            try:
+                snapshot = read_snapshot(path)
+            except UnreadableInput as error:
+                errors[str(error).replace(str(path), name)] = error
+                continue
+            for device in devices_of(snapshot) or [0]:
+                if (rank, device) in found:
+                    continue
+                try:
+                    history, limit = sized_history(snapshot, device), limit_bytes_of(run, device)
+                    found[rank, device] = DeviceHistory(name, history, lines, limit_bytes=limit)
+                except NotRecorded as error:
+                    reasons.setdefault((rank, device), f"{name} tells nothing of device {device}: {error}")
+        if not found:
+            raise next(iter(errors.values()), None) or NotRecorded(next(iter(reasons.values())))
+        distrusted = [_why_distrusted(one) for one in found.values() if not one.replay.is_trusted]
+        untold = [reason for place, reason in reasons.items() if place not in found]
+        return cls(devices=tuple(found.values()), untold=(*errors, *distrusted, *untold))
+
+    @property
+    def trusted(self) -> tuple[DeviceHistory, ...]:
+        """Those that the model places as they were; raises NotRecorded where there is none."""
+        trusted = tuple(device for device in self.devices if device.replay.is_trusted)
+        if not trusted:
+            raise NotRecorded(_why_distrusted(max(self.devices, key=lambda device: device.replay.match_share)))
+        return trusted
+
+
+def limit_bytes_of(run: Run, number: int) -> int | None:
+    """What the program lets itself take of this device; None without a limit."""
+    device = next((device for device in run.run_file.devices if device.index == number), None)
+    return None if device is None or memory_fraction(run) == 1 else allowed_bytes(run, device)
+
+
+def _name_of(path: Path, *, num_ranks: int) -> str:
+    """As a person knows the file: one that efprof did not record is linked into a folder made for it."""
+    if path.is_symlink():
+        return path.readlink().name
+    return f"{path.parent.name}/{path.name}" if num_ranks > 1 else path.name
+
+
+def _why_distrusted(device: DeviceHistory) -> str:
+    place = f"device {device.history.device} in {device.file}"
+    return (
+        f"The allocator's model places {device.replay.match_share:.1%} of {place} as it was, too little to say "
+        f"anything of it. {POSSIBLE_CAUSE}"
+    )
+
+
+def snapshot_paths(run: Run) -> list[Path]:
+    """A failure's first, then the latest; raises NotRecorded where there is none."""
+    paths = [
+        path
+        for rank in run.rank_folders or (run.rank_folder,)
+        for path in sorted(rank.glob("memory-*.pickle"), key=_order)
+    ]
+    if not paths:
+        raise NotRecorded("memory-<n>.pickle is missing; record the run on a CUDA device, without '--windows none'.")
+    return paths
+
+
+def _order(path: Path) -> tuple[bool, int]:
+    number = re.search(r"\d+$", path.stem)
+    return number is not None, -int(number[0]) if number else 0

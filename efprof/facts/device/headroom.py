@@ -1,0 +1,173 @@
+"""How a device's memory divides into what every step keeps and what grows with the batch, and which batch would fit."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.events import LoaderBuilt
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.input.input_waits import loader_of
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import allowed_bytes, device_name, memory_fraction
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, ThinEvidence
+from efprof.units import format_bytes, format_share
+
+MARGIN = 0.1
+"""Of what the program may take, left free: fragments, a longer batch than any so far, and what libraries allocate
+besides."""
+EVEN_SHARE = 0.9
+"""Of the steps that must have the commonest size; the others may be smaller, as the last batch of an epoch is."""
+MOST_UNEVENNESS = 1.1
+"""What the largest step's forward pass may keep, over the median's: sequences whose lengths differ go beyond."""
+ROUND_FROM, ROUND_TO = 16, 8
+"""From this size on, a batch is rounded down to a multiple: matrices of such sizes are the fast ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headroom:
+    """Memory of the first device, in bytes.
+
+    `total_bytes` is all of it, or as much of it as the program lets itself take; `outside_bytes` of that is used by
+    other processes, the CUDA context and libraries; `fixed_bytes` is allocated when the
+    forward pass begins, whatever the batch; the rest of `peak_reserved_bytes` belongs to `micro_batch` samples.
+    """
+
+    device: str
+    total_bytes: int
+    outside_bytes: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    fixed_bytes: int
+    micro_batch: int
+    num_steps: int
+    is_even: bool
+    loader: LoaderBuilt | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded without CUDA or readings, ThinEvidence where no step tells how many samples it took."""
+        times, capacity = run.get(StepTimes), device_capacity(run)
+        if capacity is None:
+            raise NotRecorded("this is about a device's own memory, and a host's is shared; record on a CUDA device.")
+        steady = [time.record for time in times.steady if time.record.memory]
+        fixed = [here.allocated_bytes for record in steady for here in record.memory if here.boundary == "pre_forward"]
+        if not fixed:
+            raise NotRecorded("steps.jsonl holds no memory at the start of a forward pass; record a longer run.")
+        micro_batch = statistics.mode(record.samples // max(1, record.micro_batches) for record in steady)
+        if not micro_batch:
+            raise ThinEvidence("the number of samples in a step is not known: the loop's batches come from no loader.")
+        readings = [here for time in times.every for here in time.record.memory]
+        device = run.run_file.devices[0]
+        total = allowed_bytes(run, device)
+        return cls(
+            device=device_name(run, device),
+            total_bytes=total,
+            outside_bytes=total - capacity,
+            peak_reserved_bytes=max(here.reserved_bytes for here in readings),
+            peak_allocated_bytes=max(here.allocated_bytes for here in readings),
+            fixed_bytes=round(statistics.median(fixed)),
+            micro_batch=micro_batch,
+            num_steps=len(steady),
+            is_even=_is_even(steady),
+            loader=loader_of(run, steady),
+        )
+
+    @property
+    def unused_share(self) -> float:
+        """Of what it may take: what neither this program nor anything else had at any time."""
+        return max(0.0, 1 - (self.outside_bytes + self.peak_reserved_bytes) / self.total_bytes)
+
+    @property
+    def sample_bytes(self) -> float:
+        """What each further sample of a micro-batch is expected to take."""
+        return max(1.0, (self.peak_reserved_bytes - self.fixed_bytes) / self.micro_batch)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the program should take at most."""
+        return round((1 - MARGIN) * self.total_bytes) - self.outside_bytes
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """The largest that stays below `budget_bytes` by this line; 0 where not even the fixed part does."""
+        largest = max(0, int((self.budget_bytes - self.fixed_bytes) // self.sample_bytes))
+        return largest if largest < ROUND_FROM else largest // ROUND_TO * ROUND_TO
+
+
+def device_capacity(run: Run) -> int | None:
+    """What the first device had for this program: free at the first step, or reserved already. None without CUDA.
+
+    It is never more than the program lets itself take.
+    """
+    if not run.run_file.devices or "CUDA" not in run.run_file.memory_source:
+        return None
+    device = run.run_file.devices[0]
+    allowed = allowed_bytes(run, device)
+    if device.free_bytes is None:
+        return allowed
+    reserved = (here.reserved_bytes for time in run.get(StepTimes).every for here in time.record.memory)
+    return min(allowed, device.free_bytes + next(reserved, 0))
+
+
+def smaller_micro_batch(run: Run) -> str:
+    """What to do where the device is full: the micro-batch that leaves a tenth of it free, as far as it is known."""
+    headroom = run.find(Headroom, ThinEvidence)
+    if headroom is None:
+        return "Take a smaller micro-batch and accumulate gradients over more of them."
+    old, new = headroom.micro_batch, headroom.largest_micro_batch
+    instead = f"{new:,} samples per micro-batch instead of {old:,}" if 0 < new < old else f"fewer samples than {old:,}"
+    return f"Take {instead}, and accumulate gradients over more micro-batches."
+
+
+def own_limit(run: Run) -> str:
+    """Where it is the program itself that leaves part of the device alone; empty where it does not."""
+    device = next(iter(run.run_file.devices), None)
+    if device is None or memory_fraction(run) == 1:
+        return ""
+    allowed, total = format_bytes(allowed_bytes(run, device)), format_bytes(device.total_bytes)
+    return f"Or raise the program's own limit: it lets itself take {allowed} of the device's {total}."
+
+
+def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
+    """How the device's memory divides, what that rests on, and when it is wrong."""
+    sizes = [
+        (f"memory of {headroom.device}", headroom.total_bytes),
+        ("used by others, or outside of the allocator", headroom.outside_bytes),
+        ("reserved at most", headroom.peak_reserved_bytes),
+        ("allocated at most, at a stage's boundary", headroom.peak_allocated_bytes),
+        ("kept whatever the batch", headroom.fixed_bytes),
+        ("taken by each sample", headroom.sample_bytes),
+    ]
+    paragraphs = (
+        "What is allocated when a forward pass begins (parameters, optimizer state, what else the program keeps) does "
+        f"not depend on the batch: {format_bytes(headroom.fixed_bytes)}. All else of the reserved peak is taken to "
+        f"grow with it, and {format_share(MARGIN)} of what the program may take stays free. Reserved memory holds "
+        "every instant's peak, those within the backward pass too.",
+        "It is wrong where memory grows faster than the batch, where other steps than the recorded ones are larger "
+        "(validation, another stage of a curriculum), and where the batch was chosen for what the model learns.",
+    )
+    return (
+        Numbers.of(
+            "What a batch takes of the device",
+            *((label, float(size), "bytes") for label, size in sizes),
+            ("samples that would fit", float(headroom.largest_micro_batch), "count"),
+        ),
+        Narrative(paragraphs=paragraphs),
+    )
+
+
+def _is_even(steady: Sequence[StepRecord]) -> bool:
+    """Whether every step does the same: as many samples, and as much kept for backward."""
+    sizes = [(record.samples, record.micro_batches) for record in steady]
+    usual = statistics.mode(sizes)
+    is_same = sizes.count(usual) >= EVEN_SHARE * len(sizes) and all(size[0] <= usual[0] for size in sizes)
+    kept = [rise for record, size in zip(steady, sizes, strict=True) if size == usual and (rise := _kept(record))]
+    return is_same and (not kept or max(kept) <= MOST_UNEVENNESS * statistics.median(kept))
+
+
+def _kept(record: StepRecord) -> int:
+    """What the step has allocated at most, above its lowest boundary."""
+    sizes = [here.allocated_bytes for here in record.memory]
+    return max(sizes) - min(sizes)

@@ -1,0 +1,295 @@
+"""What lay on the device when memory ran out, the lines likely behind it, and what is shown of it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Self
+
+from efprof.artifacts.events import DeviceShortage
+from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
+from efprof.facts.allocator.history import history_before
+from efprof.facts.allocator.rules import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from efprof.facts.device.device_evidence import (
+    composition_numbers,
+    device_use_evidence,
+    how_replay_is_known,
+    owner_map,
+    reserved_series,
+    trial_bars,
+)
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory, Failure, UserLines, limit_bytes_of
+from efprof.facts.device.segment_map import segment_map
+from efprof.facts.peak.live_memory import LiveMemory, sites_of
+from efprof.facts.peak.peak_composition import PeakComposition, most_by_line, peak_bars
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure, RunLimits
+from efprof.facts.source.sources import Sources, place_of, split_site
+from efprof.model import Evidence, Narrative, NotRecorded, Numbers, SourceLine, Table, UnreadableInput
+from efprof.units import format_bytes, format_share
+
+SNAPSHOT: Final = "memory-out-of-memory.pickle"
+
+Lines = Counter[str]
+"""How many blocks each place (`file:line`) asked for."""
+
+MOST_ROWS: Final = 10
+MOST_NAMED: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeClass:
+    """Blocks in use for which as much was asked. `likely` are the lines that a window saw ask for as much."""
+
+    requested_bytes: int
+    num_blocks: int
+    num_bytes: int
+    num_unknown: int
+    """Those whose own stacks name no line of the user's."""
+    known: Lines
+    likely: Lines
+    window: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureState:
+    """The device, whose history is the failed request alone, and what is in use by size, most bytes first."""
+
+    device: DeviceHistory
+    sizes: tuple[SizeClass, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no snapshot was taken when memory ran out, UnreadableInput where it is spoilt."""
+        failure = run.get(MemoryFailure)
+        path = failure.rank_folder / SNAPSHOT
+        if not path.exists():
+            raise NotRecorded(f"{SNAPSHOT} is missing; record the run on a CUDA device.")
+        snapshot, told, requested = read_snapshot(path), failure.shortage, failure.requested_bytes or 0
+        if told is None or told.requested_bytes != requested:  # it is of another failure
+            told = DeviceShortage(at_ns=0, step=0)
+        reserved = Counter[int]()
+        for segment in snapshot.segments:
+            reserved[segment.device] += segment.total_size
+        number = max(reserved, key=reserved.__getitem__, default=0) if told.device is None else told.device
+        size = SMALL_BYTES if requested == SMALL_SEGMENT_BYTES else requested
+        place = zip(("filename", "line", "name"), split_site(failure.site), strict=True) if failure.site else ()
+        request = Entry(action="oom", size=size, device_free=told.free_bytes, frames=[dict(place)])
+        history, lines = history_before(snapshot, number, [request]), UserLines(run.run_file.working_folder)
+        name = f"{failure.rank_folder.name}/{SNAPSHOT}" if len(run.rank_folders) > 1 else SNAPSHOT
+        device = DeviceHistory(name, history, lines, limit_bytes=limit_bytes_of(run, number))
+        return cls(device=device, sizes=tuple(_sizes(run, snapshot, device)))
+
+
+def evidence_of_device(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
+    """What filled the device, where it lay, and what other settings would have done."""
+    most_held = run.get(Sources).line(failure.most_held_site) if failure.most_held_site else None
+    return (
+        reserved_series(device, ((float(failure.instant.index + 1), "the failed request"),), most_held),
+        *_what_lay_there(run, device, failure, blame),
+        trial_bars(device),
+        how_replay_is_known(device),
+    )
+
+
+def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, blame: SourceLine) -> tuple[Evidence, ...]:
+    """The same where no history was kept, and by size which lines may have asked for what no stack tells of."""
+    on_device = state.device.failure
+    return (
+        *(() if on_device is None else _what_lay_there(run, state.device, on_device, blame)),
+        _table_of_sizes(state),
+        Narrative(paragraphs=tuple(_how_state_is_known(failure))),
+    )
+
+
+def what_is_likely(state: FailureState) -> str:
+    """A clause on the largest class of blocks that no stack tells of and a window does; empty where there is none."""
+    one = next((one for one in state.sizes if one.num_unknown and one.likely), None)
+    if one is None:
+        return ""
+    each = f"{one.num_unknown:,} {'block' if one.num_unknown == 1 else 'blocks'} of {format_bytes(one.requested_bytes)}"
+    return f". No stack tells who has {each}; {one.window} saw {_most_of(one.likely)} ask for as much"
+
+
+def what_failed(run: Run, failure: MemoryFailure) -> str:
+    """In one sentence: the request, when it came, what was in use, and what filled the highest recorded instant."""
+    request = "" if failure.requested_bytes is None else f" for {format_bytes(failure.requested_bytes)}"
+    stage = f"in the {failure.stage} stage of" if failure.stage and failure.stage != "other" else "in"
+    used = "" if failure.in_use_bytes is None else f", with {format_bytes(failure.in_use_bytes)} in use"
+    peak = _peak_of(run, failure)
+    for_what = "" if failure.is_for_tensor else ", not for a tensor,"
+    filled = "" if peak is None else _filled(run, peak)
+    return f"A request{request}{for_what} failed {stage} step {failure.step:,}{used}{filled}"
+
+
+def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -> tuple[Evidence, ...]:
+    """The numbers there are; what is alive at the highest recorded instant, where a window shows one; how we know."""
+    peak, limits = _peak_of(run, failure), run.find(RunLimits)
+    numbers = [
+        ("the request that failed", failure.requested_bytes),
+        ("in use when it failed", failure.in_use_bytes),
+        ("of it kept from step to step", kept_bytes),
+    ]
+    if limits is not None and limits.total_bytes:
+        numbers.append((f"what {limits.name} has", limits.total_bytes))
+    return (
+        Numbers.of("Memory when the request failed", *((label, value, "bytes") for label, value in numbers)),
+        *device_use_evidence(run)[:1],
+        *(() if peak is None else (peak_bars(run, peak, None),)),
+        Narrative(
+            paragraphs=(
+                "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
+                "the one that took the memory."
+                if failure.site is not None
+                else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
+                "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
+                "left the program: what the failing call itself had freed by then is missing from it."
+                + (
+                    ""
+                    if peak is None
+                    else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
+                    "memory that came later, or grew since, is not in it."
+                ),
+            ),
+        ),
+    )
+
+
+def most_alive_site(run: Run, failure: MemoryFailure) -> str | None:
+    """The user's line that made most of what is alive at the highest recorded instant."""
+    peak = _peak_of(run, failure)
+    lines = [] if peak is None else most_by_line(run, peak)
+    return next((site for (site, _), _ in lines if site is not None), None)
+
+
+def _sizes(run: Run, snapshot: Snapshot, device: DeviceHistory) -> list[SizeClass]:
+    found: defaultdict[int, list[Block]] = defaultdict(list)
+    for segment in snapshot.segments:
+        for block in segment.blocks:
+            if segment.device == device.history.device and block.is_active:
+                found[block.requested_size or block.size].append(block)
+    windows = _windows(run, device)
+    classes = []
+    for requested, blocks in found.items():
+        sites = [device.lines.site(block.frames) for block in blocks]
+        seen = ((name, lines[size]) for name, lines in windows for size in (requested, blocks[0].size) if size in lines)
+        window, likely = next(seen, ("", Lines()))
+        classes.append(
+            SizeClass(
+                requested_bytes=requested,
+                num_blocks=len(blocks),
+                num_bytes=sum(block.size for block in blocks),
+                num_unknown=sites.count(None),
+                known=Lines(place_of(site) for site in sites if site is not None),
+                likely=likely,
+                window=window,
+            )
+        )
+    return sorted(classes, key=lambda one: -one.num_bytes)
+
+
+def _windows(run: Run, device: DeviceHistory) -> list[tuple[str, dict[int, Lines]]]:
+    """By size the lines that the last memory window saw ask for it, then the profiler's windows from the last on.
+
+    The allocator's history has what was asked for, a profiler the size of the block that was given.
+    """
+    asked: list[tuple[str, list[tuple[int, str | None]]]] = []
+    number, rank = device.history.device, device.file.rpartition("/")[0]
+    with suppress(NotRecorded, UnreadableInput):
+        for one in run.get(DeviceMemory).devices:
+            if (one.history.device, one.file.rpartition("/")[0]) == (number, rank):
+                allocs = [entry for entry in one.history.entries if entry.action == "alloc"]
+                asked.append((one.file, [(entry.size, one.lines.site(entry.frames)) for entry in allocs]))
+    with suppress(NotRecorded, UnreadableInput):
+        if rank in ("", run.rank_folder.name):
+            for window in reversed(run.get(LiveMemory).windows):
+                sizes = [event.num_bytes for event in window.events]
+                asked.append((window.name, list(zip(sizes, sites_of(window, run.get(Sources)), strict=True))))
+    windows = []
+    for name, requests in asked:
+        lines: defaultdict[int, Lines] = defaultdict(Lines)
+        for size, site in requests:
+            if site is not None:
+                lines[size][place_of(site)] += 1
+        windows.append((name, dict(lines)))
+    return windows
+
+
+def _what_lay_there(run: Run, device: DeviceHistory, failure: Failure, blame: SourceLine) -> tuple[Evidence, ...]:
+    sources, instant, most = run.get(Sources), failure.instant, failure.most_held_site
+    most_held = sources.line(most) if most else None
+    return (
+        sources.snippet(blame),
+        owner_map(instant, most_held, "What filled the device"),
+        composition_numbers(instant, "Reserved memory when the request failed"),
+        *device_use_evidence(run)[:1],
+        segment_map(device, instant, "when the request failed", most_held, "Where it lay"),
+    )
+
+
+def _table_of_sizes(state: FailureState) -> Table:
+    return Table(
+        title="What is in use, by size",
+        columns=("each", "blocks", "together", "known by their own stacks", "the same size in a window"),
+        units=("bytes", "count", "bytes", "", ""),
+        rows=tuple(
+            (
+                float(one.requested_bytes),
+                float(one.num_blocks),
+                float(one.num_bytes),
+                f"{one.num_blocks - one.num_unknown:,}: {_most_of(one.known)}" if one.known else "none",
+                f"{_most_of(one.likely)} ({one.window})" if one.likely else "in none",
+            )
+            for one in state.sizes[:MOST_ROWS]
+        ),
+    )
+
+
+def _most_of(lines: Counter[str]) -> str:
+    named = [place for place, _ in lines.most_common(MOST_NAMED)]
+    return ", ".join(named) + (f" and {len(lines) - len(named)} more" if len(lines) > len(named) else "")
+
+
+def _how_state_is_known(failure: MemoryFailure) -> Iterator[str]:
+    shortage = failure.shortage or DeviceShortage(at_ns=0, step=-1)
+    yield (
+        "The snapshot has no history of the allocator. It tells of every block its place and size, and its line if it "
+        "was asked for while a history was kept, as in a window; equal sizes in a window are a hint and no proof. "
+        "'efprof record --memory-ring' keeps a history at all times: then all blocks but those of backward passes have "
+        "their lines, and other settings of the allocator can be tried."
+    )
+    yield (
+        "The snapshot was taken by the failing request itself, before its error left the allocator."
+        if shortage.num_failed == 1 and shortage.step == failure.step
+        else "The snapshot was taken when the error had ended the program: what the failing call itself had freed by "
+        "then is missing from it."
+    )
+    yield (
+        "torch tells what it asked the driver for: 2 MiB stand for a request of 1 MiB or less, and 20 MiB for one of "
+        "up to 10 MiB. An error of CUDA itself tells neither size nor place: its line is where it was noticed."
+    )
+    if shortage.num_failed > 1:
+        yield f"{shortage.num_failed:,} requests failed in this run: the program went on after the others."
+    if shortage.num_rejected:
+        yield (
+            f"{shortage.num_rejected:,} requests were refused by `throw_on_cudamalloc_oom` before the driver was "
+            "asked: the limit is the program's own, `per_process_memory_fraction`."
+        )
+
+
+def _peak_of(run: Run, failure: MemoryFailure) -> PeakComposition | None:
+    """None without a window, and for another rank than the first, whose windows alone are looked at."""
+    return run.find(PeakComposition) if failure.rank_folder == run.rank_folder else None
+
+
+def _filled(run: Run, peak: PeakComposition) -> str:
+    """What was there before the window's step, and what most of the rest was for."""
+    category, size = max(peak.at_peak.items(), key=lambda item: item[1])
+    lines = ((owner, held) for owner, held in most_by_line(run, peak) if owner[0] is not None and owner[1] == category)
+    (site, _), held = next(lines, ((None, category), 0))
+    most = "" if site is None else f", {format_bytes(held)} of them made at {place_of(site)}"
+    return (
+        f". Of the highest instant that a window shows ({format_bytes(peak.peak_bytes)}) "
+        f"{format_bytes(peak.before_bytes)} were there before the step, and {format_bytes(size)} "
+        f"({format_share(size / max(1, peak.peak_bytes))}) were {category}{most}"
+    )

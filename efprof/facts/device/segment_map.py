@@ -1,0 +1,210 @@
+"""The map of a device's segments: every block in its place, coarse enough to be drawn."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from efprof.facts.allocator.layout import FREE, Instant, Piece, SegmentLayout, totals_of
+from efprof.facts.device.device_evidence import composition_numbers, reserved_series, trial_bars
+from efprof.facts.device.device_lines import NO_LINE
+from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import place_of
+from efprof.model import Evidence, SegmentMap, SegmentRow, SegmentView, SourceLine, Stretch, StretchState
+from efprof.units import format_bytes
+
+MOST_ROWS: Final = 24
+"""More segments than that do not get a row each: those of one size share one. The recordings of public programs that
+were looked at had 2 to 1,722."""
+LARGE_SHARE: Final = 1 / 4
+WRAPPED_LINES: Final = 16
+"""A row with more than that share of the memory is wrapped so that all of it would fill so many lines: an expandable
+segment may be all there is, and a line of 50 GiB would show nothing that is smaller than 50 MiB."""
+GRAINS_PER_LINE: Final = 1000
+"""A line is about as many pixels wide on a desk: what is shorter than that is mixed with its neighbours."""
+LEAST_GRAINS: Final = 6
+"""A segment that is shorter than that on the page shows nothing of its inside."""
+STATES: Final[tuple[StretchState, ...]] = ("used", "slack", "pending", "stranded", "releasable")
+
+Owners = dict[str | None, int]
+"""The place of each line (`file:line`) among the owners of a map."""
+
+
+def segment_map(
+    device: DeviceHistory, instant: Instant, label: str, blame: SourceLine | None, title: str
+) -> SegmentMap:
+    """The segments at the peak or a failure, which `label` says, and at the end where that is another state."""
+    views = [(label, instant.layouts)]
+    if device.end.layouts != instant.layouts:
+        views.append(("at the end of the recording", device.end.layouts))
+    return map_of(views, None if blame is None else str(blame), title)
+
+
+def device_overview(run: Run) -> tuple[Evidence, ...]:
+    """What a run's snapshots show of each device whose history can be replayed; raises NotRecorded, UnreadableInput."""
+    return tuple(one for device in run.get(DeviceMemory).trusted for one in _overview_of(device))
+
+
+def _overview_of(device: DeviceHistory) -> tuple[Evidence, ...]:
+    """What is worth seeing of a device that nothing is wrong with."""
+    number = device.history.device
+    mark = (float(device.peak_index + 1), "peak")
+    return (
+        reserved_series(device, (mark,)),
+        composition_numbers(device.peak, f"Device {number}: reserved memory at its peak"),
+        segment_map(device, device.peak, "at the peak", None, f"Device {number}, segment by segment"),
+        trial_bars(device),
+    )
+
+
+def map_of(views: Sequence[tuple[str, Sequence[SegmentLayout]]], highlighted: str | None, title: str) -> SegmentMap:
+    """The map of these instants, all to one scale; `highlighted` is the `file:line` of an owner."""
+    groups = [_groups(layouts) for _, layouts in views]
+    line_bytes = max(map(_line_bytes, groups), default=1)
+    grain_bytes = max(1, line_bytes // GRAINS_PER_LINE)
+    owners = _owners([layout for _, layouts in views for layout in layouts])
+    return SegmentMap(
+        title=title,
+        line_bytes=line_bytes,
+        owners=tuple(NO_LINE if place is None else place for place in owners),
+        highlighted=None if highlighted is None else owners.get(highlighted),
+        views=tuple(
+            SegmentView(
+                label=label,
+                rows=tuple(_row(group, owners, grain_bytes) for group in grouped),
+                totals=_totals(layouts),
+            )
+            for (label, layouts), grouped in zip(views, groups, strict=True)
+        ),
+    )
+
+
+def _groups(layouts: Sequence[SegmentLayout]) -> list[list[SegmentLayout]]:
+    """What shares a row, the most bytes first: each segment has its own, or all of a kind and size, or a last one."""
+    if len(layouts) <= MOST_ROWS:
+        return [[layout] for layout in sorted(layouts, key=lambda one: (-one.num_bytes, one.address))]
+    found: defaultdict[tuple[int, str], list[SegmentLayout]] = defaultdict(list)
+    for layout in layouts:
+        found[layout.num_bytes, _kind(layout)].append(layout)
+    groups = sorted(found.values(), key=lambda group: (-_bytes_of(group), group[0].address))
+    rest = [layout for group in groups[MOST_ROWS:] for layout in group]
+    return [*groups[:MOST_ROWS], rest] if rest else groups
+
+
+def _line_bytes(groups: list[list[SegmentLayout]]) -> int:
+    """The largest row takes a line, or a whole number of lines where it is much of all there is."""
+    sizes = [_bytes_of(group) for group in groups]
+    largest, total = max(sizes, default=0), sum(sizes)
+    num_lines = -(-largest * WRAPPED_LINES // max(1, total)) if largest > LARGE_SHARE * total else 1
+    return max(1, -(-largest // num_lines))
+
+
+def _owners(layouts: list[SegmentLayout]) -> Owners:
+    """By the bytes they have at all the instants together, most first."""
+    held: Counter[str | None] = Counter()
+    for layout in layouts:
+        for piece in layout.pieces:
+            if piece.state not in FREE:
+                held[_place(piece)] += piece.num_bytes
+    return {place: number for number, (place, _) in enumerate(held.most_common())}
+
+
+def _totals(layouts: Sequence[SegmentLayout]) -> tuple[tuple[StretchState, int], ...]:
+    totals = totals_of(layouts)
+    return tuple((state, totals[state]) for state in STATES if totals[state])
+
+
+def _row(group: list[SegmentLayout], owners: Owners, grain_bytes: int) -> SegmentRow:
+    sizes = {layout.num_bytes for layout in group}
+    are_summed = len(sizes) > 1 or (len(group) > 1 and min(sizes) < LEAST_GRAINS * grain_bytes)
+    if are_summed:
+        stretches = tuple(_coarse(_summed(group, owners), grain_bytes))
+    else:
+        stretches = tuple(one for layout in group for one in _coarse(_stretches(layout, owners), grain_bytes))
+    return SegmentRow(
+        label=_label(group, sizes),
+        num_bytes=_bytes_of(group),
+        num_segments=len(group),
+        stretches=stretches,
+        are_summed=are_summed,
+    )
+
+
+def _label(group: list[SegmentLayout], sizes: set[int]) -> str:
+    if len(group) == 1:
+        return _kind(group[0])
+    if len(sizes) == 1:
+        return f"{len(group):,} times {format_bytes(group[0].num_bytes)}: {_kind(group[0])}"
+    return f"{len(group):,} segments of {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+
+
+def _bytes_of(group: list[SegmentLayout]) -> int:
+    return sum(layout.num_bytes for layout in group)
+
+
+def _kind(layout: SegmentLayout) -> str:
+    stretch = "mapped stretch of an expandable segment" if layout.is_expandable else "segment"
+    private = " in a private pool (a CUDA graph's, or a MemPool)" if layout.is_private else ""
+    return f"{stretch} for {'small' if layout.is_small else 'large'} blocks{private}"
+
+
+def _stretches(layout: SegmentLayout, owners: Owners) -> Iterator[Stretch]:
+    for piece in layout.pieces:
+        yield Stretch(
+            state=piece.state,
+            num_bytes=piece.num_bytes,
+            owner=None if piece.state in FREE else owners[_place(piece)],
+            num_blocks=int(piece.is_block),
+        )
+
+
+def _summed(layouts: list[SegmentLayout], owners: Owners) -> Iterator[Stretch]:
+    """Of several segments what each owner has, then what nobody has."""
+    sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for layout in layouts:
+        for stretch in _stretches(layout, owners):
+            owner = -1 if stretch.owner is None or stretch.state == "slack" else stretch.owner
+            found = sums[STATES.index(stretch.state), owner]
+            found[0] += stretch.num_bytes
+            found[1] += stretch.num_blocks
+    for (state, owner), (num_bytes, num_blocks) in sorted(sums.items()):
+        yield Stretch(
+            state=STATES[state], num_bytes=num_bytes, owner=None if owner < 0 else owner, num_blocks=num_blocks
+        )
+
+
+def _coarse(stretches: Iterable[Stretch], grain_bytes: int) -> Iterator[Stretch]:
+    """Mix neighbours that are shorter than a grain until they are as long as one."""
+    short: list[Stretch] = []
+    for stretch in stretches:
+        if stretch.num_bytes < grain_bytes:
+            short.append(stretch)
+            if sum(one.num_bytes for one in short) < grain_bytes:
+                continue
+        if short:
+            yield _mix(short)
+            short = []
+        if stretch.num_bytes >= grain_bytes:
+            yield stretch
+    if short:
+        yield _mix(short)
+
+
+def _mix(stretches: list[Stretch]) -> Stretch:
+    if len(stretches) == 1:
+        return stretches[0]
+    sums: Counter[tuple[StretchState, int | None]] = Counter()
+    for stretch in stretches:
+        sums[stretch.state, stretch.owner] += stretch.num_bytes
+    (state, owner), _ = sums.most_common(1)[0]
+    return Stretch(
+        state=state,
+        num_bytes=sums.total(),
+        owner=owner,
+        num_blocks=sum(stretch.num_blocks for stretch in stretches),
+        is_mixed=len(sums) > 1,
+    )
+
+
+def _place(piece: Piece) -> str | None:
+    return None if piece.site is None else place_of(piece.site)

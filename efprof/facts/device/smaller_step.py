@@ -1,0 +1,283 @@
+"""The micro-batch with which a step that ran out of memory would fit, in the user's own settings, and what it saves."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.device.device_memory import DeviceHistory, Failure
+from efprof.facts.growth.growth_blame import UnheldGrowth
+from efprof.facts.growth.leaks import Leaks
+from efprof.facts.growth.memory_growth import MemoryGrowth
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure, RunLimits
+from efprof.facts.run.user_settings import UserSettings
+from efprof.model import ConfigurationValue, Fix, Gain, NotRecorded, ThinEvidence
+from efprof.units import format_bytes
+
+MARGIN: Final = 0.1
+"""Of what is left for the batch: a longer one than those recorded. headroom.py leaves as much of the device."""
+FULL_STAGES: Final = frozenset({"backward", "optimizer"})
+"""From backward on, gradients are there whatever the batch."""
+
+WORDS: Final = "take smaller micro-batches and accumulate gradients over more of them"
+WORDS_FOR_ONE: Final = "checkpoint the forward pass, take a smaller model, or compute in lower precision"
+
+NO_TENSOR: Final = (
+    "Look at the sizes on that line: what it asked for is no tensor but an object of Python's or an array of NumPy's. "
+    "Make less of it at once, in parts or in a file that is mapped (`numpy.memmap`); smaller micro-batches help only "
+    "where its size goes with theirs."
+)
+"""What torch's allocators were not asked for has no part in what a step's tensors take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """One failed request, in `stage` where that is known. Bytes: in use then, asked for, and lacking of that.
+
+    `kept_bytes` are in use whatever the batch, `usual_bytes` is what the last whole step had at most besides; both
+    are None where no step with its memory was finished.
+    """
+
+    stage: str | None
+    in_use_bytes: int
+    requested_bytes: int
+    missing_bytes: int
+    kept_bytes: int | None
+    usual_bytes: int | None
+    is_for_tensor: bool = True
+
+    @property
+    def scaling_bytes(self) -> int | None:
+        """What grows with the batch, the request included. None where unknown, or the readings contradict each other.
+
+        A step that failed early had not yet taken all it usually takes.
+        """
+        if self.kept_bytes is None or self.kept_bytes > self.in_use_bytes:
+            return None
+        return max(self.in_use_bytes + self.requested_bytes - self.kept_bytes, self.usual_bytes or 0)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What tensors may take: of what they had, or could have had, less the margin of what is left for the batch."""
+        kept, capacity = self.kept_bytes or 0, self.in_use_bytes + self.requested_bytes - self.missing_bytes
+        return kept + round((1 - MARGIN) * (capacity - kept))
+
+    def peak_in(self, num_parts: int) -> int | None:
+        """What would be in use at most with micro-batches of one part in `num_parts`."""
+        scaling = self.scaling_bytes
+        return None if scaling is None or self.kept_bytes is None else self.kept_bytes + scaling // num_parts
+
+    def parts_that_fit(self, micro_batch: int) -> int | None:
+        """How many equal parts to cut a micro-batch into, the fewest that fit: halves, then halves of these.
+
+        Two where nothing tells how many are needed; None where not even single samples fit.
+        """
+        parts = list(_parts_of(micro_batch))
+        if self.kept_bytes is None:
+            return parts[0] if parts else None
+        fitting = ((number, self.peak_in(number)) for number in parts)
+        return next((number for number, peak in fitting if peak is not None and peak <= self.budget_bytes), None)
+
+
+def shortage_in(
+    rank_folder: Path, *, stage: str | None, in_use_bytes: int, requested_bytes: int, missing_bytes: int
+) -> Shortage:
+    """With what the rank's last whole step kept and took besides; `stage` is the one that failed, None if unknown."""
+    try:
+        records = read_steps(rank_folder)[0]
+    except NotRecorded:
+        records = []
+    # Of light steps nothing was read; of short ones, in recordings of schema version 1, maybe the end alone.
+    whole = [one for one in records if {"pre_forward", "post_backward"} <= {here.boundary for here in one.memory}]
+    kept_bytes = usual_bytes = None
+    if whole:
+        kept_bytes = _kept(whole[-1], stage)
+        usual_bytes = max(here.allocated_bytes for here in whole[-1].memory) - min(_sizes(whole[-1], "pre_forward"))
+    return Shortage(
+        stage=stage,
+        in_use_bytes=in_use_bytes,
+        requested_bytes=requested_bytes,
+        missing_bytes=missing_bytes,
+        kept_bytes=kept_bytes,
+        usual_bytes=usual_bytes,
+    )
+
+
+def shortage_at_end(run: Run) -> Shortage:
+    """Of the request that ended the run, as its events tell it; raises NotRecorded where they do not."""
+    failure = run.get(MemoryFailure)
+    requested = failure.requested_bytes or 0
+    shortage = shortage_in(
+        failure.rank_folder,
+        stage=failure.stage,
+        in_use_bytes=failure.in_use_bytes or 0,
+        requested_bytes=requested,
+        missing_bytes=requested,
+    )
+    return replace(shortage, is_for_tensor=failure.is_for_tensor)
+
+
+def shortage_on(run: Run, device: DeviceHistory, failure: Failure) -> Shortage:
+    """The same of a device whose history shows the failure: free pieces beside tensors serve no one else."""
+    parts = failure.instant.composition
+    folder = next((rank for rank in run.rank_folders if device.file.startswith(f"{rank.name}/")), run.rank_folder)
+    available = parts.releasable_bytes + (failure.device_free_bytes or 0)
+    at_end = run.find(MemoryFailure)  # None where the run went on after the failure
+    return shortage_in(
+        folder,
+        stage=at_end.stage if at_end else None,
+        in_use_bytes=parts.reserved_bytes - failure.free_bytes - parts.pending_bytes,
+        requested_bytes=failure.requested_bytes,
+        missing_bytes=max(0, failure.requested_bytes - available),
+    )
+
+
+def fit_step(run: Run, shortage: Shortage) -> Fix:
+    """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
+    cause = _no_matter_of_batch(run, shortage)
+    if cause is not None:
+        return Fix(summary=cause, applicability="manual")
+    settings = run.get(UserSettings)
+    parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
+    instead = () if settings.checkpointing is None else (settings.checkpointing,)
+    if parts is None:
+        known = "" if shortage.scaling_bytes is None or not settings.samples else _not_even_one(shortage, settings)
+        summary = f"{known}{_capital(_in_words(instead) or (WORDS_FOR_ONE if known else WORDS))}."
+        return Fix(summary=summary, applicability="review" if instead else "manual", changes=instead)
+    changes = _batch_changes(settings, parts)
+    otherwise = f" Or keep the batch, and {_in_words(instead)}." if instead else ""
+    return Fix(
+        summary=f"{_batch_words(settings, parts, changes)}{_what_is_left(shortage, parts)}{otherwise}",
+        applicability="review" if changes else "manual",
+        changes=changes,
+    )
+
+
+def gain_of(run: Run, shortage: Shortage) -> Gain:
+    """What those micro-batches take less than was in use; nothing is claimed where that cannot be computed."""
+    samples = run.get(UserSettings).samples_per_micro_batch
+    parts = shortage.parts_that_fit(samples) if _no_matter_of_batch(run, shortage) is None else None
+    peak = None if parts is None else shortage.peak_in(parts)
+    if peak is None:
+        return Gain(basis="model", explanation="nothing is claimed: what a smaller step would take is not known")
+    return Gain(
+        basis="model",
+        explanation="what is in use besides what every step keeps shrinks with the micro-batch",
+        peak_bytes=max(0, shortage.in_use_bytes - peak),
+    )
+
+
+def _parts_of(micro_batch: int) -> Iterator[int]:
+    """Powers of two, then single samples: parts of one size keep the samples per step."""
+    number = 2
+    while number <= micro_batch and micro_batch % number == 0:
+        yield number
+        number *= 2
+    if micro_batch > 1 and number // 2 != micro_batch:
+        yield micro_batch
+
+
+def _sizes(record: StepRecord, boundary: str) -> list[int]:
+    return [here.allocated_bytes for here in record.memory if here.boundary == boundary]
+
+
+def _kept(record: StepRecord, stage: str | None) -> int:
+    """At the most recent instants without activations: before forward, and once backward has freed them.
+
+    The first step's optimizer makes its state, which its own boundaries before do not show.
+    """
+    kept = max(_sizes(record, "pre_forward"))
+    if stage is None or stage in FULL_STAGES:
+        kept = max(kept, *_sizes(record, "post_backward"))
+    made = max(_sizes(record, "post_optimizer_step"), default=0) - max(_sizes(record, "post_backward"))
+    return kept + (max(0, made) if record.step == 0 else 0)
+
+
+def _no_matter_of_batch(run: Run, shortage: Shortage) -> str | None:
+    """Why fewer samples would not do, and what would; None where they may."""
+    limits = run.find(RunLimits)  # of a snapshot alone no machine is known
+    if limits is not None and limits.is_device and not shortage.is_for_tensor:
+        return NO_TENSOR
+    if limits is not None and 0 < limits.total_bytes < shortage.requested_bytes:
+        return (
+            f"Look at the sizes on that line: it asked for {format_bytes(shortage.requested_bytes)} at once, and "
+            f"{limits.name} has {format_bytes(limits.total_bytes)} in all."
+        )
+    growth = run.find(MemoryGrowth, ThinEvidence)
+    if growth is not None and growth.is_growing:
+        slope = format_bytes(growth.fit.trend.slope)
+        return (
+            f"Memory grew by {slope} with every step until it was full: {_what_to_mend(run)}; a smaller batch only "
+            "puts the end off."
+        )
+    free_bytes = limits.total_bytes - shortage.in_use_bytes if limits is not None else 0
+    # Most of memory at once: more than all that was in use; one of unknown size, which was more than what was free.
+    if not shortage.is_for_tensor and (shortage.requested_bytes or free_bytes) > shortage.in_use_bytes:
+        return NO_TENSOR
+    if shortage.stage == "optimizer":
+        return (
+            "The batch has no part in the optimizer's step, in which it failed: give the optimizer `foreach=False`, "
+            "which takes about the size of the parameters less at its peak, or take one with less state."
+        )
+    return None
+
+
+def _what_to_mend(run: Run) -> str:
+    """The likeliest line, where more is known than the loop."""
+    with contextlib.suppress(ThinEvidence, NotRecorded):
+        for leak in run.get(Leaks).leaks:
+            return f"mend {leak.blame}, where `{leak.kept[0].name}` keeps more and more"
+        unheld = run.get(UnheldGrowth)
+        if not unheld.is_guess:
+            return f"mend {unheld.blame} ({unheld.why})"
+    return "find what keeps it"
+
+
+def _batch_changes(settings: UserSettings, parts: int) -> tuple[ConfigurationValue, ...]:
+    """Empty where the user's key for the micro-batch is not known."""
+    if settings.micro_batch is None:
+        return ()
+    micro_batch = replace(settings.micro_batch, new=str(settings.samples_per_micro_batch // parts))
+    if settings.accumulation is None:
+        return (micro_batch,)
+    return micro_batch, replace(settings.accumulation, new=str(settings.micro_batches * parts))
+
+
+def _batch_words(settings: UserSettings, parts: int, changes: tuple[ConfigurationValue, ...]) -> str:
+    old, count = settings.samples_per_micro_batch, settings.micro_batches * parts
+    if not changes:
+        return f"Take {old // parts:,} samples per micro-batch instead of {old:,}, and {count:,} of them per step."
+    each = f", and let {count:,} such batches make a step" if settings.accumulation is None else ""
+    return f"{_capital(_in_words(changes))}{each}: a step keeps its {settings.samples:,} samples."
+
+
+def _what_is_left(shortage: Shortage, parts: int) -> str:
+    peak, kept = shortage.peak_in(parts), shortage.kept_bytes
+    if peak is None or kept is None:
+        return " How much that saves is not known, since no step was finished whose memory was read."
+    return (
+        f" By this model about {format_bytes(peak)} are in use then, of which {format_bytes(kept)} are there whatever "
+        "the batch."
+    )
+
+
+def _not_even_one(shortage: Shortage, settings: UserSettings) -> str:
+    peak = shortage.peak_in(max(1, settings.samples_per_micro_batch))
+    assert peak is not None
+    return (
+        f"Even single samples would take about {format_bytes(peak)}, more than the "
+        f"{format_bytes(max(0, shortage.budget_bytes))} there is for them. "
+    )
+
+
+def _in_words(changes: tuple[ConfigurationValue, ...]) -> str:
+    """`set a to 1 (now 2) and b to 3 (now 4)`; empty where there is none."""
+    each = [f"`{change.name}` to {change.new} (now {change.old})" for change in changes]
+    return f"set {' and '.join(each)}" if each else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

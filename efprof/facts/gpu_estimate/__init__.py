@@ -1,0 +1,1 @@
+"""What a run recorded on a CPU would reserve on a GPU: an estimate, made on demand."""

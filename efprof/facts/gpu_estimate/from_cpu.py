@@ -1,0 +1,314 @@
+"""What a CPU recording asked of its allocator, as the history of a device that had to serve the same requests.
+
+A window is some steps of a program that does the same again and again. It is played from a cold start and repeated;
+what was there before it is placed first, and what one repetition leaves behind, the next one returns.
+
+A window shows no older block. Their total is told by the memory read at the window's first boundary, but on a CPU that
+is all that the C allocator has handed out: 110 MiB for a process that does no more than import torch, and every
+dataset. So two totals are told: what the gradients and the optimizer's first step are evidence of, and all of it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from efprof.artifacts.snapshot import Entry
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.allocator.history import History
+from efprof.facts.allocator.rules import rounded_bytes
+from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.peak.live_memory import LiveWindow, told_before
+from efprof.units import MIB
+
+Move = tuple[int, int]
+"""A block's number and the bytes asked for, or its number and 0 where it is returned."""
+
+END: Final[Move] = (-1, 0)
+
+RETURNED_AT: Final = {"data": "forward", "forward": "backward", "backward": "backward", "optimizer": "optimizer"}
+"""By the stage that made what a window leaves: the stage of the next window that begins when it is returned. A batch
+goes once the next one is there, an output by the end of the next forward pass, a gradient before the pass that makes
+the next, what the optimizer made before it makes that again; all else at the end."""
+
+UNEVEN_BYTES: Final = 11 * MIB + 512
+"""The size of block that wastes most: it gets a segment of 12 MiB for itself, of which less than 1 MiB is over, which
+is not split off. Larger ones waste a smaller share, smaller ones leave what others can use."""
+
+MOST_COPIES: Final = 8
+"""Of the parameters, that the optimizer's state is taken to consist of: Adam keeps 2. A longer history is one block."""
+
+NEARLY: Final = 0.05
+"""Of the parameters: by up to 1 % of them the rise missed a multiple in four programs with 2 to 96 MiB of them; where
+they are smaller, by what else a step leaves, some 50 KiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """One window: what a device would be asked for. Blocks are numbered in the order they are asked for.
+
+    Left out is what was made and returned within one stretch of the data stage: batches are made on the host, and only
+    what the step then gets would be copied to a device.
+    """
+
+    moves: tuple[Move, ...]
+    stages: tuple[str, ...]
+    """In which stage each block was asked for."""
+    left: tuple[int, ...]
+    """Blocks that the window does not return."""
+    starts: dict[str, int]
+    """The move that each stage first begins with."""
+    gradient_bytes: tuple[int, ...]
+    """Blocks that the last step's backward pass made and that were there when it was done: its gradients."""
+
+    def start_of(self, stage: str | None) -> int:
+        """The move that the stage first begins with; the number of moves where there is none."""
+        return self.starts.get(stage or "", len(self.moves))
+
+    @property
+    def left_bytes(self) -> int:
+        """All that the window does not return."""
+        left = frozenset(self.left)
+        return sum(num_bytes for block, num_bytes in self.moves if block in left and num_bytes)
+
+
+def passage_of(window: LiveWindow) -> Passage:
+    """The window's requests and returns in order, free of any address."""
+    stretch_of = [-1] * len(window.events)  # outside all of them
+    for place, stretch in enumerate(window.stretches):
+        stretch_of[stretch.first : stretch.end] = [place] * (stretch.end - stretch.first)
+    stages = [window.stretches[place].stage if place >= 0 else "other" for place in stretch_of]
+    returned_at: defaultdict[int, list[int]] = defaultdict(list)
+    moves: list[Move] = []
+    made_in: list[str] = []
+    number_of: dict[int, int] = {}
+    starts: dict[str, int] = {}
+    for index, event in enumerate(window.events):
+        starts.setdefault(stages[index], len(moves))
+        moves += [(number_of.pop(made_at), 0) for made_at in returned_at.pop(index, ())]
+        released_at = int(window.released_at[index])
+        if released_at < 0:
+            continue
+        is_returned = released_at < len(window.events)
+        if stages[index] == "data" and is_returned and stretch_of[released_at] == stretch_of[index]:
+            continue
+        number_of[index] = len(made_in)
+        moves.append((len(made_in), event.num_bytes))
+        made_in.append("backward" if event.is_backward else stages[index])
+        if is_returned:
+            returned_at[released_at].append(index)
+    return Passage(
+        moves=tuple(moves),
+        stages=tuple(made_in),
+        left=tuple(number_of.values()),
+        starts=starts,
+        gradient_bytes=_gradients(window),
+    )
+
+
+def _gradients(window: LiveWindow) -> tuple[int, ...]:
+    backward = [stretch for stretch in window.stretches if stretch.stage == "backward"]
+    if not backward:
+        return ()
+    of_last_step = [stretch for stretch in backward if stretch.step == backward[-1].step]
+    alive = window.alive_after(backward[-1].end - 1)
+    return tuple(
+        window.events[index].num_bytes
+        for index in alive
+        if any(stretch.first <= index < stretch.end for stretch in of_last_step)
+    )
+
+
+def play(
+    passages: Sequence[Passage],
+    *,
+    first: Sequence[int],
+    at_optimizer: Sequence[int],
+    in_optimizer: Sequence[int] = (),
+    num_rounds: int,
+    returns_early: bool = False,
+) -> list[Entry]:
+    """The events of a device that serves `num_rounds` repetitions of the windows, from nothing.
+
+    Blocks of the sizes `first` are asked for before all others and stay, those of `at_optimizer` as the optimizer
+    first steps: its state is made then. Those of `in_optimizer` are there for a moment as it steps in each window.
+    What a window leaves is returned in the next: at its begin where `returns_early`, else as RETURNED_AT says.
+    """
+    entries = [_request(address, num_bytes) for address, num_bytes in enumerate(filter(None, first), start=1)]
+    carried: list[tuple[str, int]] = []
+    for place, passage in enumerate(passage for _ in range(num_rounds) for passage in passages):
+        returns: defaultdict[int, list[int]] = defaultdict(list)
+        for stage, address in carried:
+            returns[0 if returns_early else passage.start_of(RETURNED_AT.get(stage))].append(address)
+        carried = _play_once(entries, passage, returns, () if place else at_optimizer, in_optimizer)
+    return entries
+
+
+def peak_allocated_bytes(entries: Iterable[Entry], settings: AllocatorSettings) -> int:
+    """The most that is in use at once, each request rounded as the device would."""
+    in_use: dict[int, int] = {}
+    now = peak = 0
+    for entry in entries:
+        if entry.action == "alloc":
+            in_use[entry.addr] = rounded_bytes(entry.size, settings)
+            now += in_use[entry.addr]
+            peak = max(peak, now)
+        else:
+            now -= in_use.pop(entry.addr)
+    return peak
+
+
+def history_from(entries: list[Entry]) -> History:
+    """Of a device that nobody recorded, under torch's default settings."""
+    return History(device=0, entries=entries, settings=AllocatorSettings())
+
+
+def _play_once(
+    entries: list[Entry],
+    passage: Passage,
+    returns: dict[int, list[int]],
+    at_optimizer: Sequence[int],
+    in_optimizer: Sequence[int],
+) -> list[tuple[str, int]]:
+    """Append a window's events; gives what it leaves behind. Addresses are numbers that are used once."""
+    address_of: dict[int, int] = {}
+    next_address = len(entries) + 1
+    for index, (block, num_bytes) in enumerate((*passage.moves, END)):
+        entries += [_return(address) for address in returns.get(index, ())]
+        if index == passage.start_of("optimizer"):
+            made = [*filter(None, at_optimizer), *in_optimizer]
+            entries += [_request(next_address + place, size) for place, size in enumerate(made)]
+            entries += [_return(next_address + place) for place in range(len(made) - len(in_optimizer), len(made))]
+            next_address += len(made)
+        if num_bytes:
+            address_of[block] = next_address
+            entries.append(_request(next_address, num_bytes))
+            next_address += 1
+        elif block >= 0:
+            entries.append(_return(address_of.pop(block)))
+    return [(passage.stages[block], address) for block, address in address_of.items()]
+
+
+def _request(address: int, num_bytes: int) -> Entry:
+    return Entry(action="alloc", addr=address, size=num_bytes)
+
+
+def _return(address: int) -> Entry:
+    return Entry(action="free_completed", addr=address, size=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OlderMemory:
+    """Bytes from before the windows.
+
+    `boundary_bytes` is all that was in use as the first window began; None where that was not read. The parameters
+    are as large as their gradients were; `gradient_bytes` are those of gradients that are kept and not made anew in
+    each step; `state_bytes` is by how much memory rose in the optimizer's first step. `carried_bytes` is what a window
+    leaves, and so found as it began: a part of `boundary_bytes`, but played, not placed.
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    carried_bytes: int
+    boundary_bytes: int | None
+    sizes: tuple[int, ...]
+    """Of the parameters' blocks; they sum to `parameter_bytes`."""
+
+    @property
+    def seen_bytes(self) -> int:
+        """What there is evidence of, besides what the windows themselves show."""
+        return self.parameter_bytes + self.gradient_bytes + self.state_bytes
+
+    @property
+    def rest_bytes(self) -> int:
+        """What there may be besides: frozen weights, but also all that would stay on the host."""
+        if self.boundary_bytes is None:
+            return 0
+        return max(0, self.boundary_bytes - self.seen_bytes - self.carried_bytes)
+
+    @property
+    def state_blocks(self) -> list[int]:
+        """The optimizer's state: for each parameter tensors as large as itself."""
+        return _copies(self.sizes, self.state_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """One way that it may be, where no recording tells: the sizes in bytes and the order that `play` takes.
+
+    On CUDA torch's optimizers work on all parameters at once, for which some need as much again for a moment.
+    """
+
+    name: str
+    first: Sequence[int]
+    at_optimizer: Sequence[int]
+    in_optimizer: Sequence[int] = ()
+    returns_early: bool = False
+
+
+def older_memory(
+    records: Sequence[StepRecord], windows: Sequence[LiveWindow], passages: Sequence[Passage]
+) -> OlderMemory:
+    """What the steps and the windows tell of the time before the first window."""
+    made = max((passage.gradient_bytes for passage in passages), key=sum, default=())
+    parameter_bytes = max((record.gradient_bytes or 0 for record in records), default=0) or sum(made)
+    is_seen = parameter_bytes / 2 <= sum(made) <= parameter_bytes
+    sizes = [*made, parameter_bytes - sum(made)] if is_seen else [parameter_bytes]
+    return OlderMemory(
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=parameter_bytes if sum(made) < parameter_bytes / 2 else 0,
+        state_bytes=_whole_copies(_first_rise(records, windows), parameter_bytes),
+        carried_bytes=passages[-1].left_bytes if passages else 0,
+        boundary_bytes=next((there for _, there in told_before(windows[0], records)), None) if windows else None,
+        sizes=tuple(size for size in sizes if size),
+    )
+
+
+def assumptions_about(older: OlderMemory) -> tuple[Assumption, ...]:
+    """The likely one first, the one with all that the process held last: what no recording tells, from end to end."""
+    first, states = [*older.sizes, *_copies(older.sizes, older.gradient_bytes)], older.state_blocks
+    early = "a step's tensors are returned as the next one begins"
+    at_once = "the optimizer takes all parameters at once"
+    everything = "all that the process held is there as well, in the pieces that waste most"
+    num_pieces, left_over = divmod(older.rest_bytes, UNEVEN_BYTES)
+    rest = [*[UNEVEN_BYTES] * num_pieces, left_over]
+    return (
+        Assumption(name="as the gradients tell", first=first, at_optimizer=states),
+        Assumption(name=early, first=first, at_optimizer=states, returns_early=True),
+        Assumption(name=at_once, first=first, at_optimizer=states, in_optimizer=older.sizes),
+        Assumption(name=everything, first=[*first, *rest], at_optimizer=states, in_optimizer=older.sizes),
+    )
+
+
+def _copies(sizes: Sequence[int], num_bytes: int) -> list[int]:
+    """The sizes again and again, as often as they fit; what is over in one block."""
+    each = sum(sizes)
+    num_copies = min(num_bytes // each, MOST_COPIES) if each else 0
+    rest = num_bytes - num_copies * each
+    return list(sizes) * num_copies + ([rest] if rest else [])
+
+
+def _first_rise(records: Sequence[StepRecord], windows: Iterable[LiveWindow]) -> int:
+    """By how much memory rose from the first step's gradients to its end: what the optimizer made for itself.
+
+    A window that shows that step shows it as well; and its collector takes memory meanwhile.
+    """
+    first = records[0] if records else None
+    shown = {stretch.step for window in windows for stretch in window.stretches}
+    if first is None or first.step in shown:
+        return 0
+    rise, before = 0, None
+    for here in first.memory:
+        if here.boundary == "post_backward":
+            before = here.allocated_bytes
+        elif here.boundary == "post_optimizer_step" and before is not None:
+            rise, before = rise + here.allocated_bytes - before, None
+    return max(0, rise)
+
+
+def _whole_copies(num_bytes: int, parameter_bytes: int) -> int:
+    """What is nearly a multiple of the parameters is one: the heap's total rises and falls by other things as well."""
+    num_copies = round(num_bytes / parameter_bytes) if parameter_bytes else 0
+    whole = num_copies * parameter_bytes
+    return whole if abs(num_bytes - whole) <= NEARLY * parameter_bytes else num_bytes

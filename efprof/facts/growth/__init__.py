@@ -1,0 +1,1 @@
+"""What grows from step to step, who keeps it, and which line feeds it."""

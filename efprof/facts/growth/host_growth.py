@@ -1,0 +1,153 @@
+"""Whether the process's memory outside of tensors and of the C heap grows, and which containers were counted to."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.growth.kept import Kept
+from efprof.facts.growth.kept_growth import KeptGrowth
+from efprof.facts.growth.leaks import Leaks
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
+from efprof.facts.growth.trend import IN_WINDOW, LEAST_SLOPE, Fit, Point, first_after_warm_up, fit, is_steady
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
+from efprof.model import Evidence, NotRecorded, SourceLine, ThinEvidence
+from efprof.units import MIB
+
+LEAST_READINGS = 12
+"""After warm-up: what a run of 20 steps has. Sound ones of 150 programs rose by up to 69 MiB in 20 steps,
+none of these along a line; one rose by 11 MiB along one (measured). So the rises below hold for few readings too."""
+LEAST_RISE, LEAST_RISE_WITH_HEAP = 64 * MIB, 128 * MIB
+"""Less the C heap, resident memory rose by up to 34 MiB after warm-up in 25 recordings without a leak, by less than
+1 in most (measured, torch 2.13 on a CPU). On CUDA the C heap cannot be taken off; with it they rose by up to 99 MiB."""
+LEAST_EXPLAINED = 0.02
+"""Of what grows, by the containers that were counted: what an entry takes is sampled, and not to its depths (measured:
+4.5 % of lists of lists of dictionaries)."""
+LEAST_SEEN = 0.5
+"""Of what containers were counted to take, by resident memory, where that does not rise as evenly as a leak does."""
+MOST_POINTERS = 1 / 3
+"""Of what Python's objects take outside of the C heap: a list has 8 bytes in it for each of at least 24."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostGrowth:
+    """Resident bytes after the steps at which they were read, and their trend; `containers` were counted to grow.
+
+    Where the C allocator was read, they are less its heap: what is left are Python's own objects, mapped files, code.
+    """
+
+    fit: Fit
+    is_heap_read: bool
+    is_growing: bool
+    containers: tuple[Kept, ...] = ()
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether containers were counted to grow by some of what grows; or at every count, and memory as much."""
+        slope, counted = self.fit.trend.slope, sum(one.rate.slope for one in self.containers)
+        if self.is_growing:
+            return counted >= LEAST_EXPLAINED * slope
+        surely = sum(one.rate.slope for one in self.containers if one.verdict == "leak")
+        return surely >= LEAST_SLOPE and self.fit.trend.low > 0 and slope >= LEAST_SEEN * surely
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Fit the trend; raises NotRecorded where the system told nothing, ThinEvidence where too little was read."""
+        is_heap_read = "CUDA" not in run.run_file.memory_source
+        records = read_steps(run.rank_folder)[0]
+        samples = outside_samples(records, is_heap_read=is_heap_read)
+        steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
+        if not steps:
+            raise NotRecorded("steps.jsonl holds no resident memory of the process; record the run on Linux.")
+        first_steady = first_after_warm_up(steps)
+        num_readings = max(0, len(steps) - first_steady)
+        if num_readings < LEAST_READINGS:
+            raise ThinEvidence(
+                f"host memory was read {num_readings} times after warm-up and outside windows, a trend needs "
+                f"{LEAST_READINGS}; record a longer run."
+            )
+        found = fit(samples, records, first_steady=first_steady)
+        rise = found.trend.slope * (steps[-1] - steps[first_steady])
+        is_large = rise >= (LEAST_RISE if is_heap_read else LEAST_RISE_WITH_HEAP)
+        return cls(
+            fit=found,
+            is_heap_read=is_heap_read,
+            is_growing=is_large and is_steady(found.blocks, found.trend),
+            containers=grown_containers(run),
+        )
+
+
+def grown_containers(run: Run) -> tuple[Kept, ...]:
+    """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to."""
+    counted = run.find(KeptGrowth)
+    containers = counted.containers if counted else ()
+    grown = [one for one in containers if one.verdict in ("leak", "thin") and one.is_large]
+    return tuple(sorted(grown, key=lambda one: (not one.fed, -one.rate.slope)))
+
+
+def outside_samples(records: Sequence[StepRecord], *, is_heap_read: bool) -> list[Point | None]:
+    """What was resident after each step that was read in full, less the C heap where that was read; None in a window.
+
+    The last step's reading may come when the program has let go of everything, so it is left out.
+    """
+    samples: list[Point | None] = []
+    for record in records[:-1]:
+        if record.window is not None:
+            samples.append(None)
+        elif record.rss_bytes and record.memory:
+            heap_bytes = record.memory[-1].reserved_bytes if is_heap_read else 0
+            samples.append((record.step, record.rss_bytes - heap_bytes))
+    return samples
+
+
+def may_be_pointers(run: Run) -> bool:
+    """Whether what grows in the C heap is no more than containers of what grows outside of it have there."""
+    with contextlib.suppress(NotRecorded, ThinEvidence):
+        host = run.get(HostGrowth)
+        slope = run.get(MemoryGrowth).fit.trend.slope
+        is_told = host.is_growing or host.is_explained
+        return is_told and host.is_heap_read and slope <= MOST_POINTERS * host.fit.trend.slope
+    return False
+
+
+def is_told_of_tensors(run: Run) -> bool:
+    """Whether tensors grow by as much: what keeps tensors keeps Python objects too."""
+    with contextlib.suppress(ThinEvidence):
+        leaks = run.get(Leaks)
+        held = sum(leak.rate.slope for leak in leaks.leaks)
+        slope = leaks.fit.trend.slope if leaks.fit and leaks.is_growing else 0.0
+        return max(held, slope) >= run.get(HostGrowth).fit.trend.slope > 0
+    return False
+
+
+def host_limits(run: Run) -> RunLimits:
+    """Of the host's memory, whatever device trains."""
+    records = read_steps(run.rank_folder)[0]
+    used = next(((one.rss_bytes, one.step) for one in reversed(records) if one.rss_bytes), (0, 0))
+    total = run.run_file.host.total_bytes if run.run_file.host else 0
+    limits = run.get(RunLimits)
+    return replace(limits, name="the host", total_bytes=total, used_bytes=used[0], used_step=used[1], ran_out=False)
+
+
+def host_growth_evidence(run: Run, blame: SourceLine) -> tuple[Evidence, ...]:
+    """The curve, the line, the rate, what was counted, and how that is known."""
+    growth = run.get(HostGrowth)
+    what = "outside of tensors and the C heap, " if growth.is_heap_read else ""
+    containers, sizes = growth.containers, growth.containers[0].sizes
+    return growth_evidence(
+        run,
+        blame,
+        growth_numbers(host_limits(run), growth.fit.trend, growth.fit),
+        fit=growth.fit,
+        kept=containers,
+        others=containers,
+        how=(
+            "Every step leaves Python objects behind (numbers, texts, lists, dictionaries): they lie in memory of "
+            "their own, which no counter of an allocator shows.",
+            f"Containers were counted {len(sizes)} times up to step {sizes[-1].step:,}. What an entry takes was "
+            "sampled, and may be shared with others.",
+        ),
+        title=f"Memory of the process {what}after each step",
+    )

@@ -1,0 +1,282 @@
+"""What the run keeps more of at every count: the holder, the lines seen to feed it, what speaks against a leak."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, Self
+
+from msgspec import structs
+
+from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
+from efprof.facts.growth.kept import LEAST_RISES, Kept, Size, Verdict, judged, rate_of
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
+from efprof.model import NotRecorded
+
+GRAPH_NODE_BYTES: Final = 420
+"""What an autograd node itself takes once backward has freed what it saved: 404 to 438 bytes measured, torch 2.13."""
+MOST_COUNTED_NODES: Final = 20_000
+"""Where recorders stopped counting a graph before they said so."""
+SAME_MEMORY: Final = 0.1
+"""Holders whose growth differs by less than this share, and that got longer by as much, hold the same."""
+
+
+Name = tuple[str | None, str | None, str | None]
+"""Scope, path and file."""
+
+
+class SeenLines:
+    """The lines that were seen to change things, by name and by number."""
+
+    def __init__(self, watches: Sequence[Watch], counts: Sequence[Count], *, is_watched: bool) -> None:
+        self._watched = [one for watch in watches for one in watch.watched]
+        self._why_not = next((watch.why_not for watch in watches if watch.why_not), None)
+        self._has_steps = any(watch.why_not is None and watch.last_step >= watch.first_step for watch in watches)
+        self.is_watched = is_watched
+        self._numbers: dict[Name, set[int]] = {}
+        for count in counts:
+            things: list[Counted | Container] = [*count.holders, *count.containers]
+            for one in things:
+                if one.number is not None and one.path is not None:
+                    self._numbers.setdefault((one.scope, one.path, one.file), set()).add(one.number)
+
+    def of_name(self, name: Name) -> list[Change]:
+        """Those of a holder, and of the containers that are or lie in it."""
+        numbers = self._numbers.get(name, set())
+        return _together(
+            one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
+        )
+
+    def of_number(self, number: int) -> list[Change]:
+        """Those of one container."""
+        return _together(one for one in self._watched if one.number == number)
+
+    def why_unseen(self) -> str:
+        """Of something whose lines nobody saw."""
+        if not self.is_watched:
+            return "lines were not observed when this run was recorded"
+        if not self._has_steps:
+            return self._why_not or "there was no time to watch its lines"
+        return "no line was seen to change it in the steps that were watched"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptGrowth:
+    """All that grew, most bytes per step first, of tensors and graphs (`holders`) and of anything else (`containers`).
+
+    `num_counts` counts were taken, the last of them after step `last_step`.
+    """
+
+    holders: tuple[Kept, ...]
+    containers: tuple[Kept, ...]
+    num_counts: int
+    last_step: int
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where holders were not counted, or only once."""
+        counts, watches = read_counts(run.rank_folder), read_watches(run.rank_folder)
+        if len(counts) == 1:
+            raise NotRecorded(f"holders were counted only once, after step {counts[0].step:,}; record a longer run.")
+        is_watched = bool(watches) or any(count.containers or count.moment != "step" for count in counts)
+        seen = SeenLines(watches, counts, is_watched=is_watched)
+        names = dict.fromkeys((one.scope, one.path, one.file) for count in counts for one in count.holders)
+        met = [one for count in counts for one in count.containers]
+        plain = dict.fromkeys(one.number for one in met if not one.holds_tensors)
+        nameless = dict.fromkeys(one.number for one in met if one.holds_tensors and one.path is None)
+        holders = [one for name in names if (one := _holder(name, counts, seen, run)) is not None]
+        containers = [one for number in plain if (one := _container(number, counts, seen)) is not None]
+        others = [one for number in nameless if (one := _nameless(number, counts, seen)) is not None]
+        return cls(
+            holders=tuple(_with_nameless(_without_aliases(holders), others)),
+            containers=tuple(sorted(containers, key=lambda one: -one.rate.slope)),
+            num_counts=len(counts),
+            last_step=counts[-1].step,
+        )
+
+
+def lengthened(run: Run, name: str) -> Kept | None:
+    """The holder or container of that last name that was counted to get longer, and not to be bounded."""
+    grown = run.find(KeptGrowth)
+    for one in (*grown.holders, *grown.containers) if grown else ():
+        is_named = one.name.rpartition(".")[2] == name
+        if is_named and one.entries_added > 0 and one.verdict != "bounded":
+            return one
+    return None
+
+
+def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> Kept | None:
+    """None where no count found more than an earlier one."""
+    found = list(_counted(name, counts, is_complete=seen.is_watched))
+    sizes = [size for size, _ in found]
+    known = [counted for _, counted in found if counted is not None]
+    if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
+        return None
+    first, last = found[0][1], known[-1]
+    changes = seen.of_name(name)
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
+    kept = _kept(last, sizes, changes, seen, said)
+    nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
+    tensor_bytes = max(0, last.tensor_bytes - (first.tensor_bytes if first else 0))
+    value_bytes = max(0, last.value_bytes - (first.value_bytes if first else 0))
+    return replace(
+        kept,
+        name=_spelled(last),
+        kind="graphs" if last.graph_nodes > 0 and (last.graph_nodes > nodes or last.tensors > tensors) else "tensors",
+        tensors_added=last.tensors - tensors,
+        tensor_rate=tensor_bytes / kept.num_steps,
+        value_rate=min(value_bytes, tensor_bytes) / kept.num_steps,
+        entry=tuple(last.entry),
+    )
+
+
+def _kept(
+    of: Counted | Container,
+    sizes: Sequence[Size],
+    changes: Sequence[Change],
+    seen: SeenLines,
+    said: tuple[Verdict, str],
+) -> Kept:
+    return Kept(
+        path=of.path,
+        name=of.path or of.type,
+        owner=of.owner,
+        file=of.file,
+        type=of.type,
+        kind="objects",
+        sizes=tuple(sizes),
+        rate=rate_of(sizes),
+        verdict=said[0],
+        against=said[1],
+        fed=tuple(change for change in changes if change.how != "shrank"),
+        emptied=tuple(change for change in changes if change.how == "shrank"),
+        unseen=seen.why_unseen(),
+    )
+
+
+def _counted(name: Name, counts: Sequence[Count], *, is_complete: bool) -> Iterator[tuple[Size, Counted | None]]:
+    """What each count found of it; where it had no tensors it is missing, unless not all was written or reached.
+
+    At the program's end less says nothing: a function had returned, or an object was dropped.
+    """
+    before = 0
+    for count in counts:
+        of_name = (one for one in count.holders if (one.scope, one.path, one.file) == name)
+        counted = next(of_name, None)
+        if counted is None:
+            if is_complete and not count.is_partial and count.moment != "end":
+                yield Size(step=count.step, length=0, num_bytes=0), None
+                before = 0
+            continue
+        num_bytes = counted.tensor_bytes + counted.graph_bytes + GRAPH_NODE_BYTES * counted.graph_nodes
+        is_least = counted.is_cut or counted.graph_nodes >= MOST_COUNTED_NODES
+        if num_bytes > before or not (is_least or (count.moment == "end" and num_bytes < before)):
+            before = num_bytes
+            yield Size(step=count.step, length=counted.length, num_bytes=num_bytes, is_least=is_least), counted
+
+
+def _judged(
+    sizes: Sequence[Size], max_length: int, changes: Sequence[Change], least_rises: int, run: Run | None
+) -> tuple[Verdict, str]:
+    """By its own limit, by what was seen to be taken out, and by the counts."""
+    added = sizes[-1].length - sizes[0].length
+    if 0 < sizes[-1].length <= max_length and added > 0:
+        entry_bytes = (sizes[-1].num_bytes - sizes[0].num_bytes) / added
+        limits = run.find(RunLimits) if run else None
+        if limits is None or not 0 < limits.total_bytes < max_length * entry_bytes:  # it is full before the memory is
+            return "bounded", f"its maximum length is {max_length:,}"
+    grew = sum(change.entries for change in changes if change.how == "grew")
+    shrank = sum(change.entries for change in changes if change.how == "shrank")
+    if shrank and shrank >= grew:
+        return "bounded", "as many entries were seen to be taken out as were put in"
+    return judged(sizes, least_rises=least_rises)
+
+
+def _spelled(counted: Counted) -> str:
+    """As the program spells it: `stats['train']['losses']` where the variable is `stats`; a cache by its function."""
+    if counted.type == "lru_cache":
+        return counted.owner
+    whole = f"{counted.owner}.{counted.name}"
+    return counted.name + counted.path.removeprefix(whole) if counted.path.startswith(f"{whole}[") else counted.name
+
+
+def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | None:
+    """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
+    found = [(count, one) for count in counts for one in count.containers if one.number == number]
+    entry_bytes = max(one.tensor_bytes if one.holds_tensors else one.entry_bytes for _, one in found)
+    first, last = found[0][1], found[-1][1]
+    lengths = [(count.step, one.length) for count, one in found]
+    if first.length_before:
+        before = max((count.step for count in counts if count.step < lengths[0][0]), default=0)
+        lengths.insert(0, (before, first.length_before))
+    if found[-1][0].moment == "end" and len(lengths) > 1 and lengths[-1][1] < lengths[-2][1]:
+        lengths.pop()
+    if len(lengths) < 2:
+        return None
+    sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
+    changes = seen.of_number(number)
+    said = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
+    return _kept(last, sizes, changes, seen, said)
+
+
+def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | None:
+    """A container of tensors that no variable led to; None where no line was seen to feed it: it may be a library's."""
+    kept = _container(number, counts, seen)
+    if kept is None or not kept.fed:
+        return None
+    rate = kept.rate.slope
+    return replace(kept, kind="tensors", tensors_added=kept.entries_added, tensor_rate=rate, value_rate=rate)
+
+
+def _with_nameless(holders: Sequence[Kept], nameless: Sequence[Kept]) -> list[Kept]:
+    """Most bytes first; a holder that grows as fast as one without a name has that in it, and its lines."""
+    every = list(holders)
+    for one in nameless:
+        alike = (
+            place
+            for place, other in enumerate(every)
+            if other.path is not None and _is_as_fast(one, other) and other.verdict == one.verdict
+        )
+        place = next(alike, None)
+        if place is None:
+            every.append(one)
+        elif not every[place].fed:
+            every[place] = replace(every[place], fed=one.fed, emptied=one.emptied)
+    return sorted(every, key=lambda one: -one.rate.slope)
+
+
+def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
+    """Most bytes first, what is reached by several paths once: by the container, else by what has least behind it.
+
+    A loss that is bound anew reaches the whole graph of the state that it comes from, and something more.
+    """
+    kept: list[Kept] = []
+    for one in sorted(holders, key=lambda one: (one.entries_added <= 0, not one.fed, one.sizes[-1].num_bytes)):
+        same = next((place for place, other in enumerate(kept) if _is_same_memory(one, other)), None)
+        if same is None:
+            kept.append(one)
+        elif one.path is not None:
+            other = kept[same]
+            kept[same] = replace(other, aliases=(*other.aliases, one.path))
+    return sorted(kept, key=lambda one: -one.rate.slope)
+
+
+def _is_same_memory(one: Kept, other: Kept) -> bool:
+    is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
+    return one.verdict == other.verdict and _is_as_fast(one, other) and is_view and one.kind == other.kind
+
+
+def _is_as_fast(one: Kept, other: Kept) -> bool:
+    return abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
+
+
+def _together(watched: Iterator[Watched]) -> list[Change]:
+    """Changes of the same line added up, those seen most often first."""
+    alike: dict[tuple[str, str], list[Change]] = {}
+    for change in (change for one in watched for change in one.changes):
+        alike.setdefault((change.site, change.how), []).append(change)
+    found = [
+        structs.replace(same[0], times=sum(one.times for one in same), entries=sum(one.entries for one in same))
+        for _, same in sorted(alike.items())
+    ]
+    return sorted(found, key=lambda one: (-one.entries, -one.times))

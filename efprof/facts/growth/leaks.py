@@ -1,0 +1,263 @@
+"""What leaks, by both kinds of evidence: things that were counted to grow, and the trend of memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from efprof.artifacts.steps import read_steps
+from efprof.facts.growth.kept import MOST_SHOWN, Kept, Kind
+from efprof.facts.growth.kept_growth import KeptGrowth
+from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
+from efprof.facts.growth.trend import Fit, Trend
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
+from efprof.facts.source.sources import Sources, definition_of
+from efprof.model import Finding, Fix, Gain, NotRecorded, SourceLine, ThinEvidence
+from efprof.units import format_bytes, format_interval, in_brackets
+
+LEAST_SHARE: Final = 0.2
+"""Of the slope of memory: a holder that was counted to grow once, and explains less of it, is not what was measured."""
+EXPLAINED: Final = 0.4
+"""Of the slope: what is counted to grow by so much is all of it. Graphs are counted by their nodes, half of what they
+take (measured: 52 %)."""
+SHORT_RUN: Final = 200
+"""Steps: a buffer that the program bounds may well be no longer than that when it is full."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leak:
+    """What one line feeds, most bytes first; `is_observed` where the line was seen to do it.
+
+    `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted.
+    """
+
+    kept: tuple[Kept, ...]
+    blame: SourceLine
+    is_observed: bool
+    rate: Trend
+    share: float | None
+
+    @property
+    def kind(self) -> Kind:
+        """Graphs where any of it keeps graphs."""
+        return next((one.kind for one in self.kept if one.kind == "graphs"), self.kept[0].kind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaks:
+    """All that is told of tensors, most bytes first; `unclear` is what may be none.
+
+    `fit` is the trend of memory, `is_growing` whether that shows a leak, of which `explained` is the share that what
+    leaks was counted to grow by. Either kind of evidence may be missing, and then `missing` says why.
+    """
+
+    leaks: tuple[Leak, ...]
+    unclear: tuple[Kept, ...]
+    grown: KeptGrowth | None
+    fit: Fit | None
+    is_growing: bool
+    explained: float
+    missing: str
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises ThinEvidence where there is neither kind of evidence."""
+        grown, memory, missing = None, None, []
+        try:
+            grown = run.get(KeptGrowth)
+        except NotRecorded as absent:
+            missing.append(str(absent))
+        try:
+            memory = run.get(MemoryGrowth)
+        except ThinEvidence as thin:
+            missing.append(str(thin))
+        if grown is None and memory is None:
+            raise ThinEvidence(missing[-1])
+        slope = memory.fit.trend.slope if memory and memory.is_growing else 0.0
+        large = [one for one in grown.holders if one.is_large] if grown else []
+        told = [one for one in large if _is_leak(one, slope)]
+        unclear = [one for one in large if one not in told and one.verdict in ("thin", "filling")]
+        counted = sum(one.rate.slope for one in told)
+        is_least = any(size.is_least for one in told for size in one.sizes)  # it may well be all
+        explained = 0.0 if not slope else max(1.0 if is_least else 0.0, counted / slope)
+        return cls(
+            leaks=tuple(_leaks(run, told, memory.fit if memory and slope else None, explained)),
+            unclear=tuple(unclear),
+            grown=grown,
+            fit=memory.fit if memory else None,
+            is_growing=slope > 0,
+            explained=explained,
+            missing=" ".join(missing),
+        )
+
+    def of_kind(self, kind: Kind) -> list[Leak]:
+        """Those that keep graphs, or tensors alone."""
+        return [leak for leak in self.leaks if leak.kind == kind]
+
+    @property
+    def bounded(self) -> list[Kept]:
+        """What grew, and is no leak."""
+        return [one for one in self.grown.holders if one.is_large and one.verdict == "bounded"] if self.grown else []
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether what grew and is bounded explains the growth of memory."""
+        counted = sum(max(0.0, one.rate.slope) for one in self.bounded)
+        return self.fit is not None and counted >= EXPLAINED * self.fit.trend.slope
+
+    def looked_at(self) -> str:
+        """Which evidence there was, in words, and what grew and is bounded."""
+        parts = []
+        if self.fit is not None:
+            parts.append(f"memory retained {self.fit.looked_at}")
+        if self.grown is not None:
+            parts.append(
+                f"what keeps tensors, counted {self.grown.num_counts} times up to step {self.grown.last_step:,}"
+            )
+        told = [f"; `{one.name}` is bounded: {one.against}" for one in self.bounded[:MOST_SHOWN]]
+        small = [one for one in self.grown.holders if one.verdict == "leak" and not one.is_large] if self.grown else []
+        told += [
+            f"; `{one.name}` grows by {format_bytes(one.rate.slope)} per step, too little to matter"
+            for one in small[:MOST_SHOWN]
+        ]
+        return " and ".join(parts) + "".join(told)
+
+    def abstain_if_unclear(self, kind: Kind) -> None:
+        """Raises ThinEvidence where something of that kind grew, and may be no leak, or nothing was counted."""
+        if self.grown is None and self.is_growing:
+            raise ThinEvidence(f"memory grows, and nobody counted what keeps it: {self.missing}")
+        for one in self.unclear:
+            if one.kind == kind:
+                rate = format_bytes(one.rate.slope)
+                filling = ": it may still be filling" if one.verdict == "filling" else ""
+                raise ThinEvidence(
+                    f"`{one.path or one.name}` was counted to keep {rate} more per step up to step "
+                    f"{one.sizes[-1].step:,}, but {one.against}{filling}; record a longer run to tell."
+                )
+
+
+def _is_leak(one: Kept, slope: float) -> bool:
+    """By the counts alone, or where they say too little and memory grows without end."""
+    return one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= LEAST_SHARE * slope > 0)
+
+
+def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) -> list[Leak]:
+    by_place: dict[tuple[SourceLine, bool], list[Kept]] = {}
+    for one in told:
+        by_place.setdefault((place_to_blame(run, one), one.site is not None), []).append(one)
+    found = []
+    counted = sum(one.rate.slope for one in told)
+    for (blame, is_observed), kept in by_place.items():
+        rate = Trend(**{end: sum(getattr(one.rate, end) for one in kept) for end in ("slope", "low", "high")})
+        share = None
+        if fit is not None:
+            share = rate.slope / (counted if explained >= EXPLAINED else fit.trend.slope)
+            rate = Trend(slope=share * fit.trend.slope, low=share * fit.trend.low, high=share * fit.trend.high)
+        found.append(Leak(kept=tuple(kept), blame=blame, is_observed=is_observed, rate=rate, share=share))
+    return found
+
+
+def place_to_blame(run: Run, kept: Kept) -> SourceLine:
+    """The line that was seen to feed it; else where its class or function is defined; else the call of backward."""
+    sources = run.get(Sources)
+    if kept.site is not None:
+        return sources.line(kept.site)
+    return definition_of(sources, kept.file, kept.owner) or backward_line(run)
+
+
+def backward_line(run: Run) -> SourceLine:
+    """The line of the loop that calls backward; raises ThinEvidence where none was recorded."""
+    sites = Counter(record.backward_site for record in read_steps(run.rank_folder)[0] if record.backward_site)
+    if not sites:
+        raise ThinEvidence("memory grows, and no line of the training loop was recorded to point at.")
+    return run.get(Sources).line(sites.most_common(1)[0][0])
+
+
+def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, caution: str = "") -> Finding:
+    """Of what its line keeps; the fix leaves so many bytes per step of it."""
+    leaks = run.get(Leaks)
+    return Finding(
+        blame=leak.blame,
+        category="memory",
+        headline=_who_keeps(leak.kept),
+        message=_message(run, leak),
+        fix=fix,
+        gain=_gain(run, leak, left_per_step=left_per_step, caution=caution),
+        evidence=growth_evidence(
+            run,
+            leak.blame,
+            growth_numbers(run.get(RunLimits), leak.rate, None if leak.share is None else leaks.fit),
+            fit=leaks.fit,
+            kept=leak.kept,
+            others=leaks.grown.holders if leaks.grown else (),
+            how=_how_it_is_known(leaks, leak),
+        ),
+        severity=run.get(RunLimits).severity(leak.rate.slope),
+    )
+
+
+def _who_keeps(kept: Sequence[Kept]) -> str:
+    """`a` keeps tensors; `a` and `b` keep tensors with their graphs."""
+    names = [f"`{one.name}`" for one in kept]
+    if len(names) > 3:
+        names = [*names[:2], f"{len(names) - 2} more"]
+    whole = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    what = "tensors with their graphs" if any(one.kind == "graphs" for one in kept) else "tensors"
+    return f"{whole} {'keeps' if len(kept) == 1 else 'keep'} {what}"
+
+
+def _message(run: Run, leak: Leak) -> str:
+    """How fast, why, where it ends, and whether the line was seen."""
+    leaks, limits = run.get(Leaks), run.get(RunLimits)
+    if leak.share is not None and leaks.fit is not None:
+        told = growth_words(run, leaks.fit, leak.rate, f" because {_who_keeps(leak.kept)}")
+    else:
+        rate = f"{format_bytes(leak.rate.slope)} per step"
+        rate += in_brackets(format_interval(leak.rate.low, leak.rate.high, "bytes"))
+        told = f"{_who_keeps(leak.kept)}, {rate} more by {_counts_in_words(leak)}"
+        told += limits.outlook(leak.rate.slope)
+        told += "; retained memory alone does not show it" if leaks.fit is not None else ""
+    if not leak.is_observed:
+        told += f"; the line that feeds it is not known ({leak.kept[0].unseen}), so the finding stands where "
+        told += "its owner is defined, or backward runs"
+    elif limits.num_steps < SHORT_RUN and leak.kept[0].entries_added > 0 and leak.kind != "graphs":
+        told += f"; if it is a buffer, it may still be filling: it has {leak.kept[0].sizes[-1].length:,} entries"
+    return f"{told}."
+
+
+def _gain(run: Run, leak: Leak, *, left_per_step: float, caution: str) -> Gain:
+    """By the slope of memory where that shows a trend, else by what was counted."""
+    fit, num_steps = run.get(Leaks).fit, run.get(RunLimits).num_steps
+    if fit is not None and leak.share is not None:
+        return growth_gain(fit, leak.share, left_per_step=left_per_step, caution=caution)
+    rates = (leak.rate.low, leak.rate.slope, leak.rate.high)
+    low, value, high = (max(0, round((rate - left_per_step) * num_steps)) for rate in rates)
+    return Gain(
+        basis="measured bound",
+        explanation=f"the bytes counted per step ({_counts_in_words(leak)}) times the {num_steps:,} steps "
+        f"recorded{caution}; the interval is that between the slowest and the fastest stretch",
+        peak_bytes=value,
+        peak_bytes_interval=(low, high),
+    )
+
+
+def _counts_in_words(leak: Leak) -> str:
+    sizes = leak.kept[0].sizes
+    return f"{len(sizes)} counts from step {sizes[0].step:,} to step {sizes[-1].step:,}"
+
+
+def _how_it_is_known(leaks: Leaks, leak: Leak) -> tuple[str, ...]:
+    one = leak.kept[0]
+    line = f"Its line is not known: {one.unseen}."
+    if one.fed:
+        line = f"The line was seen to do it {one.fed[0].times} times in the steps that were watched."
+        others = [*one.fed[0].candidates, *(change.site for change in one.fed[1:])]
+        places = ", ".join(place.rpartition(":")[0] for place in others[:3])
+        line += f" So did, or may have done: {places}." if others else ""
+    return (
+        "It holds more at every count, and nothing was seen to take as much out. A tensor with its autograd graph also "
+        "keeps every tensor that the graph saved for backward.",
+        f"What keeps tensors was counted {_counts_in_words(leak)}. {line}",
+        *([] if leaks.fit else [f"Of memory no trend is known: {leaks.missing}"]),
+    )

@@ -1,0 +1,212 @@
+"""Whether memory that is retained after each step grows without end, and what that shows for itself."""
+
+import contextlib
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.holders import read_counts
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.growth.kept import Kept, counted_series, kept_table
+from efprof.facts.growth.trend import (
+    IN_WINDOW,
+    LEAST_SLOPE,
+    WARM_UP_SHARE,
+    Fit,
+    Point,
+    Trend,
+    first_after_warm_up,
+    fit,
+    theil_sen,
+)
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import RunLimits
+from efprof.facts.source.sources import Sources
+from efprof.model import (
+    Evidence,
+    Gain,
+    Narrative,
+    NotRecorded,
+    Numbers,
+    Series,
+    SeriesLine,
+    SourceLine,
+    ThinEvidence,
+    UnreadableInput,
+)
+from efprof.units import format_bytes, format_interval, in_brackets
+
+LEAST_STEPS = 20
+"""Fewer give blocks of less than three steps, whose minimum still carries the noise of single steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryGrowth:
+    """Retained bytes at the end of steps and their trend, and whether that is a leak.
+
+    `is_rising` where it is none, and yet rises to the end: not evenly enough, or ever slower.
+    """
+
+    fit: Fit
+    is_growing: bool
+    is_rising: bool = False
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Fit the trend; raises ThinEvidence under `LEAST_STEPS` steps."""
+        records = read_steps(run.rank_folder)[0]
+        samples, within = _read(records, _counted_after(run))
+        steps = [sample[0] for sample in samples if sample is not IN_WINDOW]
+        if len(steps) < LEAST_STEPS:
+            raise ThinEvidence(_too_few(len(steps), records))
+        least_left = LEAST_STEPS - math.ceil(WARM_UP_SHARE * LEAST_STEPS)  # enough for a trend
+        first_steady = min(first_after_warm_up(steps), len(steps) - least_left)
+        found = fit(samples, records, first_steady=first_steady, within=within)
+        late = theil_sen(found.blocks[len(found.blocks) // 2 :]).slope
+        is_rising = min(found.trend.low, found.trend.slope - LEAST_SLOPE, late - LEAST_SLOPE) > 0
+        return cls(fit=found, is_growing=found.is_leak, is_rising=is_rising and not found.is_leak)
+
+
+def _read(records: Sequence[StepRecord], counted_after: Container[int]) -> tuple[list[Point | None], list[int]]:
+    """What each step whose memory was read leaves allocated after the optimizer, and what it needed.
+
+    That is, at its highest boundary above what it found and left. A count of holders is as a window: on a CPU up to
+    200 KiB of it stay with the process. To watch lines takes time, and no memory.
+    """
+    samples: list[Point | None] = []
+    within: list[int] = []
+    for record in records:
+        is_in_window = record.window is not None and not record.window.startswith("watch")
+        sizes = [here.allocated_bytes for here in record.memory]
+        left = [here.allocated_bytes for here in record.memory if here.boundary == "post_optimizer_step"][-1:]
+        if left and not is_in_window:
+            samples.append((record.step, left[0]))
+            # Where memory was read at the end alone, as in short steps of old recordings: as the step before.
+            within.append(max(sizes) - max(left[0], sizes[0]) if len(sizes) > 1 else (within or [0])[-1])
+        if is_in_window or record.step in counted_after:
+            samples.append(IN_WINDOW)
+    return samples, within
+
+
+def _counted_after(run: Run) -> set[int]:
+    """The steps at whose ends holders were counted."""
+    with contextlib.suppress(NotRecorded, UnreadableInput):
+        return {count.step for count in read_counts(run.rank_folder)}
+    return set()
+
+
+def _too_few(num_read: int, records: Sequence[StepRecord]) -> str:
+    """Why there is no trend, and how to record one."""
+    num_in_windows = sum(record.window is not None for record in records)
+    is_enough = num_read + num_in_windows >= LEAST_STEPS
+    how = "record with 'efprof record --windows none', so that all steps count" if is_enough else "record a longer run"
+    return (
+        f"memory was read after {num_read} of {len(records)} steps outside windows, a trend needs {LEAST_STEPS}; {how}."
+    )
+
+
+def growth_gain(fit: Fit, share: float, *, left_per_step: float = 0.0, caution: str = "") -> Gain:
+    """What the peak loses with what the recorded steps kept, as far as read, but for what a fix leaves of it per step.
+
+    The interval is that of the slope, give or take what one step keeps. What is left is counted and the slope measured:
+    their difference is known as well as the least slope that counts as growth, and no better.
+    """
+    num_steps, one_step = fit.steps[-1] - fit.steps[0], max(0.0, share * fit.trend.slope - left_per_step)
+    low, value, high = (
+        _off_the_peak(fit, slope, share, left_per_step) for slope in (fit.trend.low, fit.trend.slope, fit.trend.high)
+    )
+    unsure = one_step + min(left_per_step, LEAST_SLOPE) * num_steps
+    return Gain(
+        basis="measured bound",
+        explanation="the measured slope over the recorded steps, no more than the rise that was measured, and less "
+        f"where an earlier step needs more than the last ones{caution}; its interval is that of the slope, and one "
+        "step more or less, as a step's peak may come before what it keeps",
+        peak_bytes=round(max(0.0, value)),
+        peak_bytes_interval=(max(0.0, low - unsure), max(0.0, high) + one_step),
+        until_step=fit.read_until,
+    )
+
+
+def growth_words(run: Run, fit: Fit, rate: Trend, why: str = "") -> str:
+    """How fast memory grows, why, where it ends, and when it was last read if the run went on for long after it."""
+    ends = in_brackets(format_interval(rate.low, rate.high, "bytes"))
+    end = run.get(RunLimits).outlook(rate.slope, fit.read_until)
+    read = f"; memory was last read after step {fit.read_until:,} of {fit.last_step:,}" if fit.read_until else ""
+    return f"Memory grows {format_bytes(rate.slope)} per step{ends}{why}{end}{read}"
+
+
+def growth_numbers(limits: RunLimits, rate: Trend, fit: Fit | None) -> Numbers:
+    """The rate, the rise where memory shows it, and where that leads as far as that can be foreseen."""
+    end = limits.end_step(rate.slope)
+    return Numbers.of(
+        "Growth",
+        ("growth per step", rate.slope, "bytes_per_step", (rate.low, rate.high)),
+        ("rise over the recorded steps", None if fit is None else fit.rise_bytes, "bytes"),
+        (f"memory of {limits.name}", limits.total_bytes, "bytes"),
+        ("step at which it is used up", end if limits.is_foreseeable(end) else None, "count"),
+    )
+
+
+def growth_evidence(
+    run: Run,
+    blame: SourceLine,
+    numbers: Numbers,
+    *,
+    fit: Fit | None,
+    kept: Sequence[Kept],
+    others: Sequence[Kept],
+    how: Sequence[str],
+    title: str = "Memory retained after each step",
+) -> tuple[Evidence, ...]:
+    """The curve, the line, the rate, what was counted of what it feeds and of all that grew, and how that is known."""
+    fitted = []
+    if fit is not None:
+        fitted = [
+            f"Of the memory after steps, the lowest points of {len(fit.blocks)} equal stretches after warm-up were "
+            "compared: the median of the slopes between them, the longer counting more, is "
+            f"{format_bytes(fit.trend.slope)} per step."
+        ]
+    alike = (
+        "A buffer or cache that is still filling at the end of the recording, batches that get longer from step to "
+        "step, and garbage that Python's collector has not reached yet, look the same: record more steps to tell."
+    )
+    return (
+        *([_series(fit, title)] if fit is not None else []),
+        run.get(Sources).snippet(blame),
+        numbers,
+        *([counted_series(kept)] if kept else []),
+        *([kept_table(others)] if others else []),
+        Narrative(paragraphs=(*how, *fitted, alike)),
+    )
+
+
+def _series(fit: Fit, title: str) -> Series:
+    """The staircase: bytes after each step outside windows, the trend, and where its fit begins."""
+    ends = (float(fit.steps[fit.first_steady]), float(fit.steps[-1]))
+    steps, sizes = tuple(map(float, fit.steps)), tuple(map(float, fit.sizes))
+    line = tuple(fit.trend.level + fit.trend.slope * step for step in ends)
+    return Series(
+        title=title,
+        y_label="memory",
+        y_unit="bytes",
+        lines=(
+            SeriesLine(label="after the step", x=steps, y=sizes, is_highlighted=True),
+            SeriesLine(label="trend", x=ends, y=line),
+        ),
+        marks=((ends[0], "fit begins"),),
+    )
+
+
+def _off_the_peak(fit: Fit, slope: float, share: float, left_per_step: float) -> float:
+    """How much lower the highest instant is without its share of growth at that slope.
+
+    Less than what was kept by then where early steps need more than late ones, by longer batches or by what training
+    changes: the peak that a fix leaves lies there.
+    """
+    highest, mended = 0.0, 0.0
+    for step, needed in zip(fit.steps, fit.within or (0,) * len(fit.steps), strict=True):
+        rise = fit.rise_until(step, slope)
+        saved = share * rise - left_per_step * (step - fit.steps[0])
+        highest, mended = max(highest, rise + needed), max(mended, rise + needed - saved)
+    return highest - mended

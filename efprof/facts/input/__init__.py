@@ -1,0 +1,1 @@
+"""What the data loader costs: waits for batches, and the memory of its workers."""

@@ -1,0 +1,162 @@
+"""What data workers copied of the memory that they shared with the training process, and what the data set holds."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Final, Self
+
+from efprof.artifacts.worker_memory import (
+    DataSetObjects,
+    HeldContainer,
+    ProcessesSample,
+    ProcessMemory,
+    read_worker_memory,
+)
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.model import Evidence, Narrative, NotRecorded, Series, SeriesLine, SourceLine, Table, ThinEvidence
+from efprof.units import MIB, format_bytes
+
+LEAST_OBJECTS: Final = 16 * MIB
+"""What a data set may hold in Python objects: the interpreter with torch takes five times as much."""
+LEAST_COPIED: Final = 8 * MIB
+LEAST_SHARE: Final = 0.25
+"""Of these objects, by the time a worker was read last. With arrays a worker copied 1 to 3 MiB of a whole epoch, with
+strings all of them, nine tenths in the first half of it (measured, Python 3.11)."""
+MOST_LINES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One process of a loader's, by its place among them, at each step at which it was read."""
+
+    place: int
+    readings: tuple[tuple[int, ProcessMemory], ...]
+
+    @property
+    def copied_bytes(self) -> int:
+        """What it no longer shares: pages that it, or the training process, has written since."""
+        first, last = self.readings[0][1], self.readings[-1][1]
+        return max(0, first.shared_anonymous_bytes - last.shared_anonymous_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMemory:
+    """Of the loader whose workers copied most: its workers that were read twice, and what its data set held."""
+
+    data_set: DataSetObjects
+    workers: tuple[Worker, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no loader had workers, ThinEvidence where none of them was read twice."""
+        samples, data_sets = read_worker_memory(run.rank_folder)
+        found = [cls(data_set=one, workers=_workers_of(samples, one.loader)) for one in data_sets]
+        read_twice = [one for one in found if one.workers]
+        if not read_twice:
+            raise ThinEvidence("no data worker lived long enough to be read twice; record a longer epoch.")
+        return max(read_twice, key=lambda one: len(one.workers) * one.copied_bytes)
+
+    @property
+    def copied_bytes(self) -> int:
+        """By the median worker."""
+        return round(statistics.median(worker.copied_bytes for worker in self.workers))
+
+    @property
+    def object_bytes(self) -> int:
+        """Of all the data set's Python objects, by the estimate."""
+        return sum(held.object_bytes for held in self.data_set.containers)
+
+    @property
+    def copied_container(self) -> HeldContainer | None:
+        """The one with most bytes, where the data set's objects explain what was copied."""
+        held = self.object_bytes
+        is_explained = held >= LEAST_OBJECTS and self.copied_bytes >= max(LEAST_COPIED, LEAST_SHARE * held)
+        return self.data_set.containers[0] if is_explained else None
+
+    @property
+    def last_step(self) -> int:
+        """When the workers were read last."""
+        return max(worker.readings[-1][0] for worker in self.workers)
+
+    def blame(self, run: Run) -> SourceLine:
+        """The line that fills the container, else one of the data set's class, else the loop's."""
+        filled = next((held.site for held in self.data_set.containers[:1]), None)
+        site = filled or self.data_set.site
+        if site is None:
+            raise ThinEvidence(
+                f"workers copied {format_bytes(self.copied_bytes)} each, of a data set of no known line."
+            )
+        return run.get(Sources).line(site)
+
+    def evidence(self, run: Run) -> tuple[Evidence, ...]:
+        """All of it, the picture first."""
+        lines = (
+            SeriesLine(
+                label=f"worker {worker.place}",
+                x=tuple(float(step) for step, _ in worker.readings),
+                y=tuple(float(process.private_bytes) for _, process in worker.readings),
+                is_highlighted=worker is self.workers[0],
+            )
+            for worker in self.workers[:MOST_LINES]
+        )
+        title = "Memory that each data worker has alone"
+        private = Series(title=title, x_unit="", y_label="private memory", y_unit="bytes", lines=tuple(lines))
+        return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
+
+
+NARRATIVE: Final = Narrative(
+    paragraphs=(
+        "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
+        "references within each object, so that reading one writes to it: the system then copies the page of memory "
+        "that the object lies in. In the end each worker has a copy of all it has read.",
+        "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
+        "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
+        "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
+        "what the training process writes is counted as well.",
+    ),
+)
+
+
+def process_table(run: Run) -> Table | None:
+    """All processes when they took most together; None where no loader had workers, or nobody told of them."""
+    try:
+        samples, _ = read_worker_memory(run.rank_folder)
+    except NotRecorded:
+        return None
+    if not samples:
+        return None
+    fullest = max(samples, key=_total_bytes)
+    left_out = f", {fullest.num_left_out} others not read" if fullest.num_left_out else ""
+    held = format_bytes(_total_bytes(fullest))
+    return Table(
+        title=f"All processes at step {fullest.step:,}, when they held most: {held}{left_out}",
+        columns=("process", "its part of all", "private"),
+        units=("", "bytes", "bytes"),
+        rows=tuple(
+            (_name_of(process), float(process.pss_bytes), float(process.private_bytes))
+            for process in sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
+        ),
+    )
+
+
+def _total_bytes(sample: ProcessesSample) -> int:
+    return sum(process.pss_bytes for process in sample.processes)
+
+
+def _name_of(process: ProcessMemory) -> str:
+    if process.worker is not None:
+        return f"worker {process.worker} of loader {process.loader}"
+    return "training" if process.is_training else "another child"
+
+
+def _workers_of(samples: list[ProcessesSample], loader: int) -> tuple[Worker, ...]:
+    """Of each place the process, of those read twice, that copied most; a new epoch brings new ones."""
+    read: dict[tuple[int, int], list[tuple[int, ProcessMemory]]] = {}
+    for sample in samples:
+        for process in sample.processes:
+            if process.loader == loader and process.worker is not None:
+                read.setdefault((process.worker, process.pid), []).append((sample.step, process))
+    every = [Worker(place=place, readings=tuple(one)) for (place, _), one in read.items() if len(one) > 1]
+    every.sort(key=lambda worker: worker.copied_bytes)
+    most = {worker.place: worker for worker in every}
+    return tuple(most[place] for place in sorted(most))

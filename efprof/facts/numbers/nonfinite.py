@@ -1,0 +1,147 @@
+"""The first step whose loss or gradient was not finite, what came before it, and how many were lost after it."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Self
+
+from efprof.artifacts.events import NonFiniteSeen, SuspectOperation, read_events
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.run.run import Run
+from efprof.model import NotRecorded, ThinEvidence
+
+EXPLOSION = 10.0
+"""Gradient norm of the last good step over the median before: Megatron calls ten times the usual an explosion."""
+LEAST_STEPS_BEFORE = 3
+"""A median of fewer norms says nothing about what is usual."""
+LAST_GOOD_STEPS = 3
+"""An explosion may take a few steps to overflow: the largest norm of the last three counts."""
+LEAST_SHARE_SKIPPED = 0.5
+"""A gradient scaler makes gradients overflow now and then, to find its scale; every second step is too often."""
+LONGEST_SEARCH = 16
+"""Steps in a row that it may hold back later on: its scale has fallen to a 2**16th by then, and still does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFinite:
+    """`first_step` is None where all was finite.
+
+    `norms` are the finite gradient norms before it, in order; `suspects` the operations whose own inputs were
+    finite and whose result was not, or `is_late` where nobody could look for them, since a device told of it only after
+    backward had freed the graph; `site` the line that called backward or the optimizer.
+    """
+
+    num_steps: int
+    first_step: int | None
+    what: str = ""
+    value: str = ""
+    num_bad: int = 0
+    num_from_first: int = 0
+    norms: tuple[float, ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()
+    suspects: tuple[SuspectOperation, ...] = ()
+    is_late: bool = False
+    site: str | None = None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read steps and events; raises ThinEvidence where neither losses nor gradients were seen."""
+        records = read_steps(run.rank_folder)[0]
+        seen = [event for event in read_events(run.rank_folder)[0] if isinstance(event, NonFiniteSeen)]
+        if not records and not seen:
+            raise NotRecorded("steps.jsonl holds no finished step; record a run that gets through one optimizer step.")
+        if not seen and all(record.loss is None and record.gradient_norm is None for record in records):
+            raise ThinEvidence("no step's loss or gradients were seen: backward was not called on a scalar.")
+        harmless = _steps_of_scale_search(records) | _steps_thrown_away(records)
+        bad = [record for record in records if _badness(record) and record.step not in harmless]
+        seen = [event for event in seen if event.step not in harmless]
+        first = min([record.step for record in bad] + [event.step for event in seen], default=None)
+        if first is None:
+            return cls(num_steps=len(records), first_step=None)
+        return cls._at(first, records, bad, seen)
+
+    @classmethod
+    def _at(
+        cls, first: int, records: Sequence[StepRecord], bad: Sequence[StepRecord], seen: Sequence[NonFiniteSeen]
+    ) -> Self:
+        event = min(seen, key=lambda event: (event.step, not event.suspects), default=None)
+        record = next((record for record in records if record.step == first), None)
+        what, value = (_badness(record) if record else None) or ("", "")
+        before = [record for record in records if record.step < first]
+        # Under a scaler the operation is looked for once that finds no scale. The training may have broken off there.
+        is_bad_till_then = event is not None and set(range(first, event.step)) <= {record.step for record in bad}
+        return cls(
+            num_steps=len(records),
+            first_step=first,
+            what=what or (event.what if event else "loss"),
+            value=value or (event.value if event else "nan"),
+            num_bad=max(1, len(bad)),
+            num_from_first=max(1, sum(record.step >= first for record in records)),
+            norms=tuple(float(norm) for record in before if (norm := record.gradient_norm) is not None),
+            losses=tuple((record.step, float(loss)) for record in records if (loss := record.loss) is not None),
+            suspects=tuple(event.suspects) if event and is_bad_till_then else (),
+            is_late=event is not None and event.is_late,
+            site=(record.backward_site if record else None) or (event.site if event else None),
+        )
+
+    @property
+    def usual_norm(self) -> float | None:
+        """The median gradient norm of the steps before the last good ones; of a run that was too short, its first.
+
+        None where there are fewer than two: a model's first gradients are among its largest, unless they explode.
+        """
+        earlier = self.norms[:-LAST_GOOD_STEPS]
+        if len(earlier) >= LEAST_STEPS_BEFORE:
+            return statistics.median(earlier)
+        return self.norms[0] if len(self.norms) > 1 else None
+
+    @property
+    def explosion(self) -> float | None:
+        """How many times the usual the gradient norm had reached, where that is an explosion."""
+        usual = self.usual_norm
+        if not usual:
+            return None
+        ratio = max(self.norms[-LAST_GOOD_STEPS:]) / usual
+        return ratio if ratio > EXPLOSION else None
+
+
+def _badness(record: StepRecord) -> tuple[str, str] | None:
+    for what, value in (("loss", record.loss), ("gradient", record.gradient_norm)):
+        if value is not None and not math.isfinite(float(value)):
+            return what, str(value)
+    return None
+
+
+def _steps_of_scale_search(records: Sequence[StepRecord]) -> set[int]:
+    """Those whose gradients overflowed because a gradient scaler, which held them back, was finding its scale.
+
+    It finds the first one, which a good step tells, within as many as it likes; from there on, it holds back few.
+    """
+    stretches = [list(group) for is_held, group in groupby(records, key=_is_held_back) if is_held]
+    after = records[len(stretches[0]) :] if stretches and stretches[0][0] is records[0] else ()
+    found_first = bool(after) and _badness(after[0]) is None
+    first, later = (stretches[:1], stretches[1:]) if found_first else ([], stretches)
+    rest = len(records) - sum(len(stretch) + 1 for stretch in first)
+    if sum(map(len, later)) >= LEAST_SHARE_SKIPPED * rest:
+        later = []
+    held = [*first, *(stretch for stretch in later if len(stretch) < LONGEST_SEARCH)]
+    return {record.step for stretch in held for record in stretch}
+
+
+def _steps_thrown_away(records: Sequence[StepRecord]) -> set[int]:
+    """Those whose loss was not finite and that the program skipped without a scaler, up to one that is fine."""
+    thrown, waiting = set[int](), set[int]()
+    for record in records:
+        if record.is_skipped and record.scaler_scale is None and not math.isfinite(float(record.loss or 0)):
+            waiting.add(record.step)
+        elif not record.is_skipped:
+            thrown |= set() if _badness(record) else waiting
+            waiting.clear()
+    return thrown
+
+
+def _is_held_back(record: StepRecord) -> bool:
+    is_scaled = record.is_skipped or record.scaler_scale is not None
+    return is_scaled and math.isfinite(float(record.loss or 0)) and _badness(record) is not None

@@ -1,0 +1,121 @@
+"""Which source line called the operation behind an autograd node, found in a profiler window.
+
+A node is known by its sequence number less the one at the start of its step's forward pass; the same offset in a
+step that a profiler window recorded is the same operation, as long as every step runs the same code.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources, split_site
+from efprof.facts.source.syntax import MODULE, placed_nodes
+
+OPERATORS: dict[str, type[ast.operator]] = {
+    "div": ast.Div, "pow": ast.Pow, "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "mm": ast.MatMult,
+    "bmm": ast.MatMult, "remainder": ast.Mod, "floordivide": ast.FloorDiv,
+}  # fmt: skip
+"""Operations that the source may spell with an operator: no call is recorded for it, only the function around it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardOperation:
+    """One operation of a recorded forward pass; `sites` are the user's lines it can have come from."""
+
+    name: str
+    offset: int
+    sites: tuple[str, ...]
+
+
+def forward_operations(run: Run) -> list[ForwardOperation]:
+    """Those of every step that a profiler window recorded; raises NotRecorded where there is no trace."""
+    records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
+    traces = map(read_trace, trace_paths(run.rank_folder))
+    return [found for trace in traces for found in _operations(trace, records, run.get(Sources))]
+
+
+def sites_of_node(operations: Sequence[ForwardOperation], node: str, offset: int) -> tuple[str, ...]:
+    """The lines that can have made the node, one where it is sure, none where no operation fits."""
+    operation = operation_of(node)
+    fitting = [found for found in operations if plain(found.name) == operation and found.sites]
+    exact = [found for found in fitting if found.offset == offset]
+    return tuple(dict.fromkeys(site for found in exact or fitting for site in found.sites))
+
+
+def operation_of(node: str) -> str:
+    """`logsoftmax` for `LogSoftmaxBackward0`."""
+    return re.sub(r"Backward\d*$", "", node).lower()
+
+
+def plain(name: str) -> str:
+    """`logsoftmax` for `aten::_log_softmax`: an operation's name as nodes spell it."""
+    return name.removeprefix("aten::").replace("_", "")
+
+
+def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> Iterator[ForwardOperation]:
+    """Every forward operation that makes a node, with its line; one pass over the events."""
+    bounds = [(record.started_ns, record.started_ns + round(record.total_us * 1000), record) for record in records]
+    calls: dict[int | str, list[TraceEvent]] = {}
+    for event in trace.events:
+        around = calls.setdefault(event.thread, [])
+        while around and around[-1].end_ns <= event.start_ns:
+            around.pop()
+        if event.category == "python_function":
+            around.append(event)
+        elif _makes_node(event):
+            record = next((record for start, end, record in bounds if start <= event.start_ns < end), None)
+            sequence = event.arguments.sequence_number
+            if record is not None and record.sequence is not None and sequence is not None:
+                yield ForwardOperation(
+                    name=event.name,
+                    offset=sequence - record.sequence,
+                    sites=_sites_around(event, around, sources),
+                )
+
+
+def _makes_node(event: TraceEvent) -> bool:
+    arguments = event.arguments
+    is_forward = not arguments.forward_thread and event.name.startswith("aten::")
+    return event.category == "cpu_op" and is_forward and arguments.sequence_number is not None
+
+
+def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources) -> tuple[str, ...]:
+    """The line of the innermost call from user code; of an operator, its lines in the innermost function.
+
+    No call lies between the user's function and such an operation: its own code has an operator for it.
+    """
+    if not around:
+        return ()
+    found = _function_of(around[-1], sources)
+    if found is not None:
+        file, name, function = found
+        operator = OPERATORS.get(plain(event.name).lower())
+        own = (placed.node for placed in placed_nodes(function) if placed.function == MODULE)  # none of inner functions
+        operations = [node for node in own if isinstance(node, ast.BinOp | ast.AugAssign)]
+        lines = [node.lineno for node in operations if operator and isinstance(node.op, operator)]
+        return tuple(f"{file}:{line}:{name}" for line in dict.fromkeys(lines))
+    sites = (call.arguments.call_site for call in reversed(around))
+    return next(((site,) for site in sites if site is not None and sources.is_user_code(site)), ())
+
+
+def _function_of(call: TraceEvent, sources: Sources) -> tuple[str, str, ast.AST] | None:
+    """The user's function that a call runs: file, name and definition; None for a call of anything else."""
+    for site in sources.sites_of_frame(call.name):
+        file, line, name = split_site(site)
+        tree = sources.tree(file)
+        if tree is None:
+            continue
+        definitions = [tree] if name == MODULE else [one for one in ast.walk(tree) if _begins_at(one, line, name)]
+        if definitions:
+            return file, name, definitions[0]
+    return None
+
+
+def _begins_at(node: ast.AST, line: int, name: str) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
+        return False
+    return line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

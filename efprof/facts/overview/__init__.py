@@ -1,0 +1,1 @@
+"""What the page tells of every run, findings or none. May import every other fact."""

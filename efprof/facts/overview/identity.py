@@ -1,0 +1,84 @@
+"""Which execution a run folder holds: the model's RunIdentity from run.json."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from efprof.artifacts.events import TrainingRaised, read_events
+from efprof.artifacts.run_file import DIFF_FILE, RunFile
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import RunError, RunIdentity
+from efprof.units import format_bytes
+
+
+def identify(run: Run) -> RunIdentity:
+    """The identity of a run, whether or not it finished a step."""
+    file, times = run.run_file, run.find(StepTimes)
+    git = file.git
+    return RunIdentity(
+        run_id=file.run_id,
+        path=str(run.folder),
+        name=file.name,
+        command=tuple(file.command),
+        started=file.started,
+        duration_s=file.duration_s,
+        ended=file.ended,
+        exit_code=file.exit_code,
+        branch=git.branch if git else None,
+        commit=git.commit if git else None,
+        is_dirty=bool(git and git.is_dirty),
+        devices=tuple(device.name for device in file.devices),
+        num_ranks=len(run.rank_folders),
+        num_steps=len(times.every) if times else 0,
+        environment=(*_changes(run), *_environment(file)),
+        configuration=tuple(sorted(file.configuration.items())),
+        error=_error(run),
+    )
+
+
+def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
+    """What ended the training: of several ranks the first that raised, the others follow it."""
+    errors: list[TrainingRaised] = []
+    for rank in rank_folders:
+        errors += [event for event in read_events(rank)[0] if isinstance(event, TrainingRaised)][-1:]
+    return min(errors, key=lambda error: error.at_ns, default=None)
+
+
+def _error(run: Run) -> RunError | None:
+    """The exception that ended the run, where one did."""
+    raised = first_error(run.rank_folders)
+    if raised is None or run.run_file.ended not in ("raised", "out_of_memory"):
+        return None
+    return RunError(
+        kind=raised.error,
+        message=raised.message,
+        step=raised.step,
+        stage=raised.stage,
+        blame=run.get(Sources).line(raised.sites[-1]) if raised.sites else None,
+    )
+
+
+def _changes(run: Run) -> Iterator[tuple[str, str]]:
+    """How far the tree that ran was from its commit, and where the difference is kept."""
+    git = run.run_file.git
+    if git is not None and git.is_dirty:
+        kept = f" (in {DIFF_FILE})" * (run.folder / DIFF_FILE).exists()
+        counts = f"lines added: {git.lines_added}, removed: {git.lines_removed}, new files: {git.num_untracked}"
+        yield "uncommitted changes", f"{counts}{kept}"
+
+
+def _environment(file: RunFile) -> tuple[tuple[str, str], ...]:
+    """(name, value) in reading order: versions, devices, the machine, then settings and variables."""
+    versions = dict(file.versions)
+    first = [(name, versions.pop(name)) for name in ("python", "torch", "cuda") if name in versions]
+    host = file.host
+    return (
+        *first,
+        *sorted(versions.items()),
+        *((f"device {device.index}", f"{device.name}, {format_bytes(device.total_bytes)}") for device in file.devices),
+        *((("cpu", f"{host.cpu}, {host.num_cpus} cores"), ("memory", format_bytes(host.total_bytes))) if host else ()),
+        *((("working folder", file.working_folder),) if file.working_folder else ()),
+        *sorted(file.settings.items()),
+        *sorted(file.environment.items()),
+    )

@@ -1,0 +1,307 @@
+"""What is shown of every run, findings or none: metrics with raw samples, the timeline, memory by stage."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import Final
+
+from efprof.artifacts.events import Event, RecordingCost, WindowClosed, read_events
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.growth.memory_growth import MemoryGrowth
+from efprof.facts.input.worker_memory import process_table
+from efprof.facts.overview.evaluation import evaluations_of, notes_on
+from efprof.facts.peak.live_memory import window_peaks
+from efprof.facts.peak.window_memory import WindowMemory
+from efprof.facts.run.run import Run
+from efprof.facts.steps.step_times import StepTime, StepTimes, num_warm_up_steps, stall_lines
+from efprof.model import (
+    BOUNDARIES,
+    STAGES,
+    Measurements,
+    MemorySample,
+    Metric,
+    NotRecorded,
+    Overhead,
+    StageDelta,
+    StepSample,
+    ThinEvidence,
+    Timeline,
+    UnreadableInput,
+)
+from efprof.units import format_bytes, format_ms, format_share
+
+STEP_MS_BUDGET = 0.03
+"""A branch may cost 3 % of the step before a comparison fails (statistics.md section 1.5)."""
+PEAK_BUDGET = 0.005
+"""Peaks repeat almost to the byte, so half a percent is a change (statistics.md section 1.8)."""
+SLOW_FACTOR = 1.5
+"""A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
+
+MEANINGS: Final = {
+    "pre_forward": "before the forward pass begins: what is kept from step to step (weights, optimizer state, whatever "
+    "the program holds) is the maximum, and a smaller batch would not lower it",
+    "post_forward_pre_backward": "after the forward pass: the activations kept for backward are the maximum, which "
+    "activation checkpointing or a smaller micro-batch lowers",
+    "pre_backward": "when backward is called: the activations and the loss are the maximum, which activation "
+    "checkpointing or a smaller micro-batch lowers",
+    "post_backward": "after the backward pass: gradients outweigh the activations, and "
+    "`optimizer.zero_grad(set_to_none=True)` before the forward pass keeps the two from adding up",
+    "post_optimizer_step": "after the optimizer's step: weights, gradients and what the optimizer keeps outweigh the "
+    "activations",
+}
+"""What it means that memory is highest there."""
+LEAST_RANGE = 0.1
+"""Where the boundaries differ by less than this share of the highest, all that a step adds is not worth saving."""
+LEAST_STAGE = 0.5
+"""A stage is named where it takes at least half of the step."""
+
+
+def measurements_of(run: Run) -> Measurements:
+    """The measurements of a run; empty where no step was finished, since such a run is shown too."""
+    source = run.run_file.memory_source
+    try:
+        times = run.get(StepTimes)
+        events, _ = read_events(run.rank_folder)
+    except NotRecorded:
+        return Measurements(
+            metrics=(),
+            timeline=Timeline(steps=(), memory=()),
+            stage_deltas=(),
+            overhead=None,
+            memory_source=source,
+        )
+    evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
+    return Measurements(
+        metrics=_metrics(times, run),
+        timeline=_timeline(times),
+        stage_deltas=stage_deltas([time.record for time in times.every if time.record.is_full]),
+        overhead=_overhead(times, events),
+        memory_source=source,
+        num_skipped_steps=_num_skipped(times.every),
+        recommendations=recommendations(times),
+        stalls=stall_lines(run),
+        window_memory=window_memory.series if window_memory else None,
+        processes=process_table(run),
+        evaluations=evaluations,
+        evaluation_notes=notes_on(evaluations, run),
+    )
+
+
+def as_number(value: float | str | None) -> float | None:
+    """A recorded loss or norm as a float: NaN and Inf are spelled as strings in JSON."""
+    return None if value is None else float(value)
+
+
+def is_nonfinite(time: StepTime) -> bool:
+    """Whether NaN or Inf was seen in the step's loss or gradients."""
+    record = time.record
+    values = (as_number(record.loss), as_number(record.gradient_norm))
+    return any(value is not None and not math.isfinite(value) for value in values) or bool(
+        (record.num_nan or 0) + (record.num_inf or 0)
+    )
+
+
+def stage_deltas(records: Sequence[StepRecord]) -> tuple[StageDelta, ...]:
+    """One row per boundary that was recorded, in the step's order; a step may pass a boundary several times."""
+    allocated: dict[str, list[int]] = {}
+    deltas: dict[str, list[tuple[int, int]]] = {}
+    for record in records:
+        if not record.memory:
+            continue  # a short step of schema version 1
+        for before, here in zip([None, *record.memory[:-1]], record.memory, strict=True):
+            allocated.setdefault(here.boundary, []).append(here.allocated_bytes)
+            if before is not None:
+                change = here.allocated_bytes - before.allocated_bytes
+                deltas.setdefault(here.boundary, []).append((change, record.step))
+    return tuple(_row(name, allocated[name], deltas.get(name, [])) for name in BOUNDARIES if name in allocated)
+
+
+def read_throughout(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps whose memory was read at every boundary that any step's was.
+
+    Of light steps nothing is read. In recordings of schema version 1 short ones may have been read at their end alone,
+    where memory is lowest: no peak among peaks.
+    """
+    fullest = max((_boundaries(record) for record in records), key=len, default=frozenset())
+    return [record for record in records if record.memory and _boundaries(record) == fullest]
+
+
+def recommendations(times: StepTimes) -> tuple[str, ...]:
+    """Sentences computed from the tables of this run; none where a table says nothing."""
+    return (*_about_memory(times), *_about_time(times))
+
+
+def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
+    steady = times.steady
+    memory = [record.memory for record in read_throughout([time.record for time in steady])]
+    peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
+    reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
+    reads = [sum(read.count for read in time.record.reads) for time in steady]
+    return (
+        _metric("step_ms", "step time", "ms", times.steady_ms, STEP_MS_BUDGET),
+        *(_metric(f"{stage}_ms", f"{stage} time", "ms", [time.of(stage) for time in steady]) for stage in STAGES),
+        *_device_metrics([time for time in steady if time.device_ms]),
+        _metric("cpu_ms", "CPU time of the process", "ms", [time.cpu_ms for time in steady]),
+        _metric("peak_allocated_bytes", "peak allocated memory", "bytes", peaks, PEAK_BUDGET),
+        _metric("window_peak_bytes", "peak within a step", "bytes", window_peaks(run)),
+        _metric("reserved_bytes", "reserved memory", "bytes", reserved),
+        _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", _growth_bytes_per_step(run)),
+        _metric("scalar_reads_per_step", "scalar reads", "count", reads),
+        _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
+    )
+
+
+def _device_metrics(steady: Sequence[StepTime]) -> tuple[Metric, ...]:
+    """None where no device told its times."""
+    if not steady:
+        return ()
+    stages = (
+        _metric(f"{stage}_device_ms", f"{stage} time on the device", "ms", [time.device_ms[place] for time in steady])
+        for place, stage in enumerate(STAGES)
+    )
+    return (*stages, _metric("device_idle_ms", "device idle, at most", "ms", [sum(time.idle_ms) for time in steady]))
+
+
+def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: float | None = None) -> Metric:
+    return Metric(name=name, label=label, unit=unit, samples=tuple(map(float, samples)), budget=budget)
+
+
+def _growth_bytes_per_step(run: Run) -> tuple[float, ...]:
+    """The trend of retained memory; 0 where it does not grow for sure, none where the run is too short to tell."""
+    growth = run.find(MemoryGrowth, ThinEvidence)
+    return () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
+
+
+def _timeline(times: StepTimes) -> Timeline:
+    start_ns = times.every[0].record.started_ns
+    slow_ms = SLOW_FACTOR * times.median_ms() if times.steady else math.inf
+    return Timeline(
+        steps=tuple(_sample(time, start_ns, slow_ms) for time in times.every),
+        memory=tuple(
+            MemorySample(
+                step=time.step,
+                boundary=each.boundary,
+                at_s=(time.record.started_ns - start_ns) / 1e9 + each.at_us / 1e6,
+                allocated_bytes=each.allocated_bytes,
+                reserved_bytes=each.reserved_bytes,
+            )
+            for time in times.every
+            for each in time.record.memory
+        ),
+        windows=_windows(times.every),
+    )
+
+
+def _sample(time: StepTime, start_ns: int, slow_ms: float) -> StepSample:
+    record = time.record
+    return StepSample(
+        step=record.step,
+        started_s=(record.started_ns - start_ns) / 1e9,
+        total_ms=time.total_ms,
+        stage_ms=time.stage_ms,
+        is_in_window=record.window is not None,
+        is_slow=record.window is None and time.total_ms > slow_ms,
+        num_micro_batches=record.micro_batches,
+        samples=record.samples,
+        loss=as_number(record.loss),
+        gradient_norm=as_number(record.gradient_norm),
+        num_gradients=record.num_gradients,
+        gradient_bytes=record.gradient_bytes,
+        num_nan=record.num_nan,
+        num_inf=record.num_inf,
+        scaler_scale=record.scaler_scale,
+    )
+
+
+def _windows(every: Sequence[StepTime]) -> tuple[tuple[int, int, str], ...]:
+    """(first step, last step, what was recorded) of each stretch of steps with the same window."""
+    stretches = [
+        (name, [time.step for time in steps]) for name, steps in groupby(every, key=lambda time: time.record.window)
+    ]
+    recorded = {"memory": "memory history", "watch": "watched lines"}
+    return tuple(
+        (steps[0], steps[-1], recorded.get(name.partition("-")[0], "profiler"))
+        for name, steps in stretches
+        if name is not None
+    )
+
+
+def _overhead(times: StepTimes, events: Sequence[Event]) -> Overhead | None:
+    if not times.steady:
+        return None
+    steady = [time for time in times.every[num_warm_up_steps(len(times.every)) :] if time.record.window is None]
+    step_ms = statistics.fmean(time.recorder_ms for time in steady)  # full ones pay for light ones
+    closed = [event for event in events if isinstance(event, WindowClosed)]
+    costs = [event for event in events if isinstance(event, RecordingCost)]
+    return Overhead(
+        step_ms=step_ms,
+        share=step_ms / times.median_ms(),
+        window_s=sum(event.seconds for event in closed),
+        num_windows=len(closed),
+        num_full_steps=sum(time.record.is_full for time in times.every),
+        num_steps=len(times.every),
+        allowance_s=costs[-1].allowance_s if costs else None,
+        allowed_share=costs[-1].share if costs else None,
+        beside_steps_s=sum(seconds for what, seconds in costs[-1].seconds.items() if not what.endswith("steps"))
+        if costs
+        else None,
+    )
+
+
+def _num_skipped(every: Sequence[StepTime]) -> int:
+    """Steps whose optimizer was held back; a scaler that skips on the device shows it by lowering its scale."""
+    scales = [time.record.scaler_scale for time in every if time.record.scaler_scale is not None]
+    return max(
+        sum(time.record.is_skipped for time in every), sum(later < earlier for earlier, later in pairwise(scales))
+    )
+
+
+def _row(boundary: str, allocated: list[int], deltas: list[tuple[int, int]]) -> StageDelta:
+    jump, step = max(deltas, key=lambda delta: delta[0], default=(0, 0))
+    return StageDelta(
+        boundary=boundary,
+        count=len(allocated),
+        average_bytes=sum(allocated) / len(allocated),
+        maximum_bytes=max(allocated),
+        average_delta_bytes=sum(delta for delta, _ in deltas) / len(deltas) if deltas else 0.0,
+        largest_jump_bytes=jump,
+        largest_jump_step=step,
+    )
+
+
+def _boundaries(record: StepRecord) -> frozenset[str]:
+    return frozenset(here.boundary for here in record.memory)
+
+
+def _about_memory(times: StepTimes) -> list[str]:
+    rows = stage_deltas(read_throughout([time.record for time in times.steady]))
+    if not rows:
+        return []
+    highest = max(rows, key=lambda row: row.average_bytes)
+    lowest = min(rows, key=lambda row: row.average_bytes)
+    range_bytes = highest.average_bytes - lowest.average_bytes
+    if range_bytes < LEAST_RANGE * highest.average_bytes:
+        return [
+            f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
+            f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
+        ]
+    return [
+        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
+        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
+    ]
+
+
+def _about_time(times: StepTimes) -> list[str]:
+    if not times.steady:
+        return []
+    on_device = [time.device_ms for time in times.steady if time.device_ms]
+    stages_ms = on_device or [time.stage_ms for time in times.steady]
+    by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
+    stage = max(STAGES, key=lambda name: by_stage[name])
+    share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
+    if share < LEAST_STAGE:
+        return []
+    where = " on the device" if on_device else ""
+    taken = f"takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})"
+    return [f"The {stage} stage {taken}."]

@@ -1,0 +1,202 @@
+"""What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
+
+import statistics
+from pathlib import Path
+from typing import Final
+
+from efprof.artifacts.attempts import Attempt
+from efprof.artifacts.events import (
+    WHOLE_RECORDING,
+    CollectorStopped,
+    DeviceShortage,
+    Event,
+    OtherThreadTrained,
+    RecordingEnded,
+    StepsWithoutOptimizer,
+    read_events,
+)
+from efprof.artifacts.steps import read_steps
+from efprof.facts.device.device_memory import DeviceMemory
+from efprof.facts.overview.identity import first_error
+from efprof.facts.peak.live_memory import LiveMemory
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import survives_shortages
+from efprof.facts.steps.step_times import StepTimes
+from efprof.model import NotRecorded, UnreadableInput
+from efprof.units import format_ms
+
+FOREIGN = (
+    "This report is made from a file that efprof did not record: it tells of memory only. Record the training with "
+    "'efprof record -- COMMAND' to see its steps, its time and its numbers too."
+)
+
+WITHOUT_OPTIMIZER = (
+    "Parameters were updated without a torch optimizer: a step ends at the fetch, forward or backward pass after an "
+    "update, and the update itself counts as 'other'; mark steps by efprof.step() and efprof.stage('optimizer')."
+)
+
+OTHER_THREAD = (
+    "Another thread of this process updated parameters too{times}, while the recorded one trained: its steps are not "
+    "in this report, and took part of the machine's time; train by one thread in each process to see them apart."
+)
+
+SURVIVED = (
+    "Requests for memory of the device failed, {num:,} in all, and the program went on: where it caught the error a "
+    "batch may be missing; libraries such as cuDNN try work spaces, and take less where one fails."
+)
+
+UNEQUAL_STEPS = (
+    "Times of this run are uncertain: half of the steps took between {low} and {high}, as where other programs use the "
+    "machine; run it again while they do not. Steps that do unequal work look the same."
+)
+
+LEAST_STEPS = 20
+"""Of fewer, five decide where the middle half ends."""
+
+MOST_SPREAD = 1.0
+"""Interquartile range over median, with the waits for data and without them: from one on the steps differ by as much as
+one of them takes. Of 114 recordings on two shared cores 88 lay below 0.4, and 11 above one."""
+
+MAX_MESSAGE: Final = 80
+"""Letters of an exception's message: enough to know it by, and the sentence stays one."""
+
+
+def warnings_of(run: Run) -> tuple[str, ...]:
+    """One sentence each; of a run that finished no step one."""
+    try:
+        times = run.get(StepTimes)
+        events, num_torn_events = read_events(run.rank_folder)
+    except NotRecorded:
+        return _without_steps(run)
+    return (
+        *_about_other_attempts(run),
+        *_about_stops(run),
+        *(WITHOUT_OPTIMIZER for event in events if isinstance(event, StepsWithoutOptimizer)),
+        *_about_other_threads(events),
+        *_about_shortages(run, events),
+        *_about_torn_lines("steps.jsonl", times.num_torn),
+        *_about_torn_lines("events.jsonl", num_torn_events),
+        *_about_broken_windows(run),
+        *_about_untold_devices(run),
+        *_about_unequal_steps(times),
+    )
+
+
+def _about_other_attempts(run: Run) -> list[str]:
+    """How those ended that the report leaves out.
+
+    What neither trained nor failed only looked at something: a script for evaluation, most likely.
+    """
+    endings = [
+        f"attempt {attempt.number + 1} {_how_it_ended(attempt)}"
+        for attempt in run.attempts
+        if attempt is not run.attempt and (attempt.has_steps or first_error(attempt.rank_folders))
+    ]
+    if run.attempt is None or not endings:
+        return []
+    about = f"the report is about attempt {run.attempt.number + 1}"
+    return [f"This run trained in one process after another; {about}: {', '.join(endings)}."]
+
+
+def _how_it_ended(attempt: Attempt) -> str:
+    """By the rank that raised first, else by that which was killed; other ranks only went down with it."""
+    error = first_error(attempt.rank_folders)
+    if error is not None:
+        first_line = error.message.partition("\n")[0][:MAX_MESSAGE]
+        return f"was ended by {error.error}{f' ({first_line})' if first_line else ''} at step {error.step}"
+    for rank in attempt.rank_folders:
+        ends = [event for event in read_events(rank)[0] if isinstance(event, RecordingEnded)]
+        if not ends or ends[-1].signal is not None:
+            return f"was {f'ended by {ends[-1].signal}' if ends else 'killed'} at step {_read_steps(rank)[0]}"
+    return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
+
+
+def _about_other_threads(events: list[Event]) -> list[str]:
+    counts = [event.num_updates for event in events if isinstance(event, OtherThreadTrained)]
+    if not counts:
+        return []
+    times = {None: "", 1: " once"}.get(counts[-1], f" {counts[-1]} times")
+    return [OTHER_THREAD.format(times=times)]
+
+
+def _about_shortages(run: Run, events: list[Event]) -> list[str]:
+    told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceShortage)]
+    return [SURVIVED.format(num=told[-1])] if told and survives_shortages(run) else []
+
+
+def _about_unequal_steps(times: StepTimes) -> list[str]:
+    if len(times.steady) < LEAST_STEPS:
+        return []
+    whole = statistics.quantiles((time.total_ms for time in times.steady), n=4, method="inclusive")
+    rest = statistics.quantiles((time.total_ms - time.of("data") for time in times.steady), n=4, method="inclusive")
+    if any(high - low < MOST_SPREAD * middle for low, middle, high in (whole, rest)):
+        return []
+    return [UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))]
+
+
+def _without_steps(run: Run) -> tuple[str, ...]:
+    if run.run_file.ended == "unknown":
+        return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
+    num_torn = _read_steps(run.rank_folder)[1] if run.rank_folders else 0
+    if num_torn:
+        return tuple(_about_torn_lines("steps.jsonl", num_torn))
+    return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
+
+
+def _without_history(run: Run) -> tuple[str, ...]:
+    try:
+        run.get(DeviceMemory)
+    except NotRecorded as error:
+        return (str(error),)
+    except UnreadableInput:  # each audit that reads it says so
+        return ()
+    return ()
+
+
+def _about_untold_devices(run: Run) -> tuple[str, ...]:
+    """A check that passes on one device says nothing of another."""
+    memory = run.find(DeviceMemory, UnreadableInput)
+    return memory.untold if memory else ()
+
+
+def _read_steps(rank: Path) -> tuple[int, int]:
+    """How many steps the file holds, and how many lines that are none."""
+    try:
+        records, num_torn = read_steps(rank)
+    except NotRecorded:
+        return 0, 0
+    return len(records), num_torn
+
+
+def _about_stop(event: CollectorStopped) -> str:
+    if event.collector == WHOLE_RECORDING:
+        return (
+            f"Recording stopped at step {event.step} ({event.reason}); training went on, and what came after is not in "
+            "this report."
+        )
+    when = f" at step {event.step}" if event.step >= 0 else ""  # the recorder's shell does not know the step
+    return f"The collector '{event.collector}' stopped{when} ({event.reason}); training went on without it."
+
+
+def _about_stops(run: Run) -> list[str]:
+    return [
+        f"In {rank.name}: {_about_stop(event)}" if rank != run.rank_folder else _about_stop(event)
+        for rank in run.rank_folders
+        for event in read_events(rank)[0]
+        if isinstance(event, CollectorStopped)
+    ]
+
+
+def _about_broken_windows(run: Run) -> list[str]:
+    try:
+        run.find(LiveMemory)
+    except UnreadableInput as error:
+        return [str(error)]
+    return []
+
+
+def _about_torn_lines(file: str, num_torn: int) -> list[str]:
+    if not num_torn:
+        return []
+    lines = "1 line" if num_torn == 1 else f"{num_torn} lines"
+    return [f"{lines} of {file} could not be read: the recorder was stopped, or the disk was full, while writing."]

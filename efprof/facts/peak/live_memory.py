@@ -1,0 +1,217 @@
+"""Allocation windows replayed: how many bytes were alive at every instant, which blocks those were, and what for."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from efprof.artifacts.allocations import AllocationEvent, AllocationWindow, allocation_paths, read_allocations
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources
+from efprof.model import NotRecorded, UnreadableInput
+
+Chain = tuple[str, ...]
+"""The user's lines of a stack, outermost first."""
+
+Category = Literal["activations", "gradients", "optimizer state", "inputs", "work space"]
+
+KEPT_OF: Final[dict[str, Category]] = {
+    "forward": "activations",
+    "backward": "gradients",
+    "optimizer": "optimizer state",
+}
+"""What a stage makes and leaves alive."""
+
+CATEGORIES: Final[tuple[Category, ...]] = ("activations", "gradients", "optimizer state", "inputs", "work space")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStretch:
+    """One stretch of a stage: `first` is its first event's index, `end` one past its last."""
+
+    step: int
+    stage: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveWindow:
+    """One window. Arrays have one place per event; bytes count from the window's start, older blocks are unseen.
+
+    `live_bytes[i]` are alive after event i. `released_at[i]` is the event that released the block that event i
+    allocated, the number of events where none did; -1 where event i allocates nothing.
+    """
+
+    name: str
+    events: tuple[AllocationEvent, ...]
+    live_bytes: NDArray[np.int64]
+    released_at: NDArray[np.int64]
+    stretches: tuple[StageStretch, ...]
+
+    @property
+    def peak_index(self) -> int:
+        """The first event after which most is alive."""
+        return int(np.argmax(self.live_bytes))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive at once."""
+        return int(self.live_bytes[self.peak_index])
+
+    def alive_after(self, index: int) -> list[int]:
+        """The allocations that are alive after event `index`, oldest first."""
+        released = self.released_at[: index + 1]
+        return [int(place) for place in np.flatnonzero(released > index)]
+
+    def stretch_of(self, index: int) -> StageStretch | None:
+        """The stage that an event lies in, None between steps."""
+        return next((stretch for stretch in self.stretches if stretch.first <= index < stretch.end), None)
+
+    def stretches_of(self, step: int) -> list[StageStretch]:
+        """The stages of one step in order of time."""
+        return [stretch for stretch in self.stretches if stretch.step == step]
+
+    def peak_without(self, blocks: Iterable[int], share: float) -> int:
+        """The peak, had `share` of the bytes of these allocations never been there: a replay of the same events."""
+        removed = np.zeros(len(self.events) + 1, dtype=np.float64)
+        for block in blocks:
+            num_bytes = self.events[block].num_bytes * share
+            removed[block] += num_bytes
+            removed[self.released_at[block]] -= num_bytes
+        return int(np.max(self.live_bytes - np.cumsum(removed)[:-1]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveMemory:
+    """Every allocation window of the run, replayed."""
+
+    windows: tuple[LiveWindow, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Replay all windows; raises NotRecorded where none holds an allocation."""
+        records = read_steps(run.rank_folder)[0]
+        windows = tuple(replay(read_allocations(path), records) for path in allocation_paths(run.rank_folder))
+        filled = tuple(window for window in windows if window.events)
+        if not filled:
+            raise NotRecorded("allocations-<n>.parquet holds no allocation; record more steps or another window.")
+        return cls(windows=filled)
+
+
+def replay(window: AllocationWindow, records: Iterable[StepRecord]) -> LiveWindow:
+    """Add and take away; the release of an address that was never seen belongs to an older block: nothing changes."""
+    events = window.events
+    changes = np.zeros(len(events), dtype=np.int64)
+    released_at = np.full(len(events), -1, dtype=np.int64)
+    block_at: dict[int, int] = {}
+    for index, event in enumerate(events):
+        previous = block_at.pop(event.address, None)
+        if previous is not None:
+            released_at[previous] = index
+            changes[index] -= events[previous].num_bytes
+        if event.num_bytes > 0:
+            block_at[event.address] = index
+            released_at[index] = len(events)
+            changes[index] += event.num_bytes
+    return LiveWindow(
+        name=window.name,
+        events=events,
+        live_bytes=np.cumsum(changes),
+        released_at=released_at,
+        stretches=tuple(_stretches(events, records)),
+    )
+
+
+def chains_of(window: LiveWindow, sources: Sources) -> list[Chain]:
+    """For each event the user's lines that led to it; of what backward does, those of the forward operation."""
+
+    @cache
+    def lines(stack: tuple[str, ...]) -> Chain:
+        return tuple(site for site in stack if sources.is_user_code(site))
+
+    return [lines(event.forward_stack if event.is_backward else event.stack) for event in window.events]
+
+
+def sites_of(window: LiveWindow, sources: Sources) -> list[str | None]:
+    """The innermost line of each; None where there is none of the user's."""
+    return [chain[-1] if chain else None for chain in chains_of(window, sources)]
+
+
+def categories_of(window: LiveWindow) -> tuple[Category, ...]:
+    """One for each event of the window; that of a release says nothing.
+
+    Activations outlive the forward pass that made them, gradients their backward pass, optimizer state the step of the
+    optimizer; inputs are made before the forward pass begins. What ends within the stage that made it is work space.
+    """
+    found: list[Category] = ["inputs"] * len(window.events)
+    for step in sorted({stretch.step for stretch in window.stretches}):
+        for stage, first, end in _parts_of(window, step):
+            kept = KEPT_OF.get(stage, "inputs")
+            for block in range(first, end):
+                found[block] = kept if kept == "inputs" or window.released_at[block] >= end else "work space"
+    for block, event in enumerate(window.events):  # another thread's clock may differ a little from the stages'
+        if event.is_backward and found[block] in {"activations", "inputs"}:
+            found[block] = "gradients" if window.released_at[block] == len(window.events) else "work space"
+    return tuple(found)
+
+
+def window_peaks(run: Run) -> tuple[int, ...]:
+    """Bytes in use at the highest instant of each allocation window, what was there before it included.
+
+    Boundaries of a step's stages miss that instant. Empty where no allocations were recorded, or a file is broken, of
+    which the warnings tell; raises NotRecorded where no step was finished.
+    """
+    records, memory = read_steps(run.rank_folder)[0], run.find(LiveMemory, UnreadableInput)
+    found = [(bytes_before(window, records), window.peak_bytes) for window in (memory.windows if memory else ())]
+    return tuple(before + peak for before, peak in found if before is not None)
+
+
+def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | None:
+    """A window counts from zero; a boundary within it, at which both are known, tells what was there besides.
+
+    The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
+    """
+    told = told_before(window, records)
+    if not told:
+        return None
+    return max((one for one in told if one[0] <= window.peak_index), default=min(told))[1]
+
+
+def told_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[tuple[int, int]]:
+    """Each boundary within the window: the last event up to it, and the bytes that were there besides."""
+    in_steps = window.name.replace("allocations-", "trace-").removesuffix(".parquet")  # its name in steps.jsonl
+    times = [event.time_ns for event in window.events]
+    told = []
+    for record in records:
+        for here in record.memory if record.window == in_steps else ():
+            index = bisect_right(times, record.started_ns + round(here.at_us * 1000)) - 1
+            told.append((index, max(0, here.allocated_bytes - (int(window.live_bytes[index]) if index >= 0 else 0))))
+    return told
+
+
+def _stretches(events: tuple[AllocationEvent, ...], records: Iterable[StepRecord]) -> Iterable[StageStretch]:
+    times = [event.time_ns for event in events]
+    for record in records:
+        for span in record.spans:
+            first = bisect_left(times, record.started_ns + round(span.start_us * 1000))
+            end = bisect_left(times, record.started_ns + round(span.end_us * 1000))
+            if first < end:
+                yield StageStretch(step=record.step, stage=span.stage, first=first, end=end)
+
+
+def _parts_of(window: LiveWindow, step: int) -> list[tuple[str, int, int]]:
+    """Stage, first event and end; what lies between forward and backward, such as the loss, belongs to forward."""
+    stretches = window.stretches_of(step)
+    parts = []
+    for place, stretch in enumerate(stretches):
+        end = stretch.end
+        if stretch.stage == "forward" and place + 1 < len(stretches):
+            end = stretches[place + 1].first
+        parts.append((stretch.stage, stretch.first, end))
+    return parts

@@ -1,0 +1,306 @@
+"""What fills memory at the run's highest recorded instant, what each way to lower it would leave, and the evidence."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.peak.backward_rise import BackwardJump
+from efprof.facts.peak.live_memory import (
+    CATEGORIES,
+    Category,
+    LiveMemory,
+    LiveWindow,
+    bytes_before,
+    categories_of,
+    chains_of,
+)
+from efprof.facts.peak.peak_regions import peak_checkpointed, regions_of
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure
+from efprof.facts.source.sources import Sources, place_of
+from efprof.model import Bar, CodeEdit, Fix, MemoryMap, Narrative, NotRecorded, Table, ThinEvidence
+from efprof.units import format_bytes, format_ms
+
+Owner = tuple[str | None, Category]
+"""The user's line, None where there is none, and what its memory is for."""
+
+SCALING: Final[tuple[Category, ...]] = ("activations", "inputs", "work space")
+"""What grows with the batch."""
+
+MOST_PARTS: Final = 16
+"""Micro-batches of a sixteenth leave most devices idle."""
+
+LEAST_SAVED: Final = 0.02
+"""Of the peak: a way that saves less is none."""
+
+SPARE_SHARE: Final = 0.2
+"""Of what a step needed for which memory ran out: with so much less it is to do. Where no recorded peak comes as near
+to it, another kind of step failed, or memory had grown since; what a window shows was served, so that much would be."""
+
+WITH_BUDGET: Final = "'efprof report --budget 24GiB' tells how the recorded peak comes to stay below that"
+
+MOST_BARS = 8
+LEAST_BAR = 0.005
+"""Of the peak: less is not seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known."""
+
+    kind: Literal["checkpoint", "accumulate", "bfloat16", "parts"]
+    peak_bytes: int
+    extra_ms: float
+    site: str | None = None
+    """Of checkpointing and of work in parts."""
+    num_parts: int = 1
+    """Micro-batches, or parts of the work."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakComposition:
+    """The window with the highest peak; `before_bytes` were there when it began, `held` tells what some of them are.
+
+    `categories` has one entry for each event of the window, `at_peak` the bytes of each alive at the peak.
+    """
+
+    window: LiveWindow
+    before_bytes: int
+    categories: tuple[Category, ...]
+    at_peak: dict[Category, int]
+    held: dict[str, int]
+    samples: int
+    ways: tuple[Way, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded without an allocation window whose memory at its start is known."""
+        records = read_steps(run.rank_folder)[0]
+        known = [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
+        placed = [(window, before) for window, before in known if before is not None]
+        if not placed:
+            raise NotRecorded("no allocation window lies in a step whose memory was read; record more steps.")
+        window, before = max(placed, key=lambda one: one[0].peak_bytes + one[1])
+        categories = categories_of(window)
+        at_peak: Counter[Category] = Counter(dict.fromkeys(CATEGORIES, 0))
+        for block in window.alive_after(window.peak_index):
+            at_peak[categories[block]] += window.events[block].num_bytes
+        samples = [record.samples for record in records if record.samples]
+        return cls(
+            window=window,
+            before_bytes=before,
+            categories=categories,
+            at_peak=dict(at_peak),
+            held=_held(records, before),
+            samples=round(statistics.median(samples)) if samples else 0,
+            ways=tuple(_ways(run, window, categories, before, samples)),
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest recorded instant, with what was there before the window."""
+        return self.before_bytes + self.window.peak_bytes
+
+    def within(self, budget_bytes: int) -> list[Way]:
+        """Those that stay below a budget, the cheapest first."""
+        return sorted((way for way in self.ways if way.peak_bytes <= budget_bytes), key=lambda way: way.extra_ms)
+
+
+def budget_after_failure(run: Run, peak: PeakComposition) -> int:
+    """What the recorded peak would have to stay below for the step that ran out of memory to be served.
+
+    Raises ThinEvidence where the recorded peak is not that of such a step, NotRecorded where nothing tells of it.
+    """
+    failure = run.get(MemoryFailure)
+    if failure.rank_folder != run.rank_folder:
+        raise ThinEvidence(
+            f"memory ran out on {failure.rank_folder.name}, and the windows looked at are those of "
+            f"{run.rank_folder.name}; {WITH_BUDGET}."
+        )
+    if failure.in_use_bytes is None or failure.requested_bytes is None:
+        raise ThinEvidence(f"how much memory the failed step needed is not known from its error; {WITH_BUDGET}.")
+    needed = failure.in_use_bytes + failure.requested_bytes
+    if peak.peak_bytes < (1 - SPARE_SHARE) * needed:
+        raise ThinEvidence(
+            f"step {failure.step:,}, in which memory ran out, needed {format_bytes(needed)} or more, and no window "
+            f"shows more than {format_bytes(peak.peak_bytes)}: what filled memory then was not recorded; {WITH_BUDGET}."
+        )
+    return round(peak.peak_bytes - SPARE_SHARE * max(needed, peak.peak_bytes))
+
+
+def peak_bars(run: Run, peak: PeakComposition, blamed: str | None) -> MemoryMap:
+    """What is alive at the peak: what was there before, then by line and what it is for."""
+    held = [Bar(label=f"{name} (about)", num_bytes=size) for name, size in peak.held.items()]
+    rest = peak.before_bytes - sum(peak.held.values())
+    bars = [
+        Bar(
+            label=f"{'no line of yours' if site is None else place_of(site)} ({category})",
+            num_bytes=size,
+            is_highlighted=site is not None and site == blamed,
+        )
+        for (site, category), size in most_by_line(run, peak, blamed)[:MOST_BARS]
+    ]
+    bars += [*held, Bar(label="all else that was there before", num_bytes=rest)]
+    seen = [bar for bar in bars if bar.num_bytes >= LEAST_BAR * peak.peak_bytes]
+    return MemoryMap(title="What is alive at the peak", bars=tuple(sorted(seen, key=lambda bar: -bar.num_bytes)))
+
+
+def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
+    """Each with the peak that is predicted for it, lowest first."""
+    ordered = sorted(peak.ways, key=lambda way: way.peak_bytes)
+    return Table(
+        title=f"Ways to a lower peak than {format_bytes(peak.peak_bytes)}; {format_bytes(budget_bytes)} is wished for",
+        columns=("what", "predicted peak", "added to a step, about", "stays below"),
+        units=("", "bytes", "ms", ""),
+        rows=tuple(
+            (name_of_way(way), way.peak_bytes, way.extra_ms, "yes" if way.peak_bytes <= budget_bytes else "no")
+            for way in ordered
+        ),
+    )
+
+
+def name_of_way(way: Way) -> str:
+    """In the words of a table's row."""
+    place = "" if way.site is None else place_of(way.site)
+    match way.kind:
+        case "checkpoint":
+            times = f", run {way.num_parts} times a step" if way.num_parts > 1 else ""
+            return f"checkpoint the call at {place}{times}"
+        case "accumulate":
+            return f"accumulate gradients over {way.num_parts} micro-batches"
+        case "parts":
+            return f"do the work at {place} in {way.num_parts} parts"
+    return "autocast to bfloat16, at best"
+
+
+def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEdit | None, *, is_device: bool) -> Fix:
+    """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
+    if peak.before_bytes > budget:
+        advice = (
+            "fewer or smaller parameters, a leaner optimizer, or parts of them on the host or on other devices would."
+            if is_device
+            else "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by "
+            "that."
+        )
+        return Fix(
+            summary=f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; "
+            f"{advice}",
+            applicability="manual",
+        )
+    if way is None:
+        return Fix(
+            summary="Make the batch smaller: nothing else was found that lowers the peak.", applicability="manual"
+        )
+    does = name_of_way(way)
+    after = f": {format_bytes(way.peak_bytes)} at the peak"
+    cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
+    missing = "" if way.peak_bytes <= budget else "; that alone is not enough: make the batch smaller as well"
+    others = [one for one in peak.within(budget) if one.kind == "accumulate" and one is not way]
+    instead = f" Instead, {name_of_way(others[0])}." if others else ""
+    return Fix.by(edit, "review", f"{does[0].upper()}{does[1:]}{after}{cost}{missing}.{instead}")
+
+
+def how_peak_is_known(peak: PeakComposition) -> Narrative:
+    """What it means, how we know, and when it is wrong."""
+    return Narrative(
+        paragraphs=(
+            "Memory must hold the highest instant of a step; this is what it is made of. Activations are what the "
+            "forward pass keeps for backward, work space what ends within its own stage.",
+            f"Every allocation and release of {peak.window.name} was replayed in order. For checkpointing, what is "
+            "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
+            "what the call returns; for micro-batches, all that grows with the batch was divided.",
+            "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
+            "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
+            "What was there before the window is counted but not known by line.",
+        ),
+    )
+
+
+def _held(records: Iterable[StepRecord], before: int) -> dict[str, int]:
+    """What is known of the older blocks: gradients are as large as their parameters, and the first step makes state."""
+    found = {}
+    gradients = max((record.gradient_bytes or 0 for record in records), default=0)
+    if 0 < gradients <= before:
+        found["parameters"] = gradients
+    first = next((record for record in records if record.memory), None)
+    sizes = {here.boundary: here.allocated_bytes for here in first.memory} if first else {}
+    state = sizes.get("post_optimizer_step", 0) - sizes.get("post_backward", 0)
+    if first is not None and first.step == 0 and 0 < state <= before - gradients:
+        found["optimizer state"] = state
+    return found
+
+
+def _ways(
+    run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int, samples: list[int]
+) -> Iterable[Way]:
+    peak = window.peak_bytes
+    least = LEAST_SAVED * (before + peak)
+    yield from (
+        way for way in _checkpointing(run, window, categories, before) if before + peak - way.peak_bytes > least
+    )
+    scaling = [
+        block for block, category in enumerate(categories) if category in SCALING and window.events[block].num_bytes > 0
+    ]
+    parts = 2
+    while parts <= min(MOST_PARTS, min(samples, default=1)):
+        left = window.peak_without(scaling, 1 - 1 / parts)
+        yield Way(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
+        parts *= 2
+    made = [block for block in scaling if categories[block] != "inputs"]
+    yield Way(kind="bfloat16", peak_bytes=before + window.peak_without(made, 0.5), extra_ms=0.0)
+    jump = run.get(BackwardJump)
+    made_by = jump.guilty if jump.window is window else None
+    if made_by is not None:
+        num_parts = jump.num_chunks(made_by)
+        saved = jump.saved_bytes(made_by.split_blocks, num_parts)
+        if saved > least:
+            yield Way(
+                kind="parts", peak_bytes=before + peak - saved, extra_ms=0.0, site=made_by.site, num_parts=num_parts
+            )
+
+
+def _checkpointing(run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int) -> Iterable[Way]:
+    sources = run.get(Sources)
+    records = read_steps(run.rank_folder)[0]
+    loop_site = next((record.backward_site for record in reversed(records) if record.backward_site), None)
+    chains, share = chains_of(window, sources), _share_outside(records, window)
+    for region in regions_of(window, categories, chains, sources, loop_site):
+        left = peak_checkpointed(window, region, chains)
+        yield Way(
+            kind="checkpoint",
+            peak_bytes=before + left,
+            extra_ms=sum(call.duration_ns for call in region.calls) / region.num_steps / 1e6 * share,
+            site=region.site,
+            num_parts=round(len(region.calls) / region.num_steps),
+        )
+
+
+def _share_outside(records: Iterable[StepRecord], window: LiveWindow) -> float:
+    """What a forward pass takes outside the window, on a device too, over the host's time for one in it."""
+    inside: list[float] = []
+    outside: list[float] = []
+    steps = {stretch.step for stretch in window.stretches}
+    for record in records:
+        spans = [span for span in record.spans if span.stage == "forward"]
+        host_us = sum(span.end_us - span.start_us for span in spans)
+        if record.step in steps:
+            inside.append(host_us)
+        else:
+            outside.append(max(host_us, sum(span.device_us or 0.0 for span in spans)))
+    seen = statistics.median(inside) if inside else 0.0
+    return statistics.median(outside) / seen if outside and seen else 1.0
+
+
+def most_by_line(run: Run, peak: PeakComposition, preferred: str | None = None) -> list[tuple[Owner, int]]:
+    """Bytes by owner, most first; `preferred` is a line that owns all that is made beneath it."""
+    sources, window = run.get(Sources), peak.window
+    sizes: Counter[Owner] = Counter()
+    chains = chains_of(window, sources)
+    for block in window.alive_after(window.peak_index):
+        lines = chains[block]
+        site = preferred if preferred in lines else lines[-1] if lines else None
+        sizes[site, peak.categories[block]] += window.events[block].num_bytes
+    return sizes.most_common()

@@ -1,0 +1,163 @@
+"""Lines of the forward pass by the activations made beneath them, call by call, and what checkpointing one would save.
+
+Under activation checkpointing a call keeps what it returns; the rest of it is made anew where its backward begins.
+"""
+
+import ast
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from efprof.facts.peak.live_memory import Category, Chain, LiveWindow
+from efprof.facts.source.sources import Sources, split_site
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One execution of a line: `blocks` outlive the forward pass, the last of them is taken for what it returns."""
+
+    blocks: tuple[int, ...]
+    duration_ns: int
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """What checkpointing would not keep."""
+        return self.blocks[:-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """What runs beneath one line of the user's, in all steps of a window."""
+
+    site: str
+    calls: tuple[Call, ...]
+    num_steps: int
+
+
+def regions_of(
+    window: LiveWindow,
+    categories: Sequence[Category],
+    chains: Sequence[Chain],
+    sources: Sources,
+    loop_site: str | None,
+) -> list[Region]:
+    """Every line with activations beneath it whose calls can be told from each other.
+
+    `chains` are those of `chains_of`; `loop_site` is a line of the function that trains.
+    """
+    found: dict[str, list[Call]] = {}
+    unclear: set[str] = set()
+    steps = sorted({stretch.step for stretch in window.stretches if stretch.stage == "forward"})
+    for step in steps:
+        for site, chain, events in _lines_of(window, step, chains):
+            executions = _executions(window, _within(chain, loop_site), events, sources)
+            if executions is None:
+                unclear.add(site)
+            for execution in executions or ():
+                call = _call(window, categories, execution)
+                if len(call.blocks) > 1:
+                    found.setdefault(site, []).append(call)
+    return [
+        Region(site=site, calls=tuple(calls), num_steps=len(steps))
+        for site, calls in found.items()
+        if site not in unclear
+    ]
+
+
+def peak_checkpointed(window: LiveWindow, region: Region, chains: Sequence[Chain]) -> int:
+    """The window's peak, were each call of the region checkpointed: a replay of the same events."""
+    again = [index for index, event in enumerate(window.events) if event.is_backward and region.site in chains[index]]
+    removed = np.zeros(len(window.events) + 1, dtype=np.int64)
+    before = -1
+    for call in reversed(region.calls):
+        if not call.inner:
+            continue
+        released = min(int(window.released_at[block]) for block in call.inner)
+        if released < before or before < call.blocks[0]:
+            before = max(call.blocks)
+        place = bisect_right(again, before)
+        begins = min(released, again[place]) if place < len(again) else released
+        before = released
+        for block in call.inner:
+            removed[block] += window.events[block].num_bytes
+            removed[begins] -= window.events[block].num_bytes
+    return int(np.max(window.live_bytes - np.cumsum(removed)[:-1]))
+
+
+def _lines_of(window: LiveWindow, step: int, chains: Sequence[Chain]) -> Iterator[tuple[str, Chain, list[int]]]:
+    """Each line of a step's forward passes, the lines that lead to it, and the events beneath it in order."""
+    beneath: dict[Chain, list[int]] = {}
+    for stretch in window.stretches_of(step):
+        if stretch.stage == "forward":
+            for index in range(stretch.first, stretch.end):
+                if not window.events[index].is_backward:
+                    for depth in range(1, len(chains[index]) + 1):
+                        beneath.setdefault(chains[index][:depth], []).append(index)
+    by_site: dict[str, tuple[Chain, list[int]]] = {}
+    for chain, events in beneath.items():
+        known = by_site.get(chain[-1])
+        if known is None or len(chain) < len(known[0]):
+            by_site[chain[-1]] = (chain, sorted({*(known[1] if known else ()), *events}))
+        else:
+            by_site[chain[-1]] = (known[0], sorted({*known[1], *events}))
+    for site, (chain, events) in by_site.items():
+        yield site, chain, events
+
+
+def _within(chain: Chain, loop_site: str | None) -> Chain:
+    """The lines below the function that trains: its loop runs once per step."""
+    function = None if loop_site is None else (split_site(loop_site)[0], split_site(loop_site)[2])
+    places = [at for at, site in enumerate(chain) if (split_site(site)[0], split_site(site)[2]) == function]
+    return chain[places[-1] + 1 :] if places else chain[1:]
+
+
+def _executions(window: LiveWindow, chain: Chain, events: list[int], sources: Sources) -> list[list[int]] | None:
+    """The events of each time that the line was run; None where that cannot be told.
+
+    `chain` leads to it from the function that trains. A line outside loops, in functions called outside loops, is run
+    once; of a loop over like parts, the events repeat.
+    """
+    is_repeated = any(_is_in_loop(site, sources) for site in chain)
+    if not is_repeated:
+        return [events]
+    allocations = [index for index in events if window.events[index].num_bytes > 0]
+    marks = [(window.events[index].operation, window.events[index].stack) for index in allocations]
+    if not marks:
+        return None
+    period = _period(marks)
+    starts = range(0, len(marks), period) if period else [at for at, mark in enumerate(marks) if mark == marks[0]]
+    edges = [*(allocations[start] for start in starts), events[-1] + 1]
+    return [[index for index in events if first <= index < end] for first, end in pairwise(edges)]
+
+
+def _period(marks: Sequence[object]) -> int | None:
+    """The shortest stretch that the whole is a repetition of; None where it repeats nothing."""
+    count = len(marks)
+    for period in range(1, count // 2 + 1):
+        if count % period == 0 and all(marks[at] == marks[at - period] for at in range(period, count)):
+            return period
+    return None
+
+
+def _is_in_loop(site: str, sources: Sources) -> bool:
+    file, line, _ = split_site(site)
+    tree = sources.tree(file)
+    if tree is None:
+        return False
+    inside = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.ListComp | ast.GeneratorExp)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    inside.sort(key=lambda node: (node.lineno, -(node.end_lineno or node.lineno)))
+    return bool(inside) and not isinstance(inside[-1], ast.FunctionDef) and inside[-1].lineno <= line
+
+
+def _call(window: LiveWindow, categories: Sequence[Category], events: Sequence[int]) -> Call:
+    blocks = [index for index in events if window.events[index].num_bytes > 0 and categories[index] == "activations"]
+    times = [window.events[index].time_ns for index in events]
+    return Call(blocks=tuple(blocks), duration_ns=times[-1] - times[0])

@@ -1,0 +1,204 @@
+"""Memory through the steps of the fullest allocation window: by what it is for, and whose line made most of that."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.facts.peak.live_memory import (
+    CATEGORIES,
+    Category,
+    LiveMemory,
+    LiveWindow,
+    bytes_before,
+    categories_of,
+    sites_of,
+)
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import Sources, place_of
+from efprof.model import Series, SeriesLine, StageBand
+from efprof.units import format_bytes
+
+STAGE_OF: Final[dict[Category, str]] = {
+    "activations": "forward",
+    "gradients": "backward",
+    "optimizer state": "optimizer",
+    "inputs": "data",
+}
+"""The stage that makes it; work space is made in all of them."""
+MOST_DRAWN: Final = 300
+"""Instants: each has a note for every curve, and a picture so wide still loses little."""
+
+Owner = tuple[Category, str | None]
+"""What memory is for, and the user's line (`file:line`) that made it; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowMemory:
+    """The picture of the window with the highest peak, one whose memory at its start is known before all others."""
+
+    series: Series
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Raises NotRecorded where no allocations were recorded, UnreadableInput where a window is broken."""
+        records = read_steps(run.rank_folder)[0]
+        known = [(window, bytes_before(window, records)) for window in run.get(LiveMemory).windows]
+        window, before = max(known, key=lambda one: (one[1] is not None, one[0].peak_bytes + (one[1] or 0)))
+        return cls(series=_series(window, before, run.get(Sources), records))
+
+
+def _series(window: LiveWindow, before: int | None, sources: Sources, records: Iterable[StepRecord]) -> Series:
+    steps = sorted({stretch.step for stretch in window.stretches})
+    inside = [record for record in records if record.step in steps]
+    start_ns = inside[0].started_ns if inside else window.events[0].time_ns
+    bands = tuple(_bands(inside, start_ns))
+    places, times_ms = _instants(window, bands, start_ns)
+    owners, alive = _alive_by_owner(window, places, sources)
+    held = [] if before is None else [_held_before(before, times_ms)]
+    return Series(
+        title=f"Memory by what it is for, in {_when(window, steps)}",
+        x_label="time in the step" if len(steps) == 1 else "time in the steps" if steps else "time in the window",
+        x_unit="ms",
+        y_label="alive",
+        y_unit="bytes",
+        lines=(*held, *_category_lines(owners, alive, times_ms)),
+        is_stacked=True,
+        is_stepped=True,
+        bands=bands,
+    )
+
+
+def _when(window: LiveWindow, steps: Sequence[int]) -> str:
+    if not steps:
+        return window.name
+    return f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+
+
+def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
+    """Each stage from its beginning to its end."""
+    for record in records:
+        offset_ms = (record.started_ns - start_ns) / 1e6
+        in_order = sorted(record.spans, key=lambda span: span.start_us)
+        for stage, spans in groupby(in_order, key=lambda span: span.stage):
+            joined = list(spans)
+            yield StageBand(
+                start=offset_ms + joined[0].start_us / 1e3,
+                end=offset_ms + joined[-1].end_us / 1e3,
+                stage=stage,
+                step=record.step,
+            )
+
+
+def _instants(
+    window: LiveWindow, bands: Sequence[StageBand], start_ns: int
+) -> tuple[NDArray[np.int64], tuple[float, ...]]:
+    """The events after which memory is drawn, and when: from the begin of the first stage to the end of the last."""
+    first = min((stretch.first for stretch in window.stretches), default=0)
+    end = max((stretch.end for stretch in window.stretches), default=len(window.events))
+    drawn = drawn_instants(window.live_bytes, first, end, MOST_DRAWN)
+    times = [(window.events[place].time_ns - start_ns) / 1e6 for place in drawn]
+    starts, ends = [times[0], *(band.start for band in bands)], [times[-1], *(band.end for band in bands)]
+    return np.array([first - 1, *drawn, end - 1]), (min(starts), *times, max(ends))
+
+
+def _category_lines(
+    owners: Sequence[Owner], alive: NDArray[np.float64], times_ms: tuple[float, ...]
+) -> Iterator[SeriesLine]:
+    """Bytes alive of each category, as far as there are any."""
+    for category in CATEGORIES:
+        rows = [row for row, owner in enumerate(owners) if owner[0] == category]
+        sizes = alive[rows].sum(axis=0)
+        if not sizes.any():
+            continue
+        named = [row for row in rows if owners[row][1] is not None]
+        tops = _tops([str(owners[row][1]) for row in named], alive[named])
+        yield SeriesLine(
+            label=category,
+            x=times_ms,
+            y=tuple(map(float, sizes)),
+            notes=tuple(_note(*top) if size else "" for size, top in zip(sizes, tops, strict=True)),
+            stage=STAGE_OF.get(category),
+        )
+
+
+def _alive_by_owner(
+    window: LiveWindow, places: NDArray[np.int64], sources: Sources
+) -> tuple[list[Owner], NDArray[np.float64]]:
+    """Who made anything in the window, and what each has after each of these events, shape [owners, places]."""
+    categories, sites = categories_of(window), sites_of(window, sources)
+    lines = [None if site is None else place_of(site) for site in sites]
+    blocks = np.flatnonzero(window.released_at >= 0).tolist()
+    numbers: dict[Owner, int] = {}
+    made_by = [numbers.setdefault((categories[block], lines[block]), len(numbers)) for block in blocks]
+    made = changes_of(made_by, blocks, [window.events[block].num_bytes for block in blocks])
+    gone = Changes(owners=made.owners, places=window.released_at[blocks], amounts=-made.amounts)
+    return list(numbers), sums_at(places, [made, gone], len(numbers))
+
+
+def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> list[tuple[str, int]]:
+    """At each instant the line that has most, and how many bytes; 0 where none has any."""
+    if not lines:
+        return [("", 0)] * alive.shape[1]
+    return [(lines[row], int(alive[row, place])) for place, row in enumerate(alive.argmax(axis=0))]
+
+
+def _note(line: str, num_bytes: int) -> str:
+    return f"{line} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
+
+
+def _held_before(before: int, times_ms: tuple[float, ...]) -> SeriesLine:
+    y = tuple(float(before) for _ in times_ms)
+    return SeriesLine(label="held before", x=times_ms, y=y, notes=tuple("" for _ in y), stage="other")
+
+
+MOST_INSTANTS: Final = 600
+"""A picture this wide loses nothing."""
+
+
+def drawn_instants(values: NDArray[np.int64], first: int, end: int, most: int = MOST_INSTANTS) -> NDArray[np.int64]:
+    """The places of `values[first:end]` to draw, in order: all, or each stretch's highest and lowest, and the ends.
+
+    Two fewer than `most`: room is left for what a caller must show.
+    """
+    if end - first <= most - 2:
+        return np.arange(first, end)
+    edges = np.linspace(first, end, (most - 4) // 2 + 1).astype(np.int64)
+    found = {first, end - 1}
+    for start, stop in pairwise(edges):
+        stretch = values[start:stop]
+        found |= {int(start + np.argmin(stretch)), int(start + np.argmax(stretch))}
+    return np.array(sorted(found))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Whose bytes change, at which place of the history, and by how much: arrays of one length."""
+
+    owners: NDArray[np.int64]
+    places: NDArray[np.int64]
+    amounts: NDArray[np.int64]
+
+
+def changes_of(owners: Sequence[int], places: Sequence[int], amounts: Sequence[int]) -> Changes:
+    """The same, from lists."""
+    return Changes(
+        owners=np.array(owners, dtype=np.int64),
+        places=np.array(places, dtype=np.int64),
+        amounts=np.array(amounts, dtype=np.int64),
+    )
+
+
+def sums_at(places: NDArray[np.int64], changes: Iterable[Changes], num_owners: int) -> NDArray[np.float64]:
+    """What each owner has after each of these places, which are in order, shape [owners, places]."""
+    width = len(places) + 1  # a change behind the last place is seen at none
+    total = np.zeros(num_owners * width)
+    for one in changes:
+        seen_at = one.owners * width + np.searchsorted(places, one.places)
+        total += np.bincount(seen_at, weights=one.amounts, minlength=num_owners * width)
+    sums: NDArray[np.float64] = np.cumsum(total.reshape(num_owners, width), axis=1)[:, :-1]
+    return sums

@@ -1,0 +1,175 @@
+"""How much memory there is, at which step a given growth would use it up, and the request that found none left."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted, read_events
+from efprof.artifacts.run_file import Device
+from efprof.artifacts.steps import read_steps
+from efprof.facts.run.run import Run
+from efprof.model import NotRecorded, Severity
+from efprof.units import format_about, format_bytes
+
+FRACTION_SETTING: Final = "memory fraction"
+"""Among the settings in run.json: what `torch.cuda.set_per_process_memory_fraction` was given, 1.0 where nothing."""
+SOON_STEPS: Final = 10_000
+LATE_STEPS: Final = 1_000_000
+"""Nearly every training takes more steps than the first, and will meet its end; hardly any takes the second."""
+ROUNDED_SHARE: Final = 0.006
+"""By which the request in an error's message may differ from the one that failed: `1.00 MiB` is of two digits."""
+FARTHEST_OUTLOOK: Final = 100
+"""Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
+
+
+def survives_shortages(run: Run) -> bool:
+    """Whether the program went on after the last request that a device could not serve, and finished a step."""
+    if run.run_file.ended == "out_of_memory":
+        return False
+    failed = [event.step for event in read_events(run.rank_folder)[0] if isinstance(event, DeviceShortage)]
+    if not failed:  # an older recording, or a file from elsewhere
+        return run.run_file.ended == "finished"
+    return any(record.step >= failed[-1] for record in read_steps(run.rank_folder)[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLimits:
+    """The memory that training allocates from; `used_bytes` of it at `used_step`, the last one that was read.
+
+    What is used on the host is all of the process's.
+    """
+
+    name: str
+    is_device: bool
+    total_bytes: int
+    used_bytes: int
+    used_step: int
+    last_step: int
+    num_steps: int
+    ran_out: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """The device's memory where the allocator counted that, else the host's."""
+        records = read_steps(run.rank_folder)[0]
+        host = run.run_file.host
+        device = run.run_file.devices[0] if run.run_file.devices and "CUDA" in run.run_file.memory_source else None
+        is_device = device is not None
+        # Read in full steps alone.
+        used = [
+            (record.memory[-1].allocated_bytes if is_device else record.rss_bytes, record.step)
+            for record in records
+            if (record.memory if is_device else record.rss_bytes)
+        ]
+        used_bytes, used_step = used[-1] if used else (0, 0)
+        return cls(
+            name="the host" if device is None else device_name(run, device),
+            is_device=is_device,
+            total_bytes=allowed_bytes(run, device) if device else host.total_bytes if host else 0,
+            used_bytes=used_bytes,
+            used_step=used_step,
+            last_step=records[-1].step if records else 0,
+            num_steps=len(records),
+            ran_out=run.run_file.ended == "out_of_memory",
+        )
+
+    def end_step(self, bytes_per_step: float) -> int:
+        """The step at which memory that grows so fast is used up."""
+        steps_left = max(0, int((self.total_bytes - self.used_bytes) / bytes_per_step))
+        return max(self.last_step, self.used_step + steps_left)
+
+    def is_foreseeable(self, end_step: int) -> bool:
+        """Whether a recording of so many steps can tell that memory is used up at that step."""
+        return end_step < SOON_STEPS or end_step <= FARTHEST_OUTLOOK * self.num_steps
+
+    def outlook(self, bytes_per_step: float, read_until: int | None = None) -> str:
+        """Where growth leads, as a clause, as far as that can be foreseen; it was seen up to a step, or to the end."""
+        if self.ran_out:
+            return f" and ended this run at step {self.last_step:,}"
+        end, total = self.end_step(bytes_per_step), f"{format_bytes(self.total_bytes)} of {self.name}"
+        if not self.is_foreseeable(end):
+            return ""
+        if end >= SOON_STEPS:
+            return f"; at this rate the {total} would last until step {format_about(end)}"
+        if read_until is not None:
+            return f"; if it goes on, it ends this run at step {format_about(end)} ({total})"
+        return f" and will end this run at step {format_about(end)} ({total})"
+
+    def severity(self, bytes_per_step: float) -> Severity:
+        """By the step at which memory is used up; one that is not foreseeable makes nothing severe."""
+        end = self.end_step(bytes_per_step)
+        if self.ran_out or end < SOON_STEPS:
+            return "high"
+        return "medium" if end < LATE_STEPS and self.is_foreseeable(end) else "low"
+
+    def most_kept(self, bytes_each: float) -> int:
+        """How many entries, or steps, that keep so much each take a hundredth of the memory."""
+        return max(1, int(self.total_bytes / 100 / bytes_each))
+
+
+def memory_fraction(run: Run) -> float:
+    """The share of a device that the program lets itself take; 1 without a limit, and where no setting tells."""
+    try:
+        fraction = float(run.run_file.settings.get(FRACTION_SETTING, "1"))
+    except ValueError:
+        return 1.0
+    return fraction if 0 < fraction < 1 else 1.0
+
+
+def allowed_bytes(run: Run, device: Device) -> int:
+    """The same in bytes, rounded as torch rounds it."""
+    return int(memory_fraction(run) * device.total_bytes)
+
+
+def device_name(run: Run, device: Device) -> str:
+    """As a sentence calls what the program may take of it."""
+    return device.name if memory_fraction(run) == 1 else f"the program's own share of {device.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryFailure:
+    """Where and in which stage it happened. `in_use_bytes` were allocated when the recorder saw the error.
+
+    `requested_bytes` is None where the error does not tell it, as Python's own never does. `shortage` is what CUDA's
+    allocator itself told last, None where it told nothing.
+    """
+
+    rank_folder: Path
+    step: int
+    site: str | None
+    stage: str | None
+    requested_bytes: int | None
+    in_use_bytes: int | None
+    is_for_tensor: bool
+    shortage: DeviceShortage | None = None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """The first of all ranks: the others follow it. Raises NotRecorded where no rank ran out of memory."""
+        found = [
+            (event.at_ns, place, event)
+            for place, folder in enumerate(run.rank_folders)
+            for event in read_events(folder)[0]
+            if isinstance(event, OutOfMemory)
+        ]
+        if not found or run.run_file.ended != "out_of_memory":
+            raise NotRecorded("events.jsonl holds no error that says memory ran out.")
+        _, place, event = min(found, key=lambda one: one[:2])
+        folder = run.rank_folders[place]
+        events = read_events(folder)[0]
+        broken = [one for one in events if isinstance(one, StepInterrupted) and one.step == event.step]
+        shortage = next((one for one in reversed(events) if isinstance(one, DeviceShortage)), None)
+        exact = None if shortage is None else shortage.requested_bytes
+        requested = event.requested_bytes
+        if exact and requested and abs(exact - requested) < ROUNDED_SHARE * exact:
+            requested = exact
+        return cls(
+            rank_folder=folder,
+            step=event.step,
+            site=event.site,
+            stage=broken[-1].stage if broken else None,
+            requested_bytes=requested,
+            in_use_bytes=(broken[-1].allocated_bytes or None) if broken else None,
+            is_for_tensor=event.is_for_tensor,
+            shortage=shortage,
+        )

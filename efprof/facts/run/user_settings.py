@@ -1,0 +1,150 @@
+"""The settings of the user's own configuration that decide how much memory a step takes, under the user's keys."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self, TypeVar
+
+from efprof.artifacts.events import LoaderBuilt, read_events
+from efprof.artifacts.steps import read_steps
+from efprof.facts.run.run import Run
+from efprof.model import ConfigurationValue, NotRecorded
+
+T = TypeVar("T")
+OTHER_LOOPS: Final = re.compile(
+    r"eval(uat\w+)?|val(id\w*)?|test(ing)?|infer(ence)?|predict(ion)?|generat(e|ion)|serv(e|ing)"
+)
+"""Words of keys that belong to loops which do not train."""
+BATCHES: Final = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
+BATCH_WORDS: Final = BATCHES | {
+    "size",
+    "per",
+    "device",
+    "gpu",
+    "train",
+    "training",
+    "micro",
+    "mini",
+    "local",
+    "samples",
+}
+"""A key of these words alone, one of `BATCHES` among them, is the size of a micro-batch; `num_batches` or `batch_norm`
+is none, nor is `global_batch_size`, which the trainer itself divides."""
+ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
+ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
+    "acc",
+    "gradient",
+    "gradients",
+    "grad",
+    "grads",
+    "step",
+    "steps",
+    "batches",
+    "iter",
+    "iters",
+    "num",
+}
+CHECKPOINTING: Final = re.compile(r"(gradient|grad|activation|activations|act) (checkpoint|checkpointing|checkpoints)")
+"""As the words of a key; `checkpoint` alone most often names a file."""
+SWITCH_WORDS: Final = frozenset({"enable", "enabled", "use", "on"})
+OFF: Final = frozenset({"false", "no", "off"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserSettings:
+    """Each is a value as the user wrote it, not changed yet; None where no key fits, or more than one does.
+
+    `micro_batch` holds the samples of a micro-batch; `checkpointing` is the change of a switch that is off.
+    `samples` and `micro_batches` are those of the commonest step, 0 where none tells.
+    """
+
+    samples: int
+    micro_batches: int
+    micro_batch: ConfigurationValue | None
+    accumulation: ConfigurationValue | None
+    checkpointing: ConfigurationValue | None
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read what run.json keeps; without a finished step the loader tells how many samples a micro-batch has."""
+        samples, parts = _usual_step(run)
+        settings = [
+            one
+            for one in _settings(run.run_file.configuration)
+            if not any(map(OTHER_LOOPS.fullmatch, _words(one.name)))
+        ]
+        batches = [one for one in settings if samples and _is_micro_batch_size(one.name)]
+        return cls(
+            samples=samples,
+            micro_batches=parts,
+            micro_batch=_only(one for one in batches if one.old == str(samples // parts)),
+            accumulation=_only(one for one in settings if _is_accumulation(one.name) and one.old == str(parts)),
+            checkpointing=_only(change for one in settings if (change := _checkpointing(one)) is not None),
+        )
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """0 where no step tells."""
+        return self.samples // self.micro_batches if self.micro_batches else 0
+
+
+def _usual_step(run: Run) -> tuple[int, int]:
+    """Samples and micro-batches of the commonest step; zeros where neither a step nor the one loader's size tells."""
+    try:
+        records = read_steps(run.rank_folder)[0]
+        events = read_events(run.rank_folder)[0]
+    except NotRecorded:
+        return 0, 0
+    sizes = Counter((record.samples, max(1, record.micro_batches)) for record in records if record.samples)
+    if sizes:
+        return sizes.most_common(1)[0][0]
+    loaders = {event.batch_size for event in events if isinstance(event, LoaderBuilt)}
+    size = loaders.pop() if len(loaders) == 1 and not records else None
+    return (size, 1) if size else (0, 0)
+
+
+def _settings(configuration: Mapping[str, str]) -> Iterator[ConfigurationValue]:
+    """`file:key` where several files were kept."""
+    for key, value in configuration.items():
+        file, colon, name = key.partition(":")
+        yield ConfigurationValue(name=name or key, old=value, new=value, file=file if colon else None)
+
+
+def _words(name: str) -> list[str]:
+    """`optim.gradAccum_steps` in words: optim, grad, accum, steps."""
+    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
+
+
+def _own_words(name: str) -> list[str]:
+    """Those of the last part, without the tables it lies in."""
+    return _words(name.rpartition(".")[2])
+
+
+def _is_micro_batch_size(name: str) -> bool:
+    words = set(_own_words(name))
+    return words <= BATCH_WORDS and bool(words & BATCHES)
+
+
+def _is_accumulation(name: str) -> bool:
+    words = set(_own_words(name))
+    return words <= ACCUMULATION_WORDS and bool(words & ACCUMULATIONS or {"grad", "acc"} <= words)
+
+
+def _switched(name: str) -> str:
+    """What a key turns on, in words: `gradient checkpointing` for `model.gradient_checkpointing.enabled`."""
+    parent, _, last = name.rpartition(".")
+    words = _own_words(parent) if set(_words(last)) <= SWITCH_WORDS else _words(last)
+    return " ".join(word for word in words if word not in SWITCH_WORDS)
+
+
+def _checkpointing(setting: ConfigurationValue) -> ConfigurationValue | None:
+    if setting.old.lower() not in OFF or not CHECKPOINTING.fullmatch(_switched(setting.name)):
+        return None
+    opposite = {"false": "true", "no": "yes", "off": "on"}[setting.old.lower()]
+    return replace(setting, new=opposite.capitalize() if setting.old[0].isupper() else opposite)
+
+
+def _only(found: Iterable[T]) -> T | None:
+    each = list(found)
+    return each[0] if len(each) == 1 else None

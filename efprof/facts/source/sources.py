@@ -1,0 +1,136 @@
+"""The user's source code as it ran: from a recorded site to a SourceLine, and to the code around it."""
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+from efprof.artifacts.sources import read_sources
+from efprof.facts.run.run import Run
+from efprof.facts.source.syntax import MODULE, placed_nodes
+from efprof.model import Snippet, SourceLine
+
+CONTEXT_LINES = 3
+"""Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
+FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
+"""How torch's profiler names the call of a Python function."""
+COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
+"""Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """The lines of every recorded file by its name."""
+
+    files: dict[str, list[str]]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read what the recorder kept; a run without sources still has files and lines, only no text."""
+        return cls(files=read_sources(run.rank_folder))
+
+    def is_user_code(self, site: str) -> bool:
+        """Whether the site lies in the user's own files, the only ones that are recorded."""
+        return split_site(site)[0] in self.files
+
+    def sites_of_frame(self, name: str) -> list[str]:
+        """Where the user's function is that a call in a profiler's trace is named after; empty for a library's.
+
+        The profiler leaves out the folder on `sys.path`, the recorder that of the repository.
+        """
+        frame = FRAME.fullmatch(name)
+        return [
+            f"{file}:{frame['line']}:{frame['function']}"
+            for file in self.files
+            if frame and (f"/{file}".endswith(f"/{frame['file']}") or frame["file"].endswith(f"/{file}"))
+        ]
+
+    def text(self, file: str, line: int) -> str:
+        """The line without its indentation; empty where the file was not recorded."""
+        lines = self.files.get(file, [])
+        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+    def line(self, site: str) -> SourceLine:
+        """The source line of a site (`file:line:function`)."""
+        file, line, function = split_site(site)
+        text, function = self.text(file, line), self._qualified(file, line, function)
+        above = self.files.get(file, [])[self._function_start(file, line) - 1 : line - 1] if text else []
+        ordinal = sum(other.strip() == text for other in above)  # in the innermost function
+        return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
+
+    def snippet(self, blame: SourceLine) -> Snippet:
+        """The blamed line with a few around it."""
+        lines = self.files.get(blame.file, [])
+        first = max(1, blame.line - CONTEXT_LINES)
+        return Snippet(
+            title=str(blame),
+            file=blame.file,
+            first_line=first,
+            lines=tuple(lines[first - 1 : blame.line + CONTEXT_LINES]),
+            highlighted=blame.line,
+        )
+
+    def tree(self, file: str) -> ast.Module | None:
+        """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
+        if file not in self.files:
+            return None
+        return _parse("\n".join(self.files[file]))
+
+    def _qualified(self, file: str, line: int, name: str) -> str:
+        """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
+        tree = self.tree(file)
+        if tree is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
+            return name
+        around = [
+            placed.qualified_name(placed.node.name)
+            for placed in placed_nodes(tree)
+            if isinstance(placed.node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and placed.node.lineno <= line <= (placed.node.end_lineno or placed.node.lineno)
+        ]
+        if COMPREHENSION.search(name):
+            return around[-1] if around else MODULE
+        return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
+
+    def _function_start(self, file: str, line: int) -> int:
+        tree = self.tree(file)
+        if tree is None:
+            return 1
+        starts = [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and node.lineno <= line <= (node.end_lineno or node.lineno)
+        ]
+        return max(starts, default=1)
+
+
+def split_site(site: str) -> tuple[str, int, str]:
+    """`file:line:function` taken apart; a file name may hold colons."""
+    file, line, function = site.rsplit(":", 2)
+    return file, int(line), function
+
+
+def place_of(site: str) -> str:
+    """`file:line` of a site: one line is one place, however its comprehensions and callers name their function."""
+    return site.rpartition(":")[0]
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None
+
+
+def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
+    """Where a class or function of that qualified name is defined; None where it is not the user's."""
+    tree = sources.tree(file) if file else None
+    for placed in placed_nodes(tree) if tree else ():
+        node = placed.node
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if placed.qualified_name(node.name) == owner:
+            return sources.line(f"{file}:{node.lineno}:{placed.function}")
+    return None

@@ -1,0 +1,168 @@
+"""Whether later steps take longer than early ones, and whether they have more to do because they are larger."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from efprof.facts.run.run import Run
+from efprof.facts.steps.bootstrap import quantile_change_intervals
+from efprof.facts.steps.step_times import StepTime, StepTimes
+from efprof.model import STAGES
+
+LEAST_STEPS = 24
+"""Eight steps in each third: fewer, and a single step decides."""
+TYPICAL = 0.2
+"""The quantile that stands for a third. What other programs do to the machine only ever makes steps longer, so a low
+quantile repeats better than the median (statistics.md section 1.4)."""
+LEAST_STAGE_SHARE = 0.05
+"""A stage below this share of the early step says nothing about the machine."""
+UNIFORM_SHARE = 0.6
+"""Where every stage shows at least this share of the whole growth, the machine is the likelier cause."""
+NUM_BLOCKS = 8
+"""Of at least three steps each."""
+MOST_SUDDEN = 0.85
+"""Of the growth, from one block to the second after it: 0.29 of a line, 0.58 of a cubic, and all of it in one jump, as
+where a layer is unfrozen or a penalty sets in: that makes later steps longer once, and no longer after that."""
+LEAST_THIRD_MS = 100.0
+"""What else a machine does comes in spells of tens of milliseconds, which a shorter third can lie in as a whole."""
+LEAST_WORK_SHARE = 0.75
+"""Work shows as CPU time; on a busy machine the process waits for its cores instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds.
+
+    `device_ms` is None where no device told its own.
+    """
+
+    first_step: int
+    last_step: int
+    all_ms: float
+    typical_ms: float
+    cpu_ms: float
+    stage_ms: dict[str, float]
+    device_ms: float | None
+
+    @property
+    def middle(self) -> float:
+        """The step in the middle."""
+        return (self.first_step + self.last_step) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slowdown:
+    """The two parts, and the 95 % intervals of their ratio and of the growth in milliseconds."""
+
+    early: Part
+    late: Part
+    ratio_interval: tuple[float, float]
+    growth_interval_ms: tuple[float, float]
+    sudden_share: float = 0.0
+    """The largest part of the growth that came from one block of steps to the second after it."""
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Compare the thirds; raises ThinEvidence under LEAST_STEPS steps."""
+        steady = run.get(StepTimes).at_least(LEAST_STEPS)
+        third = len(steady) // 3
+        early, late = steady[:third], steady[-third:]
+        ratio, growth = quantile_change_intervals(
+            [time.total_ms for time in early], [time.total_ms for time in late], TYPICAL
+        )
+        return cls(
+            early=_part(early),
+            late=_part(late),
+            ratio_interval=ratio,
+            growth_interval_ms=growth,
+            sudden_share=_sudden_share([time.total_ms for time in steady]),
+        )
+
+    @property
+    def ratio(self) -> float:
+        """The later typical step over the earlier one."""
+        return self.late.typical_ms / self.early.typical_ms
+
+    @property
+    def growth_ms(self) -> float:
+        """How much longer the later steps take."""
+        return self.late.typical_ms - self.early.typical_ms
+
+    @property
+    def growth_on_device_ms(self) -> float:
+        """How much longer the device takes too: a host that runs ahead of it at first only catches up with it."""
+        return min(self.growth_ms, self._device_growth_ms)
+
+    @property
+    def growth_on_device_interval_ms(self) -> tuple[float, float]:
+        """The interval of that."""
+        low, high = (min(end, self._device_growth_ms) for end in self.growth_interval_ms)
+        return low, high
+
+    @property
+    def _device_growth_ms(self) -> float:
+        """Infinite where there is no device."""
+        if self.early.device_ms is None or self.late.device_ms is None:
+            return math.inf
+        return self.late.device_ms - self.early.device_ms
+
+    @property
+    def growth_per_step_ms(self) -> float:
+        """How much longer each step takes than the one before it."""
+        return self.growth_ms / (self.late.middle - self.early.middle)
+
+    @property
+    def stage(self) -> str:
+        """The stage that grew most."""
+        return max(STAGES, key=self.stage_growth_ms)
+
+    def stage_growth_ms(self, stage: str) -> float:
+        """How much longer a stage takes."""
+        return self.late.stage_ms[stage] - self.early.stage_ms[stage]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages that matter grew alike, as they do on a machine that became slower or busier."""
+        matter = [stage for stage in STAGES if self.early.stage_ms[stage] >= LEAST_STAGE_SHARE * self.early.typical_ms]
+        least = 1 + UNIFORM_SHARE * (self.ratio - 1)
+        grew = [self.late.stage_ms[stage] >= least * self.early.stage_ms[stage] for stage in matter]
+        return len(matter) > 1 and all(grew)
+
+    def doubt(self, *, is_gpu: bool, is_explained: bool) -> str:
+        """Why the program may not do ever more work; empty where it does. On a GPU, waiting is work."""
+        if not is_explained and min(self.early.all_ms, self.late.all_ms) < LEAST_THIRD_MS:
+            return "those are over so soon that anything else the machine did meanwhile looks the same"
+        if self.sudden_share > MOST_SUDDEN:
+            return "nearly all of it came at once, as where another phase of the training begins"
+        if self.growth_on_device_ms < LEAST_WORK_SHARE * self.growth_ms:
+            return "the device took no longer: its host had only run ahead of it"
+        if not is_gpu and self.late.cpu_ms - self.early.cpu_ms < LEAST_WORK_SHARE * self.growth_ms:
+            return "the process did no more work: its machine was busy"
+        return ""
+
+
+def _part(times: Sequence[StepTime]) -> Part:
+    on_device = [sum(time.device_ms) for time in times if time.device_ms]
+    return Part(
+        first_step=times[0].step,
+        last_step=times[-1].step,
+        all_ms=sum(time.total_ms for time in times),
+        typical_ms=_typical([time.total_ms for time in times]),
+        cpu_ms=_typical([time.cpu_ms for time in times]),
+        stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},
+        device_ms=_typical(on_device) if on_device else None,
+    )
+
+
+def _typical(values: Sequence[float] | np.ndarray[Any, Any]) -> float:
+    return float(np.quantile(values, TYPICAL))
+
+
+def _sudden_share(totals_ms: Sequence[float]) -> float:
+    levels = [_typical(block) for block in np.array_split(np.array(totals_ms), NUM_BLOCKS)]
+    rise = max(levels) - min(levels)
+    steps = [later - earlier for earlier, later in zip(levels, levels[2:], strict=False)]
+    return max(steps) / rise if rise else 0.0

@@ -1,0 +1,1 @@
+"""Where within a step time goes, by the user's line."""

@@ -1,0 +1,60 @@
+"""Adds up what the recording costs, and leaves word of it at the end."""
+
+import time
+
+from efprof.artifacts.events import RecordingCost
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.light_steps import LightStep
+from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.session import Session
+
+
+class Cost:
+    """Of the steps, by their own clock; what else is spent is in the budget."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._steps_ns = self._num_full = 0
+
+    def add_full(self, step: OpenStep, _: StepRecord) -> None:
+        """A step recorded in full ended."""
+        self._add(step.number, step.recorder_ns)
+        self._num_full += 1
+
+    def add_light(self, steps: list[LightStep]) -> None:
+        """Light ones did."""
+        for step in steps:
+            self._add(step.number, step.cost_ns)
+
+    def _add(self, number: int, cost_ns: int) -> None:
+        """The first steps use up some of the allowance; later ones have their own half of the share."""
+        if number < EARLY_STEPS:
+            self._session.budget.spend("first steps", cost_ns)
+        else:
+            self._steps_ns += cost_ns
+
+    def note(self) -> None:
+        """The recording ends."""
+        session, budget = self._session, self._session.budget
+        if not self._num_full:
+            return
+        spent = {"steps": self._steps_ns, **budget.spent_ns}
+        session.note(
+            RecordingCost(
+                at_ns=time.time_ns(),
+                step=session.step_number,
+                allowance_s=ALLOWANCE_NS / 1e9,
+                share=session.options.overhead,
+                seconds={what: ns / 1e9 for what, ns in spent.items()},
+                num_full_steps=self._num_full,
+            )
+        )
+
+
+def start(session: Session) -> None:
+    """Listen to the ends of all steps."""
+    cost = Cost(session)
+    session.subscribe(session.loop.step_ended, "cost", cost.add_full)
+    session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
+    session.on_end("cost", cost.note)

@@ -1,0 +1,265 @@
+"""Steps of which only the loss and the instant of the update are taken.
+
+A backward pass belongs to the update that follows it, and a step is over when an optimizer that has stepped in it steps
+again: so nothing need be known of the loop. Where no optimizer steps, so many backward passes make a step as in the
+last full one; where the program marks its steps, its marks end them.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
+from typing import Any, Final, NamedTuple
+
+from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.late_values import Answer, OnDevice
+from efprof.recorder.numbers.step_numbers import ScaledLosses
+
+MAX_ROWS: Final = 256
+MAX_WAIT_NS: Final = 1_000_000_000
+"""What a killed process may lose of them."""
+
+CLOCKED_EVERY: Final = 8
+"""So many light steps have one in which the recorder looks at its own clock; the others are taken to cost as much. To
+look is a good part of what a light step costs."""
+
+UPDATE_BY_HAND: Final = 0
+"""Stands for the optimizer where the program updates its parameters itself."""
+
+Loss = float | OnDevice
+
+_Row = tuple[int, int, int, int, float | None, int, int]
+"""One that waits to be written: its number, when it began and ended, its passes, what the host knows of its loss, its
+flags and the recorder's own part of it in ns.
+"""
+
+
+class LightStep(NamedTuple):
+    """One that is over, as those are told who add up steps."""
+
+    number: int
+    length_ns: int
+    cost_ns: int
+    """The recorder's own part of it."""
+    is_usual: bool
+    """Whether its length tells of the others: nothing else was done in it."""
+
+
+class _Owed(NamedTuple):
+    """Losses that a device still has to tell: of these rows of the line."""
+
+    line: LightLine
+    rows: list[int]
+    answer: Answer
+
+
+class LightSteps:
+    """Counts light steps, and writes them together.
+
+    What each of them runs through is in few functions: one that lies in no cache, since the program's own step has
+    just gone through them all, costs a microsecond, ten times what it costs in a loop of nothing else.
+    """
+
+    def __init__(self, write: Callable[[LightLine], None]) -> None:
+        self.read_losses: Callable[[int, Any, Any], Iterable[Loss] | None] = lambda *_: ()
+        """Given the step's number and what backward is called with: its losses, now or on the device. Asked where it is
+        no plain loss of one finite number on the CPU.
+        """
+        self.scaled = ScaledLosses()
+        self.send: Callable[[Sequence[OnDevice]], Answer] = lambda _: lambda: None
+        """Has losses on a device sent here."""
+        self.note_bad: Callable[[int, float, str | None], None] = lambda *_: None
+        """Told of a step, its loss that a device told and that is not finite, and the line that called backward."""
+        self.settled: list[Callable[[list[LightStep]], None]] = []
+        """Told of many steps at once, by `settle`."""
+        self.watch: Callable[[int], None] | None = None
+        """Told the number of each step as it ends, where its lines are watched, which makes it longer than others."""
+        self.stepped: list[int] = []
+        """The optimizers that stepped in the open step, by `id`."""
+        self.number = 0
+        self._round: list[int] = []
+        self.is_interrupted = False
+        """Whether something else was done in this step: its length tells nothing of the others."""
+        self._write = write
+        self._rows: list[_Row] = []
+        self._num_settled = 0
+        """Of the rows."""
+        self._on_device: list[tuple[int, OnDevice]] = []
+        """Losses that lie on a device, each with the place of its row."""
+        self._owed: list[_Owed] = []
+        self.waiting: list[Loss] = []
+        """Of passes since the last update."""
+        self._num_more = 0
+        """Passes since then, less these losses: a pass may have none, or several."""
+        self._losses: list[Loss] = []
+        self._has_odd_losses = False
+        """Whether some may be on a device, since the last step that had none to take."""
+        self._num_passes = 0
+        self._is_held_back = False
+        self._start_ns = self._update_ns = self._written_ns = 0
+        self.is_clocked = True
+        """Whether the recorder's own time is measured in the open step."""
+        self.clocked_ns = self._charged_ns = 0
+        """Of the last step in which it was, and of what is done in few steps."""
+        self._site: str | None = None
+        self._loader: int | None = None
+        self._passes_by_hand = 0
+
+    # What the loop tells.
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether gradients were computed since the last update."""
+        return len(self.waiting) + self._num_more > 0
+
+    @property
+    def current(self) -> int:
+        """The number of the step that what happens now most likely belongs to: one that is whole may be open still."""
+        return self.number + (len(self.stepped) >= max(1, len(self._round)))
+
+    def begin(
+        self, step: OpenStep, last_round: list[int], site: str | None, loader: int | None, passes_by_hand: int
+    ) -> None:
+        """This step, which began as a full one, is light. In the last full one the optimizers of `last_round` stepped,
+        by `id`; `passes_by_hand` make one where none does.
+        """
+        self._round = last_round
+        self.number, self._start_ns, self._update_ns = step.number, step.start_ns, step.start_ns
+        self._site, self._loader, self._passes_by_hand = site, loader, passes_by_hand
+        self.stepped, self.waiting, self._losses = [], [], []
+        self._num_passes = self._num_more = 0
+        self._is_held_back = self.is_interrupted = False
+        self.is_clocked, self.clocked_ns, self._charged_ns = True, 0, 0
+        self._written_ns = perf_counter_ns()
+
+    def backward_entered(self, tensors: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` was called with these: anything but one finite number on the CPU, which the hook
+        adds to `waiting` itself.
+        """
+        entered = perf_counter_ns() if self.is_clocked else 0
+        losses = tuple(self.read_losses(self.current, tensors, gradients) or ())
+        self._num_more += 1 - len(losses)
+        self.waiting += losses
+        self._has_odd_losses |= any(isinstance(loss, OnDevice) for loss in losses)
+        if entered:
+            self.clocked_ns += perf_counter_ns() - entered
+
+    def backward_left(self) -> bool:
+        """The pass is over: whether a step ended with it, in a program that updates its parameters by hand."""
+        if not self._passes_by_hand or len(self.waiting) + self._num_more < self._passes_by_hand:
+            return False
+        self.updated(UPDATE_BY_HAND)
+        return True
+
+    def updated(self, optimizer: int, is_held_back: bool = False) -> None:
+        """This optimizer, by its `id`, has stepped, or was held back."""
+        entered = perf_counter_ns()
+        if optimizer in self.stepped:
+            self.close()
+        self.stepped.append(optimizer)
+        waiting, num_more = self.waiting, self._num_more
+        if waiting or num_more:
+            self._losses += waiting
+            self._num_passes += len(waiting) + num_more
+            waiting.clear()
+            self._num_more = 0
+        self._is_held_back |= is_held_back
+        self._update_ns = entered
+        if self.is_clocked:
+            self.clocked_ns += perf_counter_ns() - entered
+
+    def close(self) -> None:
+        """The open step is over: it ended with its last update."""
+        number, end, losses = self.number, self._update_ns, self._losses
+        loss: Any = None
+        if losses:
+            loss = self._take_losses() if self._has_odd_losses else sum(losses)
+            losses.clear()
+        flags = IS_SKIPPED * self._is_held_back + HAS_PAUSE * (self.is_interrupted or self.watch is not None)
+        cost_ns = self.clocked_ns + self._charged_ns
+        self._rows.append((number, self._start_ns, end, self._num_passes, loss, flags, cost_ns))
+        self.number += 1
+        self._start_ns, self._num_passes, self._charged_ns = end, 0, 0
+        self.is_clocked = self.number % CLOCKED_EVERY == 0
+        if self.is_clocked:
+            self.clocked_ns = 0
+        self.stepped.clear()
+        self._is_held_back = self.is_interrupted = False
+        if self.watch is not None:
+            self.watch(number)
+        if len(self._rows) >= MAX_ROWS or end - self._written_ns >= MAX_WAIT_NS:
+            self.write()
+
+    def settle(self) -> None:
+        """Have those told of the steps since the last time who add them up."""
+        rows, self._num_settled = self._rows[self._num_settled :], len(self._rows)
+        if rows:
+            steps = [
+                LightStep(number, end - start, cost, not flags & HAS_PAUSE)
+                for number, start, end, _, _, flags, cost in rows
+            ]
+            for listener in self.settled:
+                listener(steps)
+
+    def charge(self, cost_ns: int) -> None:
+        """The recorder has spent so long within the open step."""
+        self._charged_ns += cost_ns
+
+    # Writing.
+
+    def write(self) -> None:
+        """Have all that are over written."""
+        entered = perf_counter_ns()
+        self.settle()
+        self.write_arrived()
+        if self._rows:
+            epoch_ns = time.time_ns() - perf_counter_ns()
+            line = LightLine(
+                light=[
+                    (number, epoch_ns + start, (end - start) / 1000, num_passes, spelled(loss), flags)
+                    for number, start, end, num_passes, loss, flags, _ in self._rows
+                ],
+                recorder_us=sum(row[-1] for row in self._rows) / 1000 / len(self._rows),
+                backward_site=self._site,
+                loader=self._loader,
+            )
+            self._write(line)
+            if self._on_device:
+                self._ask_device(line)
+            self._rows, self._on_device, self._num_settled = [], [], 0
+        self._written_ns = perf_counter_ns()
+        self._charged_ns += self._written_ns - entered
+
+    @property
+    def awaits_device(self) -> bool:
+        """Whether a device still owes losses."""
+        return bool(self._owed)
+
+    def write_arrived(self) -> None:
+        """Write the lines again whose losses the device has told meanwhile: of two lines of a step the later counts."""
+        while self._owed and (values := self._owed[0].answer()) != []:
+            line, places, _ = self._owed.pop(0)
+            losses = defaultdict[int, float](float)
+            for place, value in zip(places, values or (), strict=False):
+                losses[place] += value
+            for place, on_device in losses.items():
+                row = line.light[place]
+                loss = on_device + float(row[4] or 0.0)
+                line.light[place] = (row[0], row[1], row[2], row[3], spelled(loss), row[5])
+                if spelled(loss) != loss:
+                    self.note_bad(row[0], loss, line.backward_site)
+            self._write(line)
+
+    def _take_losses(self) -> float | None:
+        """What the host knows of the open step's; the device tells its part late."""
+        self._has_odd_losses = any(isinstance(loss, OnDevice) for loss in self.waiting)
+        values = [loss for loss in self._losses if not isinstance(loss, OnDevice)]
+        place = len(self._rows)
+        self._on_device += [(place, loss) for loss in self._losses if isinstance(loss, OnDevice)]
+        return sum(values) if values else None
+
+    def _ask_device(self, line: LightLine) -> None:
+        """Have all losses sent at once, and wait for none."""
+        answer = self.send([loss for _, loss in self._on_device])
+        self._owed.append(_Owed(line, [place for place, _ in self._on_device], answer))

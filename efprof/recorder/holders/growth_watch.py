@@ -1,0 +1,243 @@
+"""Watches for a few steps which of the user's lines make something grow, with `sys.settrace`.
+
+Only the user's functions are traced line by line; of a library's function that such a line calls, the return. After
+each of these events what is watched is compared with before: a change belongs to the line that had begun. Where a
+library was running the line called it. No frame's variables are read in here: before Python 3.13 that keeps tensors
+alive.
+"""
+
+import sys
+import timeit
+from collections import Counter
+from collections.abc import Callable
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_OPTIMIZED
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+from efprof.artifacts.holders import Change, Watch, Watched
+from efprof.recorder.holders.variables import locals_of, may_read_locals
+from efprof.recorder.holders.watched_values import Line, State, Thing, Variable, binding_lines, look_at_variables
+from efprof.recorder.session.frames import callers
+from efprof.recorder.session.sites import Sites
+
+MAX_NS = 300_000_000
+"""Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
+
+CALL_NS = 1_000
+"""What a call of a library's function costs that is not traced (measured: 0.6 to 1.2 us)."""
+
+EVENT_NS = 2_000
+"""What an event in the user's functions costs beside the comparison, which is timed once."""
+
+NUM_TIMED = 5
+
+MAX_LINES = 1_000
+"""Of one function, without a change: 2 to 3 ms."""
+
+ENOUGH = 2
+"""Times that a thing was seen to grow."""
+
+_PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+
+Tracer = Callable[..., Any]
+
+
+class GrowthWatch:
+    """Traces the calling thread from `begin` on; `step_ended` after each step tells when to `end`."""
+
+    def __init__(
+        self, sites: Sites, things: list[Thing], states: list[State], guarded: Callable[[Tracer], Tracer]
+    ) -> None:
+        self.spent_ns = 0
+        self._sites = sites
+        self._things = things
+        self._states = states
+        self._last = [state.measure() for state in states]
+        self._called, self._in_user, self._in_library = (
+            guarded(tracer) for tracer in (self._on_call, self._on_user_event, self._on_library_event)
+        )
+        self._at: Line | None = None
+        self._lines: set[tuple[CodeType, int]] = set()
+        self._num_lines: Counter[CodeType] = Counter()
+        self._is_user: dict[CodeType, bool] = {}
+        self._event_ns = EVENT_NS
+        self._frames: dict[CodeType, FrameType] = {}
+        """That outlive a step, the last one of each function."""
+        self._thread = get_ident()
+        self._is_over = False
+        self._num_steps = self._max_steps = 0
+
+    def begin(self, frame: FrameType | None, max_steps: int) -> str | None:
+        """Trace the frames that call this one and all that they call; otherwise says why not."""
+        if sys.gettrace() is not None:
+            return "another tracer was at work, a debugger's or a coverage tool's"
+        users = [one for one in callers(frame) if self._sites.is_user_code(one.f_code)]
+        if not users:
+            return "none of the program's own functions was running"
+        if _shares_locals(users[0].f_code):
+            return (
+                f"{users[0].f_code.co_qualname} calls locals(), eval() or the like, whose result a tracer would change"
+            )
+        look_at_variables(self._things)
+        self._event_ns += round(1e9 * min(timeit.repeat(self._check, number=1, repeat=NUM_TIMED)))
+        self._at = self._line_around(frame)
+        self._frames = {one.f_code: one for one in users if self._may_trace(one.f_code)}
+        for one in users:
+            if self._may_trace(one.f_code):
+                one.f_trace = self._in_user
+        self._max_steps = max_steps
+        sys.settrace(self._called)
+        return None
+
+    def step_ended(self) -> bool:
+        """Look at local variables; whether enough was seen, or this has taken long enough."""
+        self._check()
+        look_at_variables(self._things)
+        self._num_steps += 1
+        named = [thing for thing in self._things if thing.path is not None]
+        is_seen = all(thing.num_seen >= ENOUGH for thing in named or self._things)
+        return self._is_over or is_seen or self._num_steps >= self._max_steps or sys.gettrace() is not self._called
+
+    def end(self) -> None:
+        """Take the tracer out, and what it left in frames that still run: never from within a trace callback."""
+        self.stop()
+        if get_ident() == self._thread:  # another thread may be within one
+            for frame in self._frames.values():
+                frame.f_trace = None
+                if may_read_locals(frame.f_code):
+                    locals_of(frame)  # lets go of the copies that Python made for the tracer
+        self._frames.clear()
+        self._states.clear()
+        self._last.clear()
+
+    def stop(self) -> None:
+        """Trace no more, and blame no line for what is done from here on; another thread stops at its next call."""
+        self._is_over, self._at = True, None
+        if sys.gettrace() is self._called:
+            sys.settrace(None)
+
+    def result(self, first_step: int, last_step: int) -> Watch:
+        """What was seen; lets go of the frames that the variables were looked at in."""
+        watched = []
+        for thing in self._things:
+            changes = self._changes_of(thing)
+            if not changes:  # a closure's cell tells as much at once
+                rebound = [self._rebound(variable) for variable in thing.variables if variable.times]
+                changes = [change for change in rebound if change is not None]
+            thing.variables.clear()
+            watched.append(
+                Watched(path=thing.path, scope=thing.scope, file=thing.file, number=thing.number, changes=changes)
+            )
+        return Watch(first_step=first_step, last_step=last_step, watched=watched)
+
+    def _changes_of(self, thing: Thing) -> list[Change]:
+        ordered = sorted(thing.changes.items(), key=lambda item: -item[1].times)
+        return [
+            Change(
+                site=self._sites.of_line(line.code, line.number),
+                how=how,
+                times=seen.times,
+                entries=seen.entries,
+                is_within_call=line.is_within_call,
+            )
+            for (line, how), seen in ordered
+        ]
+
+    def _rebound(self, variable: Variable) -> Change | None:
+        """By the lines that bind it, of those that ran."""
+        bound = binding_lines(variable.frame.f_code, variable.name) & self._lines
+        sites = [self._sites.of_line(code, number) for code, number in sorted(bound, key=lambda item: item[1])]
+        return Change(site=sites[0], how="bound", times=variable.times, candidates=sites[1:]) if sites else None
+
+    # What Python calls.
+
+    def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
+        """Any function in Python is called."""
+        self.spent_ns += CALL_NS
+        if self._is_over or self.spent_ns > MAX_NS:
+            self.stop()
+            return None
+        code, caller = frame.f_code, frame.f_back
+        if self._may_trace(code):
+            if code.co_flags & _PAUSES:
+                self._frames[code] = frame
+            self._check()
+            self._at = Line(code, code.co_firstlineno, False)
+            return self._in_user
+        if caller is None or not self._may_trace(caller.f_code):
+            return None
+        self._check()
+        self._at = Line(caller.f_code, caller.f_lineno, True)
+        frame.f_trace_lines = False
+        return self._in_library
+
+    def _on_user_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
+        """A line of the user's begins, or a function of his is left."""
+        if self._is_over:
+            return None
+        self.spent_ns += self._event_ns
+        self._check()
+        if event == "line":
+            self._at = Line(frame.f_code, frame.f_lineno, False)
+            self._lines.add((frame.f_code, frame.f_lineno))
+            self._num_lines[frame.f_code] += 1
+            if self._num_lines[frame.f_code] == MAX_LINES:
+                self._leave(frame)
+        elif event == "return":
+            self._at = self._line_around(frame.f_back)
+        return self._in_user
+
+    def _on_library_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
+        """What a line of the user's called returns."""
+        if self._is_over:
+            return None
+        if event == "return":
+            self._check()
+            self._at = self._line_around(frame.f_back)
+        return self._in_library
+
+    def _leave(self, frame: FrameType) -> None:
+        """So many lines of this function have run, and changed nothing: what it does belongs to the line that calls it.
+
+        A data set that works a batch out in plain Python would use up the time before the step comes to the others.
+        """
+        code = frame.f_code
+        if not any(line.code is code for thing in self._things for line, _ in thing.changes):
+            self._is_user[code] = False
+            frame.f_trace_lines = False
+
+    def _line_around(self, frame: FrameType | None) -> Line | None:
+        """The innermost line of the user's; a library in between runs within it."""
+        is_within_call = False
+        while frame is not None and not self._may_trace(frame.f_code):
+            frame, is_within_call = frame.f_back, True
+        return None if frame is None else Line(frame.f_code, frame.f_lineno, is_within_call)
+
+    def _check(self) -> None:
+        """What has changed since the last event, the line did that had begun then."""
+        for index, state in enumerate(self._states):
+            now, before = state.measure(), self._last[index]
+            if now != before:
+                self._last[index] = now
+                if self._at is not None:
+                    state.note(self._at, before, now)
+
+    def _may_trace(self, code: CodeType) -> bool:
+        known = self._is_user.get(code)
+        if known is None:
+            is_plain = not (_is_compiled(code) or _shares_locals(code))
+            known = self._is_user[code] = is_plain and self._sites.is_user_code(code)
+        return known
+
+
+def _is_compiled(code: CodeType) -> bool:
+    """Whether torch's compiler made it, whose lines are not the user's."""
+    return any(
+        name.startswith(("__compiled_fn", "__resume_at", "torch_dynamo_resume"))
+        for name in (code.co_name, *code.co_names)
+    )
+
+
+def _shares_locals(code: CodeType) -> bool:
+    return bool(code.co_flags & CO_OPTIMIZED) and not may_read_locals(code)

@@ -1,0 +1,241 @@
+"""Where a walk from a variable stands, and what each of the places that it came through keeps alive.
+
+That is tensors, their storages, and the autograd graphs behind them.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from efprof.recorder.holders.saved_tensors import Nodes, storage_of
+from efprof.recorder.holders.variables import COLLECTIONS
+
+MAX_GRAPH_NODES = 20_000
+"""Per holder; walking them takes about 50 ms."""
+
+GLANCES_PER_CHECK = 16
+
+NUM_LOOKED_AT = 4
+"""Of the last entries, whose types are told where they are alike."""
+
+MAX_PARTS = 8
+"""Of an entry."""
+
+_MAXLEN: Any = vars(deque)["maxlen"]
+"""Read past the attributes of the user's own subclasses, which may run his code."""
+
+Key = tuple[str, str]
+"""Scope and path."""
+
+
+class TimeIsUp(Exception):
+    """Ends a walk from wherever it stands."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """When the walk of a variable, or of a graph, has to end.
+
+    By the time that the thread has computed: on a busy machine a count is to come as far as the one before it.
+    """
+
+    limit: float
+    _num_glances: int = 0
+
+    def check(self) -> None:
+        """Raises TimeIsUp."""
+        if time.thread_time() > self.limit:
+            raise TimeIsUp
+
+    def glance(self) -> None:
+        """The same between things so small that to ask for the time, a microsecond, takes as long: now and then."""
+        if self._num_glances % GLANCES_PER_CHECK == 0:
+            self.check()
+        self._num_glances += 1
+
+
+class Place(NamedTuple):
+    """Where a walk stands: the names that led there; `within` is the namespace, frame, cell or object of `name`."""
+
+    path: str
+    scope: str
+    owner: str
+    name: str
+    file: str | None
+    depth: int = 0
+    within: Any = None
+
+    def deeper(self) -> "Place":
+        """One layer below, of the same name; `_replace` takes four times as long."""
+        path, scope, owner, name, file, depth, within = self
+        return Place(path, scope, owner, name, file, depth + 1, within)
+
+    def entry(self, key: str, entries: Any) -> "Place":
+        """Of a dictionary."""
+        path, scope, owner, name, file, depth, _ = self
+        return Place(f"{path}[{key!r}]", scope, owner, name, file, depth + 1, (entries, key))
+
+
+@dataclass(kw_only=True, slots=True)
+class Held:
+    """What one variable, attribute or container holds, counted once; `file` is the path of its user's code."""
+
+    path: str
+    scope: str
+    owner: str
+    name: str
+    file: str | None
+    type: str
+    num_counted: int = 0
+    """Tensors and containers of this path, each with its length."""
+    length: int = 0
+    max_length: int = 0
+    """Of a deque or a cache; 0 where there is none."""
+    entry: list[str] = field(default_factory=list)
+    """The types of its last entries and of what these have; empty where they are not alike."""
+    tensors: int = 0
+    tensor_bytes: int = 0
+    value_bytes: int = 0
+    """What its tensors take of their storages, the same numbers counted once."""
+    graph_nodes: int = 0
+    graph_bytes: int = 0
+    roots: list[Any] = field(default_factory=list)
+    """The nodes that its tensors come from, as long as their graphs are not counted."""
+    _storages: set[int] = field(default_factory=set)
+    _views: set[tuple[int, int, int]] = field(default_factory=set)
+    _nodes: set[Any] = field(default_factory=set)
+
+    def add(self, tensors: list[torch.Tensor]) -> None:
+        """Count these, and the storage of each once."""
+        self.tensors += len(tensors)
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            if storage is not None:
+                self.tensor_bytes += self._bytes_of(*storage)
+                view = (storage[0], int(tensor.storage_offset()), tensor.nbytes)
+                if view not in self._views:
+                    self._views.add(view)
+                    self.value_bytes += min(tensor.nbytes, storage[1])
+            root = _root_of(tensor)
+            if root is not None:
+                self.roots.append(root)
+
+    def add_graphs(self, known: Nodes, clock: Clock) -> None:
+        """Count the graphs behind the tensors added since; raises TimeIsUp where that takes too long."""
+        clock.check()
+        todo, self.roots = self.roots[::-1], []
+        while todo and len(self._nodes) < MAX_GRAPH_NODES:
+            node = todo.pop()
+            if node in self._nodes:
+                continue
+            self._nodes.add(node)
+            self.graph_nodes = len(self._nodes)
+            clock.glance()
+            storages, following = known.of(node)
+            for storage in storages:
+                self.graph_bytes += self._bytes_of(*storage)
+            todo.extend(following)
+
+    def forget(self) -> None:
+        """Let go of the graphs: a census must keep nothing alive."""
+        self.roots.clear()
+        self._nodes.clear()
+        self._storages.clear()
+        self._views.clear()
+
+    def _bytes_of(self, address: int, num_bytes: int) -> int:
+        if address in self._storages:
+            return 0
+        self._storages.add(address)
+        return num_bytes
+
+
+@dataclass(slots=True)
+class Handles:
+    """By what a holder can be looked at again: the containers that were counted for it, and what has its name."""
+
+    containers: list[Any] = field(default_factory=list)
+    names: list[tuple[Any, str]] = field(default_factory=list)
+    """A namespace, frame, cell or object, and the name in it."""
+
+
+class Holders:
+    """What was found, by scope and path; `here` are those that the last variable led to."""
+
+    def __init__(self) -> None:
+        self.held: dict[Key, Held] = {}
+        self.handles: dict[Key, Handles] = {}
+        self.here: set[Key] = set()
+
+    def of(self, place: Place, value: Any) -> Held:
+        """What a tensor, or a container, at this place is counted in, which has so many elements more."""
+        key = (place.scope, place.path)
+        self.here.add(key)
+        held = self.held.get(key)
+        limit = max_length_of(value)
+        if held is not None:
+            held.max_length = held.max_length + limit if held.max_length and limit else 0
+        else:
+            self.handles[key] = Handles()
+            held = self.held[key] = Held(
+                path=place.path,
+                scope=place.scope,
+                owner=place.owner,
+                name=place.name,
+                file=place.file,
+                type=type(value).__name__,
+                max_length=limit,
+            )
+        handles = self.handles[key]
+        held.num_counted += 1
+        if issubclass(type(value), (*COLLECTIONS, dict)):
+            held.length += len(value)
+            handles.containers.append(value)
+            entry = entry_of(value)
+            held.entry = entry if held.num_counted == 1 or held.entry == entry else []
+        else:
+            held.length += 1
+        if place.within is not None:
+            handles.names.append(place.within if type(place.within) is tuple else (place.within, place.name))
+        return held
+
+
+def _root_of(tensor: torch.Tensor) -> Any:
+    """The node that it comes from; torch refuses where a view was made without gradients, and its base written to."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def max_length_of(value: Any) -> int:
+    """The `maxlen` of a deque, 0 where there is none."""
+    return (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
+
+
+def entry_of(container: Any) -> list[str]:
+    """The type of the last entries, and those of what they have; empty where these differ, and of a set."""
+    base = next((base for base in (dict, list, tuple, deque) if issubclass(type(container), base)), None)
+    if base is None:
+        return []
+    last = (
+        reversed(dict.values(container))
+        if base is dict
+        else map(base.__getitem__, (container,) * NUM_LOOKED_AT, range(len(container) - 1, -1, -1))
+    )
+    found = [_types_in(one) for one in islice(last, NUM_LOOKED_AT)]
+    return found[0] if found and all(types == found[0] for types in found) else []
+
+
+def _types_in(entry: Any) -> list[str]:
+    kind = type(entry)
+    parts: Any = ()
+    if issubclass(kind, (tuple, list)):
+        parts = (tuple if issubclass(kind, tuple) else list).__iter__(entry)
+    elif issubclass(kind, dict):
+        parts = dict.values(entry)
+    return [kind.__name__, *(type(part).__name__ for part in islice(parts, MAX_PARTS + 1))]

@@ -1,0 +1,352 @@
+"""Walks from a variable to every tensor that it keeps alive, by way of containers, attributes, closures and errors."""
+
+import gc
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from types import FunctionType, GeneratorType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+
+from efprof.recorder.holders.paths import Clock, Held, Holders, Place
+from efprof.recorder.holders.variables import (
+    CODE,
+    COLLECTIONS,
+    FEW,
+    LRU_CACHE,
+    MAX_OBJECTS,
+    NOT_DATA,
+    PLAIN,
+    attributes_of,
+    cache_table,
+    cells_of,
+    contents_of,
+    elements_of,
+    inner_name,
+    is_array,
+    is_empty,
+    is_plain_data,
+    kind_of,
+    locals_of,
+    lone_kinds,
+    may_hold_tensors,
+    may_read_locals,
+    namespace_of,
+    slots_of,
+    variables_of,
+)
+from efprof.recorder.session.sites import Sites, UserClasses
+
+MAX_DEPTH = 6
+"""Attributes and keys below a variable; deeper structures are libraries' own. An attribute of the user's classes counts
+once, however often the way leads through it, as in a linked list."""
+
+CHUNK = 1000
+"""Elements of a container that are told apart at once; to visit them takes a millisecond."""
+
+MANY = 1000
+"""A dictionary of more entries, the first and the last of which are plain, is passed over."""
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_ROWS = frozenset({list, tuple})
+
+_TABLES = frozenset({"_buffers", "_parameters"})
+"""Where a `torch.nn.Module` keeps the tensors that the program knows as its attributes."""
+
+_Visitor = Callable[[Any, "Place", Held | None], None]
+
+
+class _Kind(NamedTuple):
+    """How things of one type are visited; `has_names` for their contents, or is one more layer of a container."""
+
+    visit: _Visitor | None
+    has_names: bool = True
+
+
+class Walk:
+    """Visits one variable after another; what was reached from an earlier one counts there alone."""
+
+    def __init__(
+        self, sites: Sites, clock: Clock, met: Callable[[Any, Place, Held | None], None] | None = None
+    ) -> None:
+        """`met` is told of each container, where it was met, and what holds what is in it, if that is not itself."""
+        self.holders = Holders()
+        self.seen: set[int] = set()
+        """What was visited, by `id`."""
+        self.running: set[int] = set()
+        """Frames, by `id`."""
+        self._sites = sites
+        self._classes = UserClasses(sites)
+        self._clock = clock
+        self._met = met or _ignore
+        self._kinds: dict[type[Any], _Kind] = {}
+        self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
+        """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
+        self._depths: dict[str, int] = {}
+        """At which depth an attribute of the user's classes was first met below the variable."""
+        self._seen_here: set[int] = set()
+        self._tables: set[int] = set()
+        """Dictionaries of modules, by `id`, whose entries are counted as the modules' attributes."""
+
+    def visit_variable(
+        self, scope: str, owner: str, file: str | None, name: str, value: Any, within: Any = None
+    ) -> None:
+        """Raises TimeIsUp where it takes too long; then none of it counts as seen."""
+        self._seen_here, self.holders.here, self._depths = set(), set(), {}
+        self._visit_names(scope, owner, file, {name: value}, within)
+        try:
+            while self._todo:
+                self._clock.glance()
+                visit, value, place, inside = self._todo.popleft()
+                visit(value, place, inside)
+        finally:
+            self._todo.clear()
+        self.seen |= self._seen_here
+
+    def _visit_names(self, scope: str, owner: str, file: str | None, names: dict[str, Any], within: Any = None) -> None:
+        for name, value in list(names.items()):
+            if not name.startswith("__"):
+                self._visit(value, Place(f"{owner}.{name}", scope, owner, name, file, 0, within), None)
+
+    def _visit(self, value: Any, place: Place, inside: Held | None) -> None:
+        """Count a tensor, go into anything else later; `inside` is what it is an element of, which then holds it.
+
+        By its type alone: `isinstance` and `hasattr` would run the code of a proxy that loads lazily.
+        """
+        kind = type(value)
+        if kind in PLAIN:
+            return
+        if issubclass(kind, torch.Tensor):
+            self._visit_tensors([value], place, inside or self.holders.of(place, value), inside)
+            return
+        visit = self._kind(kind).visit
+        if visit is not None and place.depth <= MAX_DEPTH and self._is_new(value):
+            self._todo.append((visit, value, place, inside))
+
+    def _visit_tensors(self, tensors: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
+        holder.add(tensors)
+        for extra in gc.get_referents(*tensors):
+            if issubclass(type(extra), dict) and self._is_new(extra):
+                self._todo.append((self._visit_on_tensor, extra, place, inside))
+
+    def _is_new(self, value: Any) -> bool:
+        address = id(value)
+        is_new = address not in self.seen and address not in self._seen_here
+        self._seen_here.add(address)
+        return is_new
+
+    def _kind(self, kind: type[Any]) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = self._new_kind(kind)
+        return known
+
+    def _new_kind(self, kind: type[Any]) -> _Kind:
+        if kind in CODE:
+            return _Kind(self._visit_code)
+        if kind is LRU_CACHE:
+            return _Kind(self._visit_cache, has_names=False)
+        if issubclass(kind, (torch.Tensor, *NOT_DATA)) or str(getattr(kind, "__module__", "")).startswith(
+            "efprof.recorder."
+        ):
+            return _Kind(None, has_names=False)  # a variable may hold the recording: what that keeps is ours
+        if issubclass(kind, COLLECTIONS):
+            return _Kind(self._visit_elements, has_names=False)
+        if issubclass(kind, dict):
+            return _Kind(self._visit_entries, has_names=False)
+        if issubclass(kind, BaseException):
+            return _Kind(self._visit_error, has_names=False)
+        if inner_name(kind):
+            return _Kind(self._visit_container, has_names=False)
+        if issubclass(kind, threading.local):
+            return _Kind(self._visit_contents, has_names=False)
+        if not (kind is ContextVar or is_array(kind)) and (kind.__dictoffset__ or slots_of(kind)):
+            return _Kind(self._visit_attributes)
+        return _Kind(self._visit_contents, has_names=False)
+
+    def _visit_code(self, value: Any, place: Place, inside: Held | None) -> None:
+        """Go to the variables that the user's own functions, generators and classes keep."""
+        if isinstance(value, MethodType):
+            owner = value.__self__  # a hook's or a callback's, far from the variable: what it has is near to it
+            near = place._replace(depth=0) if self._classes.file_of(type(owner)) else place.deeper()
+            self._visit(owner, near, inside)
+        elif isinstance(value, type):
+            self._visit_class(value)
+        elif isinstance(value, GeneratorType):
+            frame, code = value.gi_frame, value.gi_code
+            if frame is not None and self._sites.is_user_code(code) and may_read_locals(code):
+                self._visit_names("local", code.co_qualname, code.co_filename, locals_of(frame), frame)
+        elif self._sites.is_user_code(value.__code__):
+            names, cells = variables_of(value), cells_of(value)
+            if inside is not None:  # an object has names of its own, which other functions may know it by
+                parts = {name: part for name, part in names.items() if not self._kind(type(part)).has_names}
+                self._visit_each(list(parts.values()), place, inside, inside)
+                names = {name: part for name, part in names.items() if name not in parts}
+            owner = value.__qualname__.removesuffix(f".<locals>.{value.__name__}")
+            file = value.__code__.co_filename
+            for name, element in names.items():
+                self._visit_names("local", owner, file, {name: element}, cells.get(name))
+            self._visit_names("attribute", value.__qualname__, file, value.__dict__, value.__dict__)
+
+    def _visit_class(self, kind: type[Any]) -> None:
+        file = self._classes.file_of(kind)
+        if file is not None:
+            names = {name: value for name, value in vars(kind).items() if type(value) not in CODE}
+            self._visit_names("attribute", kind.__qualname__, file, names, kind)
+            for name, value in list(vars(kind).items()):
+                # A function for its defaults; one with a cache may stand for an operator, such as `__getitem__`.
+                if type(value) in (FunctionType, LRU_CACHE):
+                    place = Place(f"{kind.__qualname__}.{name}", "attribute", kind.__qualname__, name, file)
+                    self._visit(value, place, None)
+
+    def _visit_elements(self, value: Any, place: Place, inside: Held | None) -> None:
+        self._met(value, place, inside)
+        elements = elements_of(value)
+        if not may_hold_tensors(elements):
+            return
+        self._visit_each(elements, place, inside or self.holders.of(place, value), inside)
+
+    def _visit_each(self, elements: list[Any], place: Place, holder: Held, inside: Held | None) -> None:
+        """What is alone of its kind in the outermost container is no record: its attributes are named by themselves."""
+        below = place.deeper()
+        lone = lone_kinds(elements) if inside is None and len(elements) <= FEW else frozenset()
+        for part in self._parts_to_visit(elements):
+            chunk = elements[part]
+            kinds = set(map(type, chunk))
+            if kinds - PLAIN <= _TENSORS:
+                tensors = [element for element in chunk if type(element) not in PLAIN]
+                self._visit_tensors(tensors, place, holder, holder)
+                continue
+            if kinds <= _ROWS and len(chunk) > FEW and sum(map(len, chunk)) <= MAX_OBJECTS:
+                rows = filter(self._is_new, chunk)
+                self._todo.append((self._visit_rows, gc.get_referents(*rows), place, holder))
+                continue
+            for element in chunk:
+                if type(element) not in PLAIN:
+                    kind = self._kind(type(element))
+                    is_alone = kind.has_names and kind_of(element) in lone
+                    self._visit(element, below if kind.has_names else place, None if is_alone else holder)
+
+    def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
+        """Those in which there may be a tensor; raises TimeIsUp."""
+        for start in range(0, len(elements), CHUNK):
+            self._clock.check()
+            part = slice(start, start + CHUNK)
+            if len(elements) <= FEW or not is_plain_data(elements[part], self._classes.is_record):
+                yield part
+
+    def _visit_rows(self, elements: list[Any], place: Place, inside: Held | None) -> None:
+        """What many small containers of one container have, all of it at once."""
+        assert inside is not None
+        self._visit_each(elements, place, inside, inside)
+
+    def _visit_entries(self, value: dict[Any, Any], place: Place, inside: Held | None) -> None:
+        self._met(value, place, inside)
+        values = dict.values(value)
+        if len(value) > MANY and not may_hold_tensors([next(iter(values)), next(reversed(values))]):
+            return
+        holder, unnamed = inside or self.holders.of(place, value), []
+        is_table = id(value) in self._tables
+        keys, elements = list(dict.keys(value)), list(dict.values(value))
+        for part in self._parts_to_visit(elements):
+            for key, element in zip(keys[part], elements[part], strict=False):
+                if type(element) in PLAIN or (is_table and _is_attribute(key)):
+                    continue
+                if type(key) is not str:
+                    unnamed.append(element)
+                else:
+                    is_leaf = issubclass(type(element), torch.Tensor)
+                    self._visit(element, place.entry(key, value), holder if is_leaf else inside)
+        if unnamed:
+            made = [key for key in keys if type(key) is tuple]  # for it, as the arguments of a cached function are
+            self._visit_each([*unnamed, *made], place, holder, inside)
+
+    def _visit_container(self, value: Any, place: Place, inside: Held | None) -> None:
+        """What a container of Python's own has is held by the variable that the program calls the container by."""
+        inner = dict(attributes_of(value)).get(inner_name(type(value)) or "")
+        visit = self._kind(type(inner)).visit
+        if visit is not None:
+            visit(inner, place, inside)
+            held = self.holders.held.get((place.scope, place.path))
+            if inside is None and held is not None:
+                held.type = type(value).__name__
+
+    def _visit_cache(self, value: Any, place: Place, inside: Held | None) -> None:
+        """The results of a cached function, and its arguments, are held by the function's name."""
+        function, table = (namespace_of(value) or {}).get("__wrapped__"), cache_table(value)
+        if type(function) is FunctionType and self._sites.is_user_code(function.__code__):
+            owner, file = function.__qualname__, function.__code__.co_filename
+            place = Place(f"{owner}.cache_info", "attribute", owner, "cache_info", file, place.depth)
+        self._met(table, place, inside)
+        holder = inside or self.holders.of(place, table)
+        if inside is None:
+            holder.type, holder.max_length = "lru_cache", LRU_CACHE.cache_info(value).maxsize or 0
+        self._visit_each(contents_of(value), place, holder, holder)
+
+    def _visit_contents(self, value: Any, place: Place, inside: Held | None) -> None:
+        contents = contents_of(value)
+        if may_hold_tensors(contents):
+            holder = inside or self.holders.of(place, value)
+            self._visit_each(contents, place, holder, holder if type(value) is ContextVar else inside)
+
+    def _visit_on_tensor(self, value: dict[str, Any], place: Place, inside: Held | None) -> None:
+        """The attributes that a program sets on a tensor, and the hooks that it registers on it."""
+        if type(value) is dict:
+            self._visit_named("Tensor", None, value.items(), place.depth - 1, inside, value)
+        else:
+            hooks = Place("Tensor._backward_hooks", "attribute", "Tensor", "_backward_hooks", None, place.depth)
+            self._visit_entries(value, hooks, inside)
+
+    def _visit_error(self, value: BaseException, place: Place, inside: Held | None) -> None:
+        """A kept error keeps the variables of every function that it came through; of those that still run, they do."""
+        holder, below = inside or self.holders.of(place, value), place.deeper()
+        traceback = value.__traceback__
+        while traceback is not None:
+            frame, traceback = traceback.tb_frame, traceback.tb_next
+            is_over = id(frame) not in self.running
+            if is_over and self._sites.is_user_code(frame.f_code) and may_read_locals(frame.f_code):
+                for element in list(locals_of(frame).values()):
+                    self._visit(element, below, holder)
+        self._visit_attributes(value, place, inside)
+
+    def _visit_attributes(self, value: Any, place: Place, inside: Held | None) -> None:
+        kind = type(value)
+        file, attributes = self._classes.file_of(kind), attributes_of(value)
+        if issubclass(kind, torch.nn.Module):
+            for name, table in attributes:
+                if name in _TABLES and issubclass(type(table), dict):  # the program knows its entries as attributes
+                    self._tables.add(id(table))
+                    entries = [(key, tensor) for key, tensor in list(dict.items(table)) if _is_attribute(key)]
+                    self._visit_named(kind.__qualname__, file, entries, place.depth, inside, table)
+        self._visit_named(kind.__qualname__, file, attributes, place.depth, inside, value)
+        namespace = namespace_of(value) if inside is None else None
+        if namespace is not None and (file is not None or issubclass(kind, torch.nn.Module)):
+            own = Place(f"{kind.__qualname__}.__dict__", "attribute", kind.__qualname__, "__dict__", file, place.depth)
+            self._met(namespace, own, inside)
+
+    def _visit_named(
+        self,
+        owner: str,
+        file: str | None,
+        attributes: Iterable[tuple[str, Any]],
+        depth: int,
+        inside: Held | None,
+        within: Any = None,
+    ) -> None:
+        for name, element in attributes:
+            if type(element) in PLAIN or (file is None and is_empty(element)):
+                continue
+            path, below = f"{owner}.{name}", depth + 1
+            if file is not None:
+                below = min(below, self._depths.setdefault(path, below))
+            self._visit(element, Place(path, "attribute", owner, name, file, below, within), inside)
+
+
+def _ignore(*_: object) -> None: ...
+
+
+def _is_attribute(key: Any) -> bool:
+    """Whether the program knows an entry of a module's table as an attribute; a name with a number is one of many."""
+    return type(key) is str and not key[-1:].isdigit()

@@ -1,0 +1,197 @@
+"""What is compared after each line of a watch: lengths of containers, and what has a name, by handles taken once;
+and which lines bind a variable.
+"""
+
+import dis
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from efprof.recorder.holders.paths import Handles
+from efprof.recorder.holders.variables import locals_of, may_read_locals, value_of
+
+MAX_HANDLES = 8
+"""Of one path: of ten layers alike, some tell the line of all."""
+
+FEW = 64
+"""A container with as many entries has these compared one by one, where it does not get longer."""
+
+_STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+_BASES: tuple[type[Any], ...] = (list, dict, set, deque, tuple, frozenset)
+
+How = Literal["grew", "shrank", "bound"]
+
+
+class Line(NamedTuple):
+    """Where a thread is; `is_within_call` while a library runs that this line called."""
+
+    code: CodeType
+    number: int
+    is_within_call: bool
+
+
+@dataclass(slots=True)
+class Seen:
+    """How often a line did the same to one thing."""
+
+    times: int = 0
+    entries: int = 0
+
+
+@dataclass(slots=True)
+class Thing:
+    """One holder or container, and the lines seen to change it."""
+
+    path: str | None
+    scope: str | None
+    file: str | None
+    number: int | None
+    changes: dict[tuple[Line, How], Seen] = field(default_factory=dict)
+    variables: list["Variable"] = field(default_factory=list)
+
+    @property
+    def num_seen(self) -> int:
+        """How often it was seen to grow, or to be bound anew."""
+        seen = sum(one.times for (_, how), one in self.changes.items() if how != "shrank")
+        return max([seen, *(variable.times for variable in self.variables)])
+
+    def note(self, line: Line, how: How, entries: int) -> None:
+        """This line changed it."""
+        seen = self.changes.setdefault((line, how), Seen())
+        seen.times += 1
+        seen.entries += entries
+
+
+@dataclass(slots=True)
+class Variable:
+    """A local variable of a function that runs, looked at once per step: to read it in a trace callback would harm."""
+
+    frame: FrameType
+    name: str
+    times: int = 0
+    _last: Any = None
+
+    def look(self, names: dict[str, Any]) -> None:
+        """Compare it with the last look, by the variables of its function."""
+        now = _identity(names.get(self.name))
+        self.times += self._last is not None and now != self._last
+        self._last = now
+
+
+class State(NamedTuple):
+    """One comparison: `measure` gives what is compared, `note` is told of a line that changed it."""
+
+    measure: Callable[[], Any]
+    note: Callable[[Line, Any, Any], None]
+
+
+def states_of(thing: Thing, handles: Handles, *, got_longer: bool) -> list[State]:
+    """All that is compared for one thing; its local variables become `thing.variables` instead."""
+    states, named = [], set()
+    for owner, name in handles.names[-MAX_HANDLES:]:
+        if type(owner) is FrameType:
+            thing.variables.append(Variable(owner, name))
+        else:
+            states.append(State(partial(_named, owner, name), partial(_note_named, thing)))
+            named.add(id(value_of(owner, name)))
+    for container in handles.containers[-MAX_HANDLES:]:
+        if id(container) not in named:
+            states.append(State(partial(_base_of(container).__len__, container), partial(_note_length, thing)))
+        if not got_longer and len(container) <= FEW:
+            states.append(State(partial(_entries, container), partial(_note_bound, thing)))
+    return states
+
+
+def look_at_variables(things: list[Thing]) -> None:
+    """Once per step, outside of every trace callback."""
+    variables = [variable for thing in things for variable in thing.variables]
+    for frame in {variable.frame for variable in variables}:
+        if may_read_locals(frame.f_code):
+            names = locals_of(frame)
+            for variable in variables:
+                if variable.frame is frame:
+                    variable.look(names)
+
+
+def _note_length(thing: Thing, line: Line, before: int, now: int) -> None:
+    thing.note(line, "grew" if now > before else "shrank", abs(now - before))
+
+
+def _note_bound(thing: Thing, line: Line, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
+    if len(before) == len(now):  # else its length has told
+        thing.note(line, "bound", 0)
+
+
+def _named(owner: Any, name: str) -> tuple[int, int, int | None]:
+    value = value_of(owner, name)
+    address, version = _identity(value)
+    return address, version, len(value) if type(value) in _BASES else None
+
+
+def _note_named(
+    thing: Thing, line: Line, before: tuple[int, int, int | None], now: tuple[int, int, int | None]
+) -> None:
+    """Its value is another one, or the same tensor written in place; a container may have got longer or shorter."""
+    if before[2] is None or now[2] is None or before[2] == now[2]:
+        thing.note(line, "bound", 0)
+    else:
+        _note_length(thing, line, before[2], now[2])
+
+
+def _entries(container: Any) -> tuple[Any, ...]:
+    base = _base_of(container)
+    values = dict.values(container) if base is dict else base.__iter__(container)
+    return tuple([_identity(value) for value in values])
+
+
+def _identity(value: Any) -> tuple[int, int]:
+    """By which a value is told from the one before; a tensor that was written in place is another one."""
+    if type(value) not in _TENSORS:
+        return id(value), 0
+    try:
+        return id(value), value._version
+    except RuntimeError:  # made in inference mode
+        return id(value), 0
+
+
+def _base_of(container: Any) -> type[Any]:
+    return next(base for base in _BASES if issubclass(type(container), base))
+
+
+def binding_lines(code: CodeType, name: str) -> set[tuple[CodeType, int]]:
+    """Code and line of each statement of a function, and of those within it, that binds the name, by its bytecode."""
+    found = set()
+    for one in [code, *_within(code, name)]:
+        line = 0
+        for instruction in dis.get_instructions(one):
+            if instruction.positions is not None and instruction.positions.lineno is not None:
+                line = instruction.positions.lineno
+            if name in _bound_by(instruction):
+                found.add((one, line))
+    return found
+
+
+def _within(code: CodeType, name: str) -> Iterator[CodeType]:
+    """Functions in it that know its variable as theirs: `nonlocal`."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and name in constant.co_freevars:
+            yield constant
+            yield from _within(constant, name)
+
+
+def _bound_by(instruction: dis.Instruction) -> tuple[str, ...]:
+    """From Python 3.13 on one instruction may bind two names, or bind one and load another."""
+    bound = instruction.argval
+    if instruction.opname in _STORES:
+        return (bound,)
+    if instruction.opname == "STORE_FAST_STORE_FAST":
+        return tuple(bound)
+    return (bound[0],) if instruction.opname == "STORE_FAST_LOAD_FAST" else ()

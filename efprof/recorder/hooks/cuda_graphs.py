@@ -1,0 +1,98 @@
+"""Steps that were captured into a CUDA graph: replaying it is all that the host still sees of them."""
+
+import functools
+from time import perf_counter_ns
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.session.shell import Shell
+
+
+def watch_captures(loop: Loop, shell: Shell) -> list[Undo]:
+    """Look away while a CUDA graph is captured, and see a step where a graph that holds one is replayed."""
+    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(torch.cuda.CUDAGraph, "capture_begin"):
+        return []
+    kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
+    paused = shell.guarded("loop", stepping.capture_began)
+    resumed = shell.guarded("loop", stepping.capture_ended)
+    replayed = shell.guarded("loop", stepping.replayed)
+    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        paused(self)
+        try:
+            begin(self, *args, **kwargs)
+        except BaseException:  # as where one is being captured already
+            resumed(self)
+            raise
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        try:
+            end(self)
+        finally:
+            resumed(self)
+
+    @functools.wraps(replay)
+    def watched_replay(self: Any) -> None:
+        replay(self)
+        replayed(self)
+
+    new = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": watched_replay}
+    return [replace(kind, name, function) for name, function in new.items()]
+
+
+class CapturedSteps:
+    """Notes which graphs hold an optimizer's step; replaying one of them ends a step."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._graphs: WeakSet[Any] = WeakSet()
+        self._capturing: list[Any] = []
+        """Graphs into which operations go now; the last one began within the others' capture."""
+        self._hook: Any = None
+
+    def capture_began(self, graph: Any) -> None:
+        """From here on operations are captured, not run."""
+        self._loop.thread.has_captured = True
+        if not self._capturing:
+            self._loop.thread.pause()
+            self._hook = register_optimizer_step_post_hook(lambda *_: self._graphs.update(self._capturing[-1:]))
+        self._capturing.append(graph)
+
+    def capture_ended(self, graph: Any) -> None:
+        """They run again, once no capture goes on; this one may not have begun at all."""
+        if graph not in self._capturing:
+            return
+        self._capturing.remove(graph)
+        if not self._capturing:
+            self._hook.remove()
+            self._loop.thread.resume()
+
+    def replayed(self, graph: Any) -> None:
+        """The graph was launched: if it holds a whole update, that ends a step, whose stages cannot be told apart.
+
+        It shares its step with other such graphs, but with no optimizer that stepped by itself.
+        """
+        loop, steps, entered = self._loop, self._loop.steps, perf_counter_ns()
+        if graph not in self._graphs or not loop.is_ours:
+            return
+        loop.num_updates += 1
+        if loop.light.is_on:
+            loop.light.updated(id(graph))
+            return
+        if steps.open is not None and not set(map(id, self._graphs)).issuperset(steps.open.stepped):
+            steps.finish(steps.open, entered)
+        step = steps.to_update(id(graph), entered)
+        if step.is_light:
+            loop.rest(step)
+            loop.light.updated(id(graph))
+            return
+        step.num_backwards += 1
+        steps.updated(step, id(graph), entered)

@@ -1,0 +1,409 @@
+"""Puts the loop's entry points into torch, from outside, and takes them out again."""
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from math import isfinite
+from threading import get_ident
+from time import perf_counter_ns
+from types import CodeType, FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.numbers.step_numbers import read_value
+from efprof.recorder.session.frames import callers
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import is_of_a_signal
+
+Undo = Callable[[], None]
+
+_RUNNING_PASS = torch._C._current_graph_task_id
+_NUM_MODES, _NUM_OVERRIDES = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+
+NUMBER = "_efprof_number"
+"""The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
+
+
+def replace(owner: Any, name: str, new: Any) -> Undo:
+    """Set an attribute of a class or module; the result puts the old one back, unless the program has changed it."""
+    had_own = name in vars(owner)
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    forget = _script_as(old, new)
+
+    def undo() -> None:
+        forget()
+        if vars(owner).get(name) is not new:  # the program has deleted it, or put its own there
+            return
+        if had_own:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)
+
+    return undo
+
+
+def _script_as(old: Any, new: Any) -> Undo:
+    """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
+    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+    if id(old) in known:
+        known[id(new)] = known[id(old)]
+
+    def forget() -> None:
+        known.pop(id(new), None)
+
+    return forget
+
+
+def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart.
+
+    Around its start the loop's `loader_began(loader)` and `loader_started(loader, iterator)` are told of it.
+    """
+    began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
+    opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader), is_start=True))
+    broke_off = shell.guarded("loop", loop.fetch_broke_off)
+    numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
+    started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
+    start = DataLoader.__iter__
+
+    @functools.wraps(start)
+    def iterate(self: Any) -> Any:
+        began(self)
+        try:  # from the first call on: a signal's handler may raise in it
+            opened(self)
+            iterator = start(self)
+        finally:
+            broke_off()
+        numbered(self, iterator)
+        started(self, iterator)
+        return iterator
+
+    fetch = fetching(
+        loop, shell, _BaseDataLoaderIter.__next__, lambda iterator: iterator.__dict__.get(NUMBER), may_evaluate=True
+    )
+    return [replace(DataLoader, "__iter__", iterate), replace(_BaseDataLoaderIter, "__next__", fetch)]
+
+
+def fetching(
+    loop: Loop,
+    shell: Shell,
+    advance: Callable[..., Any],
+    number_of: Callable[[Any], int | None],
+    *,
+    may_evaluate: bool = False,
+) -> Callable[..., Any]:
+    """A `__next__` that enters the stage `data` while it runs; `loop.loader_ended` is told of the last.
+
+    Where it may be for an evaluation, those that watch for one are asked as well: in one function, since each that a
+    light step runs through is dear.
+    """
+    light = loop.light
+    began = shell.guarded("loop", lambda iterator: loop.fetch_began(number_of(iterator)))
+    ended, exhausted = shell.guarded("loop", loop.fetch_ended), shell.guarded("loop", loop.data_ended)
+    over = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_ended))
+    broke_off = shell.guarded("loop", loop.fetch_broke_off)
+
+    @functools.wraps(advance)
+    def fetch(iterator: Any) -> Any:
+        watch, is_watched = loop.evaluations, False
+        if may_evaluate and watch is not None and (watch.may_begin or not torch.is_grad_enabled()):
+            is_watched = not watch.is_idle
+        if light.is_on and not light.is_burst_due and not is_watched:
+            try:
+                return advance(iterator)
+            except StopIteration:
+                over(iterator, number_of(iterator))
+                raise
+        if is_watched:
+            watch.asked(iterator)
+        has_come = False
+        try:
+            began(iterator)
+            batch = advance(iterator)
+            has_come = True
+        except StopIteration:
+            exhausted()
+            over(iterator, number_of(iterator))
+            raise
+        finally:
+            if not has_come:
+                broke_off()
+        ended(batch)
+        if is_watched:
+            watch.handed(iterator)
+        return batch
+
+    return fetch
+
+
+def _tell(loop: Loop, listeners: list[Callable[..., None]], *what: Any) -> None:
+    if loop.is_ours:
+        for listener in listeners:
+            listener(*what)
+
+
+def _number_iterator(numbers: WeakKeyDictionary[Any, int], loader: Any, iterator: Any) -> None:
+    number = numbers.get(loader)
+    if number is not None and isinstance(iterator, _BaseDataLoaderIter):
+        iterator.__dict__[NUMBER] = number
+
+
+def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
+    """Enter the stage `backward` at `torch.autograd.backward`, which `Tensor.backward` calls too, and at `grad`.
+
+    Not where they are called within a pass, as by reentrant checkpointing: that is part of it.
+    """
+    light, lights, thread, steps = loop.light, loop.light.steps, loop.thread, loop.steps
+    running_pass, num_modes, num_overrides = _RUNNING_PASS, _NUM_MODES, _NUM_OVERRIDES
+    is_within = False
+    """Whether the training's thread runs a pass that began in here: to ask autograd takes a microsecond."""
+
+    def enter(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        gradients, retains_graph, creates_graph = _given(*args, **kwargs)
+        if light.is_on:
+            light.backward_entered(tensors, gradients)
+            return
+        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
+        loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
+
+    entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)
+    asked = shell.guarded("loop", loop.gradients_entered)
+    lightly, passed = shell.guarded("loop", lights.backward_entered), shell.guarded("loop", light.pass_ended)
+    original, gradients = torch.autograd.backward, torch.autograd.grad
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_within
+        is_ours = get_ident() == thread.ident
+        is_nested = is_within if is_ours and light.is_on else running_pass() != -1
+        if is_nested or (steps.clock is not None and thread.is_capturing):
+            original(tensors, *args, **kwargs)
+            return
+        # As `loss.backward()` calls it, which gives no gradient, and names its `inputs` alone.
+        is_light = is_ours and light.is_on and args and args[0] is None and len(kwargs) == 1 and "inputs" in kwargs
+        is_within |= is_ours
+        try:  # from the first call on: a signal's handler may raise in it
+            if not is_light:
+                entered(tensors, args, kwargs)
+            else:
+                # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
+                began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
+                if type(tensors) is torch.Tensor and tensors.is_cpu and not (num_modes() or num_overrides()):
+                    try:
+                        loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
+                    except RuntimeError as error:  # it has more than one; in torch.func's transformations none has one
+                        if is_of_a_signal(error):
+                            raise
+                if type(loss) is float and isfinite(loss):
+                    lights.waiting.append(loss)
+                    if began:
+                        lights.clocked_ns += perf_counter_ns() - began
+                else:
+                    lightly(tensors, None)
+            original(tensors, *args, **kwargs)
+        finally:
+            is_within &= not is_ours
+            if not is_light:
+                left()
+        if is_light and light.is_on and not light.ends_with_update:
+            passed()
+
+    @functools.wraps(gradients)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_within
+        is_ours, is_light = get_ident() == thread.ident, light.is_on
+        is_nested = is_within if is_ours and is_light else running_pass() != -1
+        if is_nested or (not is_light and thread.is_capturing):
+            return gradients(outputs, inputs, *args, **kwargs)
+        is_within |= is_ours
+        try:
+            if not is_light:
+                asked(inputs)
+            return gradients(outputs, inputs, *args, **kwargs)
+        finally:
+            is_within &= not is_ours
+            if not is_light:
+                left()
+
+    return [replace(torch.autograd, "backward", backward), replace(torch.autograd, "grad", grad)]
+
+
+def _given(
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, bool, bool]:
+    """The gradients, and whether it keeps and makes a graph: `torch.autograd.backward`'s arguments after its first."""
+    gradients = grad_variables if grad_tensors is None else grad_tensors  # an old name of them
+    return gradients, bool(create_graph if retain_graph is None else retain_graph), bool(create_graph)
+
+
+def watch_optimizers(loop: Loop, shell: Shell) -> list[Undo]:
+    """Enter the stage `optimizer` by torch's own hooks for every optimizer."""
+    light, thread, num_nested = loop.light, loop.thread, 0
+
+    def enter(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        nonlocal num_nested
+        if loop.is_in_optimizer and loop.is_ours and _num_running_steps() > 1:
+            num_nested += 1
+            loop.has_nested_steps = True
+            return
+        num_nested = 0
+        loop.optimizer_entered(optimizer, has_closure)
+
+    def leave(optimizer: torch.optim.Optimizer) -> None:
+        nonlocal num_nested
+        if light.is_on:
+            if not loop.has_nested_steps or _num_running_steps() < 2:
+                loop.optimizer_left(optimizer)
+        elif num_nested and loop.is_ours:
+            num_nested -= 1
+        else:
+            loop.optimizer_left(optimizer)
+
+    entered, left = shell.guarded("loop", enter), shell.guarded("loop", leave)
+    lightly, looked = shell.guarded("loop", light.steps.updated), shell.guarded("loop", light.after_update)
+    lights, sampling = light.steps, loop.sampling
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (light.is_on and get_ident() == thread.ident):
+            # Of the arguments of `Optimizer.step`, itself among them.
+            entered(optimizer, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        is_plain = light.is_on and get_ident() == thread.ident and not loop.has_nested_steps
+        if is_plain and not (loop.steps.clock is not None and thread.is_capturing):
+            loop.num_updates += 1
+            lightly(id(optimizer))
+            if light.is_burst_due or lights.number + 1 >= sampling.look_at:
+                looked()
+        else:
+            left(optimizer)
+
+    return [register_optimizer_step_pre_hook(before).remove, register_optimizer_step_post_hook(after).remove]
+
+
+def watch_updates(loop: Loop, shell: Shell) -> list[Undo]:
+    """Enter the stage `optimizer` while gradients are clipped, and while a learning rate moves on."""
+    undo = []
+    for watch, name in ((_clipping, "clip_grad_norm_"), (updating, "clip_grad_value_")):
+        # One function for both places, if it is one there: it is pickled by its name in one of them.
+        watching: dict[int, Callable[..., Any]] = {}
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            original = getattr(owner, name)
+            if id(original) not in watching:
+                watching[id(original)] = watch(loop, shell, original)
+            undo.append(replace(owner, name, watching[id(original)]))
+    for kind, name in _moves_of_schedules():
+        undo.append(replace(kind, name, updating(loop, shell, getattr(kind, name))))
+    return undo
+
+
+def updating(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which enters the stage `optimizer` while it runs."""
+    light = loop.light
+    began, ended = shell.guarded("loop", loop.update_began), shell.guarded("loop", loop.update_ended)
+
+    @functools.wraps(original)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        if light.is_on or loop.is_updating or loop.thread.is_capturing:  # a schedule of schedules
+            return original(*args, **kwargs)
+        loop.is_updating = True
+        try:
+            began()
+            return original(*args, **kwargs)
+        finally:
+            loop.is_updating = False
+            ended()
+
+    return update
+
+
+def _clipping(loop: Loop, shell: Shell, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and what the gradients were clipped by is taken."""
+    light, update = loop.light, updating(loop, shell, original)
+    clipped = shell.guarded("loop", loop.gradients_clipped)
+
+    @functools.wraps(original)
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        norm = update(*args, **kwargs)
+        if not light.is_on:
+            clipped(norm, args[1] if len(args) > 1 else kwargs.get("max_norm"))
+        return norm
+
+    return clip
+
+
+def _moves_of_schedules() -> list[tuple[type[Any], str]]:
+    """The methods that move a learning rate on; mostly one within `step`, which warns with the line of its caller."""
+    kinds = _with_own_step(LRScheduler)
+    if not hasattr(LRScheduler, "_update_lr"):
+        return [(kind, "step") for kind in kinds]
+    return [(LRScheduler, "_update_lr"), *((kind, "step") for kind in kinds if kind is not LRScheduler)]
+
+
+def _with_own_step(kind: type[Any]) -> list[type[Any]]:
+    """A class and those of torch below it that define `step` themselves."""
+    below = [found for child in kind.__subclasses__() for found in _with_own_step(child)]
+    is_own = "step" in vars(kind) and kind.__module__.startswith("torch.")
+    return [*([kind] if is_own else []), *below]
+
+
+def _num_running_steps() -> int:
+    """How many calls of `Optimizer.step` are on the stack: a subclass calls its parent's, a wrapper another's."""
+    return sum(frame.f_code is STEP_CODE for frame in callers(sys._getframe()))
+
+
+STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+"""The function that torch puts around every optimizer's `step`, and that calls the hooks."""
+
+_CODES: dict[CodeType, str] = {
+    torch.nn.Module._call_impl.__code__: "forward",
+    STEP_CODE: "optimizer",
+}
+
+_WRAPPERS = {
+    "iterate": "data",
+    "fetch": "data",
+    "backward": "backward",
+    "grad": "backward",
+    "update": "optimizer",
+    "clip": "optimizer",
+}
+"""The functions in here that stand in the place of others, by their names."""
+
+
+def failed_stage(error: BaseException) -> str | None:
+    """Of the error, or of the one that it came of, the innermost stage; None where it came from between them."""
+    link: BaseException | None = error
+    while link is not None:
+        stages = [_stage_of(frame.f_code) for frame, _ in traceback.walk_tb(link.__traceback__)]
+        found = next(filter(None, reversed(stages)), None)
+        if found is not None:
+            return found
+        link = link.__context__
+    return None
+
+
+def stage_of_stack(frame: FrameType | None) -> str | None:
+    """The innermost stage that this frame stands in; None where it is between them."""
+    return next(filter(None, (_stage_of(caller.f_code) for caller in callers(frame))), None)
+
+
+def _stage_of(code: CodeType) -> str | None:
+    if code.co_filename == __file__:
+        return _WRAPPERS.get(code.co_name)
+    return _CODES.get(code)

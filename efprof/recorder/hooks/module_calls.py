@@ -1,0 +1,202 @@
+"""Enters the stage `forward` at the outermost module call, in steps that are recorded in full."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from efprof.recorder.hooks.compiled_functions import CompiledFunction, CompiledFunctions
+from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_graphs
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.session.shell import Shell
+
+COMPILER = "torch._dynamo.eval_frame"
+
+_RAISED = object()
+"""What a call returned that returned nothing."""
+
+
+class ModuleCalls:
+    """Hooks on every module call, which cost about 2 us each (measured): in light steps there are none.
+
+    Hooks that come and go would make `torch.compile` compile again: they are never in while compiled code runs.
+    """
+
+    def __init__(self, loop: Loop, shell: Shell) -> None:
+        self._began = shell.guarded("loop", loop.forward_began)
+        self._ended = shell.guarded("loop", loop.forward_ended)
+        self._loop, self._hosts = loop, loop.hosts
+        self._hooks: list[Undo] = []
+        self._functions = CompiledFunctions(loop)
+        self._num_compiled = 0
+        """Calls of compiled code that are running, one within another."""
+        self._depth = 0
+        self._are_wanted = True
+        self._may_hook = True
+        self._shell = shell
+        self._undo_compilation = self._watch_compilation()
+        loop.light.woken.append(self._want)
+        self._put_hooks_in()
+
+    def remove(self) -> None:
+        """Take every hook out, for good."""
+        self._may_hook = False
+        self._take_hooks_out()
+        self._undo_compilation()
+
+    def _want(self, are_wanted: bool) -> None:
+        self._are_wanted = are_wanted
+        self._depth = 0
+        if are_wanted:
+            self._put_hooks_in()
+        else:
+            self._take_hooks_out()
+
+    def _put_hooks_in(self) -> None:
+        if self._are_wanted and self._may_hook and not self._hooks and not self._num_compiled:
+            before = register_module_forward_pre_hook(self._before)
+            after = register_module_forward_hook(self._after, always_call=True)
+            self._hooks = [before.remove, after.remove]
+
+    def _take_hooks_out(self) -> None:
+        for undo in self._hooks:
+            undo()
+        self._hooks = []
+
+    def _before(self, module: torch.nn.Module, _: Any) -> None:
+        if module not in self._hosts:
+            self._began(module)
+            self._depth += self._loop.is_ours
+
+    def _after(self, module: torch.nn.Module, *_: Any) -> None:
+        if module not in self._hosts:
+            self._depth = max(0, self._depth - self._loop.is_ours)
+            self._ended()
+
+    # Compiled code.
+
+    def _watch_compilation(self) -> Undo:
+        """See compiled code from now on; the compiler is there once somebody has asked for it."""
+        undo: list[Undo] = []
+
+        def prepare_once() -> None:
+            if not undo:
+                module = importlib.import_module(COMPILER).OptimizedModule  # of it is what is made of any module
+                undo.append(replace(module, "__call__", self._watched_module(module.__call__)))
+                undo.append(_watch_compiler(self._shell, self._shell.guarded("loop", self._compilation_began)))
+
+        prepare, original = self._shell.guarded("compilation", prepare_once), torch.compile
+
+        @functools.wraps(original)
+        def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            compiled = original(model, *args, **kwargs)
+            prepare()
+            is_function = callable(model) and compiled is not model and not isinstance(compiled, torch.nn.Module)
+            return self._watched(model, compiled) if is_function else compiled
+
+        undo_compile = replace(torch, "compile", compile_)
+        if COMPILER in sys.modules:
+            prepare()
+
+        def undo_all() -> None:
+            for back in [undo_compile, *undo]:
+                back()
+
+        return undo_all
+
+    def _watched(self, model: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        owner = getattr(model, "__self__", None) if isinstance(model, MethodType) else None
+        if isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":
+            return self._watched_module(compiled, owner)  # what `Module.compile` puts into a module
+        function, functions = CompiledFunction(), self._functions
+
+        def ended(_: Any, result: object) -> None:
+            functions.ended(function)
+            if result is not _RAISED and not function.is_known:
+                functions.returned(function, result)
+
+        return self._around(compiled, lambda _: functions.began(function), ended)
+
+    def _watched_module(
+        self, original: Callable[..., Any], module: torch.nn.Module | None = None
+    ) -> Callable[..., Any]:
+        """What calls this module, or the one that it is given first."""
+        return self._around(
+            original,
+            lambda args: self._before(module if module is not None else args[0], None),
+            lambda args, _: self._after(module if module is not None else args[0]),
+        )
+
+    def _around(
+        self, original: Callable[..., Any], began: Callable[[Any], None], ended: Callable[[Any, object], None]
+    ) -> Callable[..., Any]:
+        """`original`, which is compiled: no hook on modules is in while it runs."""
+
+        def enter(args: Any) -> None:
+            if self._loop.is_ours:
+                self._num_compiled += 1
+                self._take_hooks_out()
+                began(args)
+
+        def leave(args: Any, result: object) -> None:
+            if self._loop.is_ours:
+                ended(args, result)
+                self._num_compiled = max(0, self._num_compiled - 1)
+                self._put_hooks_in()
+
+        entered, left = self._shell.guarded("loop", enter), self._shell.guarded("loop", leave)
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            entered(args)
+            result: object = _RAISED
+            try:
+                result = original(*args, **kwargs)
+                return result
+            finally:
+                left(args, result)
+
+        return run
+
+    def _compilation_began(self) -> None:
+        """Of code that was compiled before the recording began: whatever is running now, its end will not be seen."""
+        if self._hooks and self._loop.is_ours:
+            self._may_hook = False
+            for _ in range(self._depth):
+                self._ended()
+            self._take_hooks_out()
+
+
+def _watch_compiler(shell: Shell, compilation_began: Callable[[], None]) -> Undo:
+    handler = importlib.import_module("torch._dynamo.callback").callback_handler
+    keep_out = shell.guarded("compilation", keep_out_of_graphs)
+    is_out = False
+
+    def began(*details: Any) -> None:
+        nonlocal is_out
+        if not is_out:
+            is_out = True
+            keep_out(keep_out.__code__)  # not before: now all hooks are in place
+        if _is_of_python(*details):
+            compilation_began()
+
+    handler.register_start_callback(began)
+
+    def undo() -> None:
+        if began in handler.start_callbacks:  # `torch._dynamo.reset` forgets them all
+            handler.remove_start_callback(began)
+        forget_functions()
+
+    return undo
+
+
+def _is_of_python(details: Any = None, *_: Any) -> bool:
+    """Whether it is Python that is compiled, and not a graph that was traced before: its backward pass comes late."""
+    trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
+    return getattr(trigger, "name", "DYNAMO") == "DYNAMO"

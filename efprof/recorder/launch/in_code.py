@@ -1,0 +1,236 @@
+"""Records the training inside a `with` statement, into a run folder like that of the command."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import msgspec
+
+from efprof.artifacts.attempts import list_attempts
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import RunFile
+from efprof.artifacts.runs import runs_folder
+from efprof.artifacts.settings import merge, read_settings
+from efprof.model import EfprofError
+from efprof.recorder.launch.git_diff import keep_diff
+from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
+from efprof.recorder.launch.machine import kept_configuration, refuse_missing_memray
+from efprof.recorder.launch.start import start_session
+from efprof.recorder.session import current
+from efprof.recorder.session.exit_errors import exit_code_of, origin_of
+from efprof.recorder.session.options import parse_options, read_options
+
+if TYPE_CHECKING:
+    from efprof.recorder.session.session import Session
+
+
+class Wanted(TypedDict, total=False):
+    """The options of `efprof record`, in the same words; what is left out is as efprof.toml says, or the default."""
+
+    windows: str
+    trace_steps: str
+    memory_steps: str
+    triggers: str
+    host_memory: bool
+    holders: bool
+    memory_ring: bool
+    overhead: str
+    keeps_diff: bool
+
+
+@contextmanager
+def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Recording]:
+    """Record the training in this `with` statement, or in the function under this decorator.
+
+    Inside a process that `efprof record` records already, that recording goes on and this one does nothing.
+    Raises EfprofError for a wrong option, a run folder that cannot be made, and a recording inside another.
+    """
+    recording = begin_recording(name, **wanted)
+    with ExitStack() as ending:
+        ending.push(lambda _, error, __: recording.end(error))
+        yield recording
+
+
+def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Recording:
+    """Record this process until the result is ended, or the program ends; raises as `record` does."""
+    unknown = sorted(wanted.keys() - Wanted.__annotations__.keys())
+    if unknown:
+        raise EfprofError(f"efprof.record knows no {unknown[0]!r}; it takes {', '.join(Wanted.__annotations__)}.")
+    settings = read_settings(Path.cwd())
+    merged = merge(settings.record, {**wanted, "name": name})
+    name = merged.pop("name", None)
+    options = parse_options(**merged)
+    refuse_missing_memray(options)
+    running = read_options()
+    if running is not None:
+        return Recording(running.run_folder, None, is_ours=False)
+    if current.session is not None:
+        raise EfprofError(
+            f"this process is being recorded already, into {current.session.run_folder}; "
+            "let that recording end before the next one begins."
+        )
+    command = sys.orig_argv
+    run = describe_run(command, name or name_of_command(command), kept_configuration(settings.configuration))
+
+    def make(runs: Path, run: RunFile) -> Path:
+        folder = make_run_folder(runs, run)
+        keep_diff(folder, run.git if options.keeps_diff else None)
+        return folder
+
+    folder = _join_or_make(runs_folder(), run, make)
+    root = run.git.root if run.git else run.working_folder
+    return Recording(
+        folder, start_session(msgspec.structs.replace(options, run_folder_name=str(folder), root_name=root))
+    )
+
+
+class Recording:
+    """A recording of this process; `folder` is where it is written.
+
+    One that is not ours stands for the one that `efprof record` began, and ending it does nothing.
+    """
+
+    def __init__(self, folder: Path, session: Session | None, *, is_ours: bool = True) -> None:
+        self.folder = folder
+        self._session = session
+        self._start = time.monotonic()
+        self._process = os.getpid() if is_ours else None
+        """Which process ends it; a child that was forked meanwhile does not."""
+        if is_ours:
+            atexit.register(self._end_with_program)
+        if session is not None:
+            session.undo_at_end([self._close_if_killed, *_quiet_profiler()])
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take the recorder out of the process and note how the training ended; safe to call twice."""
+        if self._process != os.getpid():
+            return
+        self._process = None
+        atexit.unregister(self._end_with_program)
+        if self._session is not None:
+            with _last_error(error):
+                self._session.end()
+        self._close(_exit_code_of(error))
+
+    def _end_with_program(self) -> None:
+        last = getattr(sys, "last_value", None)
+        status = None if self._session is None else self._session.exit_status
+        self.end(last if isinstance(last, BaseException) else SystemExit(status))
+
+    def _close_if_killed(self) -> None:
+        """The session ends: where a signal made it, the program will not come back to say so."""
+        if self._process is None or self._session is None:
+            return
+        for event in read_events(self._session.rank_folder)[0]:
+            if isinstance(event, RecordingEnded) and event.signal is not None:
+                self._close(-signal.Signals[event.signal])
+
+    def _close(self, code: int) -> None:
+        ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
+        has_raised = any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
+        if code or not has_raised:  # what a rank beside this one has written stands
+            close_run(self.folder, code, time.monotonic() - self._start)
+
+
+def _quiet_profiler() -> list[Callable[[], None]]:
+    """Keep torch's profiler from printing two lines at each window; the result undoes it."""
+    if _PROFILER_LEVEL in os.environ:
+        return []
+
+    def undo() -> None:
+        os.environ.pop(_PROFILER_LEVEL, None)
+
+    os.environ[_PROFILER_LEVEL] = "6"
+    return [undo]
+
+
+_PROFILER_LEVEL = "KINETO_LOG_LEVEL"
+"""The library reads it when it is first used; at 6 nothing is worth a line."""
+
+
+@contextmanager
+def _last_error(error: BaseException | None) -> Iterator[None]:
+    """Let the session find this error where Python keeps the one that ends a program, and no older one."""
+    before = sys.__dict__.pop("last_value", None)
+    origin = None if error is None or isinstance(error, GeneratorExit) else origin_of(error)
+    if origin is not None:
+        sys.last_value = origin
+    try:
+        yield
+    finally:
+        sys.__dict__.pop("last_value", None)
+        if before is not None:
+            sys.last_value = before
+
+
+def _exit_code_of(error: BaseException | None) -> int:
+    """The code that a program would end with by this error."""
+    if error is None or isinstance(error, GeneratorExit):
+        return 0
+    if isinstance(error, SystemExit):
+        return exit_code_of(error.code)
+    return 1
+
+
+_ordinals = itertools.count()
+"""Numbers the recordings of this process: the n-th of one rank belongs with the n-th of the others."""
+
+
+def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path]) -> Path:
+    """The folder of this run under `runs`: the one that a rank beside this process has made, or a new one."""
+    ordinal, launch = next(_ordinals), _launch_of_ranks()
+    if launch is None:
+        return make(runs, run)
+    unique = hashlib.sha256(f"{launch} {ordinal}".encode()).hexdigest()[:12]
+    with _locked(runs):
+        for folder in runs.glob(f"*-{unique}"):
+            return folder
+        stem = run.run_id.rpartition("-")[0]
+        return make(runs, msgspec.structs.replace(run, run_id=f"{stem}-{unique}"))
+
+
+def _launch_of_ranks() -> str | None:
+    """What tells the launch of these ranks on this machine from any other; None where this process is alone."""
+    environment = os.environ
+    if environment.get("WORLD_SIZE", "1") in ("", "1"):
+        return None
+    # torchrun starts every rank; Lightning starts the others from rank 0, which alone has no RANK and no LOCAL_RANK.
+    is_child = "RANK" in environment or environment.get("LOCAL_RANK", "0") != "0"
+    leader = os.getppid() if is_child else os.getpid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        started = Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
+    except OSError:
+        return None
+    return f"{boot} {leader} {started}"
+
+
+_START_TIME = 19
+"""Where proc(5) puts the ticks from the machine's start to the process's, counted after the command's name."""
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; where the folder cannot be had, whoever makes the run folder will say so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

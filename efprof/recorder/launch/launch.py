@@ -1,0 +1,197 @@
+"""Starts the user's command as a child that records itself, waits for it, and notes how it ended."""
+
+import datetime
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from efprof.artifacts.attempts import last_trained, list_attempts, read_process
+from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.artifacts.steps import STEPS_FILE, read_steps
+from efprof.model import EfprofError
+from efprof.recorder.launch.git_diff import keep_diff
+from efprof.recorder.launch.machine import describe_host, kept_environment, read_git
+from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, Program, passing_signals
+from efprof.recorder.session.options import VARIABLE, Options, encode_options
+from efprof.recorder.session.redaction import without_secret_words
+
+STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+CANNOT_START = 126
+"""What a shell gives for a program that is there and cannot be executed."""
+
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""Modules that run another script, after which the run is named."""
+
+WORDS: dict[Ending, str] = {
+    "raised": "stopped with an error",
+    "out_of_memory": "ran out of memory",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+}
+
+
+def launch(
+    command: list[str],
+    *,
+    runs_folder: Path,
+    name: str | None = None,
+    wanted: Options | None = None,
+    configuration: Mapping[str, str] | None = None,
+) -> tuple[Path, int]:
+    """Run `command` to its end; returns the run folder and the command's own exit code.
+
+    Raises EfprofError before anything is started where the program or the folder cannot be had.
+    """
+    path = find_program(command[0])
+    run = describe_run(command, name or name_of_command(command), dict(configuration or {}))
+    folder = make_run_folder(runs_folder, run)
+    root = run.git.root if run.git else run.working_folder
+    options = msgspec.structs.replace(wanted or Options(), run_folder_name=str(folder), root_name=root)
+    keep_diff(folder, run.git if options.keeps_diff else None)
+    start = time.monotonic()
+    program, environment = Program(run_folder=folder), child_environment(options)
+    code = _run_child([path, *command[1:]], environment, program)
+    close_run(folder, code, time.monotonic() - start, program)
+    with suppress(EfprofError):  # the folder is gone, of which there has been word
+        run, trained = read_run_file(folder), last_trained(list_attempts(folder))
+        if run.ended != "finished" and trained is not None:
+            counts = [len(read_steps(rank)[0]) for rank in trained.rank_folders if (rank / STEPS_FILE).exists()]
+            after = f"after {max(counts, default=0)} steps (exit code {run.exit_code})"
+            print(f"efprof: the training {WORDS.get(run.ended, run.ended)} {after}", file=sys.stderr)
+    return folder, as_shell(code)
+
+
+def close_run(folder: Path, code: int, seconds: float, program: Program | None = None) -> None:
+    """Note how it ended; what the child added to run.json meanwhile is kept."""
+    try:
+        ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
+        run = read_run_file(folder)
+        run = msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
+        write_run_file(folder, run)
+    except (OSError, EfprofError) as error:  # the exit code is the command's, whatever became of our folder
+        print(f"efprof: how the run ended could not be written to {folder}: {error}", file=sys.stderr)
+
+
+def find_program(program: str) -> str:
+    """Its path: on PATH, or beside the efprof that was called from an environment that is not activated."""
+    ours = Path(sys.argv[0]).parent
+    is_environment = "VIRTUAL_ENV" not in os.environ and (ours / "python").exists()
+    path = os.environ.get("PATH", os.defpath)
+    found = shutil.which(program, path=f"{ours}{os.pathsep}{path}" if is_environment else path)
+    found = found or shutil.which(program, path=str(ours))
+    if found is None:
+        why = "may not be executed" if Path(program).is_file() else "is not on PATH"
+        advice = "write the command after -- as you would run it, such as 'python train.py'."
+        raise EfprofError(f"the program '{program}' {why}; {advice}")
+    return found
+
+
+def name_of_command(command: list[str]) -> str:
+    """`train` for `python train.py`, the module for `python -m module`, the program otherwise."""
+    modules = [module for flag, module in pairwise(command) if flag == "-m" and module not in LAUNCHERS]
+    if modules:
+        return modules[0].rsplit(".", 1)[-1]
+    scripts = [word for word in command if word.endswith(".py")]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def describe_run(command: list[str], name: str, configuration: dict[str, str]) -> RunFile:
+    started = datetime.datetime.now(datetime.UTC)
+    unique = hashlib.sha256(f"{started.isoformat()}{os.getpid()}{command}".encode()).hexdigest()[:6]
+    # Arguments that are not valid UTF-8 arrive as lone surrogates, which JSON cannot hold.
+    words = [word.encode(errors="surrogateescape").decode(errors="replace") for word in command]
+    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return RunFile(
+        schema_version=SCHEMA_VERSION,
+        run_id=f"{started:%Y%m%dT%H%M%SZ}-{clean}-{unique}",
+        name=name,
+        command=without_secret_words(words),
+        working_folder=str(Path.cwd()),
+        started=started.isoformat(timespec="milliseconds"),
+        host=describe_host(),
+        git=read_git(Path.cwd()),
+        environment=kept_environment(os.environ),
+        configuration=configuration,
+    )
+
+
+def make_run_folder(runs_folder: Path, run: RunFile) -> Path:
+    folder = (runs_folder / run.run_id).absolute()
+    try:
+        folder.mkdir(parents=True)
+        ignore = runs_folder.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")  # recordings would otherwise make every repository dirty
+        write_run_file(folder, run)
+    except OSError as error:
+        raise EfprofError(
+            f"the run folder {folder} cannot be made: {error.strerror}; set EFPROF_HOME to one that can."
+        ) from None
+    return folder
+
+
+def child_environment(options: Options) -> dict[str, str]:
+    environment = dict(os.environ)
+    paths = [str(STARTUP_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment[VARIABLE] = encode_options(options)
+    environment.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library would print at each window
+    return environment
+
+
+def _run_child(command: list[str], environment: dict[str, str], program: Program) -> int:
+    """The code it ended with; -n where signal n ended it."""
+    with passing_signals(program):
+        try:
+            program.child = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                print(f"efprof: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+                return CANNOT_START
+            program.child = subprocess.Popen(["/bin/sh", *command], env=environment)  # no #! line: as a shell does
+        return program.child.wait()
+
+
+def how_it_ended(folder: Path, code: int, program: Program | None = None) -> Ending:
+    """The ending of a run whose command gave this code; `program` is None where the run is recorded in code."""
+    if code == 0:
+        return "finished"
+    ranks = [rank for attempt in list_attempts(folder)[-1:] for rank in attempt.rank_folders]
+    events = [event for rank in ranks for event in read_events(rank)[0]]
+    errors = [event.error for event in events if isinstance(event, TrainingRaised)]
+    received = program.received if program is not None else set()
+    if any(isinstance(event, OutOfMemory) for event in events):
+        return "out_of_memory"
+    if "KeyboardInterrupt" in errors or as_shell(code) == 128 + signal.SIGINT or signal.SIGINT in received:
+        return "interrupted"
+    # A shell between us and the program tells of its signal by 128 + n; a launcher that was sent one tells nothing.
+    if code < 0 or 128 < code <= 128 + max(signal.valid_signals()) or not received.isdisjoint(ENDING_SIGNALS):
+        return "killed"
+    return "killed" if not errors and any(_has_vanished(rank, program) for rank in ranks) else "raised"
+
+
+def as_shell(code: int) -> int:
+    """The exit code as a shell gives it: 128 + n for a child that signal n ended."""
+    return 128 - code if code < 0 else code
+
+
+def _has_vanished(rank: Path, program: Program | None) -> bool:
+    """Whether a launcher's worker is gone without a word of its recorder's; of our own child the code tells."""
+    if program is None or program.child is None:
+        return False
+    process = read_process(rank)
+    is_our_child = process is not None and process.pid == program.child.pid
+    return not is_our_child and not any(isinstance(event, RecordingEnded) for event in read_events(rank)[0])

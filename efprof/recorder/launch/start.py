@@ -1,0 +1,39 @@
+"""Starts recording in a process that has just imported torch."""
+
+from typing import TYPE_CHECKING
+
+from efprof.recorder.session.options import Options, read_options
+
+if TYPE_CHECKING:
+    from efprof.recorder.session.session import Session
+
+
+def start() -> None:
+    """Start the session this process belongs to; a recorder that cannot start must not stop the training."""
+    options = read_options()
+    if options is not None:
+        start_session(options)
+
+
+def start_session(options: Options) -> "Session | None":
+    """None where the recorder could not start, which has been said then."""
+    from efprof.artifacts.events import EVENTS_FILE
+    from efprof.recorder.session.shell import Shell
+    from efprof.recorder.session.writing import LineWriter, RankFolder
+
+    folder = RankFolder(options.run_folder, waits_for_training=True)
+    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
+    session: Session | None = None
+
+    def begin() -> None:
+        nonlocal session
+        from efprof.recorder.launch.exits import watch_child_processes, watch_exits
+        from efprof.recorder.session.session import Session
+
+        session = Session(options, folder, shell)
+        session.start()
+        watch_exits(session)
+        watch_child_processes(session, lambda: start_session(options))
+
+    shell.guarded("session", begin)()
+    return session

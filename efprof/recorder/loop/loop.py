@@ -1,0 +1,498 @@
+"""Finds the stages of an unmodified training loop, from the calls that every loop must make.
+
+What happens between those calls is the stage `other`; where a step begins is `Steps`' business. In light steps the
+state machine rests, and `LightLoop` has its place.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from efprof.artifacts.steps import LightLine
+from efprof.recorder.budget.light_loop import LightLoop
+from efprof.recorder.budget.sampling import Sampling
+from efprof.recorder.loop.memory import Memory
+from efprof.recorder.loop.open_step import OpenStep, num_samples
+from efprof.recorder.loop.step_ends import Hosts
+from efprof.recorder.loop.steps import Listener, StageClock, Steps
+from efprof.recorder.loop.training_thread import TrainingThread
+from efprof.recorder.numbers.step_numbers import ScaledLosses, learning_rate_of
+from efprof.recorder.session.frames import callers
+
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+_COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
+
+
+class Loop:
+    """The state machine behind the hooks.
+
+    Collectors subscribe by appending to `step_began(step)`, `fetched(step)`, `step_dropped(step)`,
+    `backward_began(step, tensors, gradients)`, `backward_called(step, tensors, retains_graph, creates_graph)`,
+    `backward_ended()`, `clipped(norm, max_norm)`, `optimizer_began(step, optimizer)` and `step_ended(step, record)`,
+    all called for steps recorded in full; and to `loader_began(loader)`, `loader_started(loader, iterator)` and
+    `loader_ended(iterator, number)`, where a DataLoader is to be gone through, has its iterator, and has no more
+    batches, which are called in light steps, too. Forked children are ignored.
+    """
+
+    def __init__(
+        self, memory: Memory, write: Listener, write_light: Callable[[LightLine], None], sampling: Sampling
+    ) -> None:
+        """`write(step, record)` is called last for each full step."""
+        self.sampling = sampling
+        self.steps = Steps(memory, write, sampling)
+        self.clock = StageClock(self.steps)
+        self.thread = TrainingThread(self.steps, self.clock, is_busy=self._is_busy, go_on=self._go_on_in_thread)
+        self.light = LightLoop(self.steps, self.thread, sampling, write_light)
+        sampling.may_be_light = self._may_rest
+        self.scaled_losses = ScaledLosses()
+        self.hosts = Hosts()
+        self.evaluations: Any = None
+        """What watches for evaluations, and is told of batches that may be for one."""
+        self.is_updating = False
+        """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
+        self.has_nested_steps = False
+        """Whether an optimizer's step was seen to call another's, or its parent class's."""
+        self.num_updates = 0
+        self.step_began = self.steps.began
+        self.step_dropped = self.steps.dropped
+        self.step_ended = self.steps.ended
+        self.fetched: list[Listener] = []
+        self.backward_began: list[Listener] = []
+        self.backward_called: list[Listener] = []
+        self.backward_ended: list[Callable[[], None]] = [self.steps.skips.note_backward]
+        self.optimizer_began: list[Listener] = [self.steps.skips.note_optimizer]
+        self.clipped: list[Listener] = []
+        self.loader_began: list[Listener] = []
+        self.loader_started: list[Listener] = []
+        self.loader_ended: list[Listener] = []
+        self._depth = 0
+        self._has_closure = False
+        """Whether an optimizer is running that computes its gradients itself, by calling back."""
+        self._trained: int | None = None
+        """The outermost module that gradients were computed for last, by its `id`."""
+
+    # What the rest of the recorder asks.
+
+    @property
+    def step(self) -> OpenStep | None:
+        """The step that is being recorded in full."""
+        return self.steps.open
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are finished."""
+        return self.light.steps.number if self.light.is_on else self.steps.num_finished
+
+    @property
+    def number(self) -> int:
+        """The number of the open step, or of the next one."""
+        if self.light.is_on:
+            return self.light.steps.current
+        return self.steps.open.number if self.steps.open is not None else self.num_steps
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this call comes from the training thread of the recorded process, or is made for it."""
+        return self.thread.is_ours
+
+    @property
+    def reads_by_design(self) -> bool:
+        """Whether a loader or an optimizer is running: both read values of tensors, on the CPU."""
+        return self.clock.stage == "data" or self.clock.opener == "optimizer"
+
+    @property
+    def is_in_optimizer(self) -> bool:
+        """Whether an optimizer's own step is running, and not its closure."""
+        return self.clock.opener == "optimizer"
+
+    # What it tells the recording to do.
+
+    def disturb(self) -> None:
+        """Something costly is done between two steps: the time until the next one begins belongs to none."""
+        self.steps.is_disturbed = self.light.steps.is_interrupted = True
+
+    def forget(self) -> None:
+        """See nothing any more in a forked child: what is open is the parent's to write."""
+        self.thread.stop()
+
+    def finish(self) -> None:
+        """The program ends: close the step if it is whole, drop it otherwise."""
+        if self.light.is_on:
+            self.light.wake()
+        elif self.clock.stage is None:
+            self.steps.finish_last(perf_counter_ns())
+        self.thread.stop()
+        for listeners in (
+            self.step_began, self.fetched, self.step_dropped, self.backward_began, self.backward_called, self.clipped,
+            self.optimizer_began, self.backward_ended, self.loader_began, self.loader_started, self.loader_ended,
+        ):  # fmt: skip
+            listeners.clear()  # the end may come within an entry point, which goes on
+
+    # Fetching.
+
+    def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
+        """A batch is asked for, or the loader starts."""
+        if get_ident() != self.thread.ident and not self.thread.take_turn():
+            return
+        entered = perf_counter_ns()
+        if self.light.is_on:
+            self.light.fetch_began(is_start=is_start)
+            if self.light.is_on:
+                return
+        if self.clock.stage is not None and not self._leave_optimizer(entered):
+            return
+        steps = self.steps
+        if is_start:
+            steps.drop_what_was_looked_at(loader)
+        step = steps.open if self._has_closure else None
+        step = step or steps.before_fetch(entered)
+        if step.had_loader is None:
+            step.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
+        steps.has_loader = True
+        if not is_start:
+            step.loaders.append(loader)
+        self.clock.open(step, "data", "fetch", entered)
+
+    def fetch_ended(self, batch: object) -> None:
+        """A batch arrived."""
+        step = self.steps.open
+        if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
+            return
+        entered = perf_counter_ns()
+        self.clock.close(step, entered)
+        step.num_fetches += 1
+        step.samples_unused, step.samples_aside = num_samples(batch), 0
+        step.samples += step.samples_unused
+        for listener in self.fetched:
+            listener(step)
+        step.recorder_ns += perf_counter_ns() - entered
+
+    def fetch_broke_off(self) -> None:
+        """A loader's iterator was made, its workers run and no batch has come yet; or asking for a batch raised."""
+        step = self.steps.open
+        if self.clock.opener == "fetch" and step is not None and get_ident() == self.thread.ident:
+            self.clock.close(step, perf_counter_ns())
+
+    def data_ended(self) -> None:
+        """The loader has no more batches."""
+        step = self.steps.open
+        if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
+            return
+        self.clock.close(step, perf_counter_ns())
+        self.steps.data_ended(step)
+
+    # Forward.
+
+    def forward_began(self, module: torch.nn.Module | None = None) -> None:
+        """A module was called; only the outermost call counts."""
+        if self.light.is_on:
+            return
+        steps = self.steps
+        if not self.is_ours and not (torch.is_grad_enabled() and self.thread.take_turn()):
+            steps.others.forward_began()
+            return
+        self._depth += 1
+        if self._depth > 1 or (self.clock.stage is not None and self.clock.opener not in ("user", "optimizer")):
+            return
+        if self.thread.is_capturing:  # nothing of ours may get into the graph
+            return
+        entered = perf_counter_ns()
+        if not torch.is_grad_enabled():
+            if module is not None and not module.training and id(module) == self._trained:
+                steps.end_whole(entered)
+            if steps.open is not None:
+                steps.open.evaluate(module)
+            return
+        self._trained = id(module)
+        self.hosts.called(module)
+        if self.clock.opener == "optimizer":
+            self._leave_optimizer(entered)
+        step = self.step_to_train(entered)
+        if module is not None and not module.training:
+            step.has_evaluation = True
+        if not step.has_forward:
+            step.has_forward = True
+            step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if self.clock.stage is None:
+            if not step.memory or step.memory[-1][0] in ("post_backward", "post_optimizer_step"):
+                steps.note_memory(step, "pre_forward", entered)
+            self.clock.open(step, "forward", "forward", entered)
+
+    def forward_ended(self) -> None:
+        """The module call returned or raised."""
+        if self.light.is_on:
+            return
+        steps = self.steps
+        if not self.is_ours:
+            steps.others.forward_ended()
+            return
+        self._depth = depth = max(0, self._depth - 1)
+        step = steps.open
+        if depth or self.clock.opener != "forward" or step is None:
+            return
+        entered = perf_counter_ns()
+        self.clock.close(step, entered)
+        if step.memory and step.memory[-1][0] == "post_forward_pre_backward":
+            step.memory.pop()
+        steps.note_memory(step, "post_forward_pre_backward", entered)
+        step.recorder_ns += perf_counter_ns() - entered
+
+    # Backward.
+
+    def backward_entered(
+        self, tensors: Any, gradients: Any, site: str | None, retains_graph: bool = False, creates_graph: bool = False
+    ) -> None:
+        """`torch.autograd.backward` was called with these tensors, and gradients for them or None, at this line."""
+        steps = self.steps
+        if get_ident() != self.thread.ident and not self.thread.take_turn():
+            steps.others.backward_began()
+            return
+        entered = perf_counter_ns()
+        if self.clock.stage is not None and self.clock.opener != "user" and not self._leave_optimizer(entered):
+            return
+        step = self.step_to_train(entered)
+        if step.is_light and not self._has_closure:
+            self.rest(step)
+            self.light.backward_entered(tensors, gradients)
+            return
+        step.num_backwards += 1
+        step.note_fed()
+        step.backward_site = site or step.backward_site
+        if steps.probe is not None:
+            steps.probe.watch_loss(tensors)
+        steps.note_memory(step, "pre_backward", entered)
+        for listener in self.backward_began:
+            listener(step, tensors, gradients)
+        for listener in self.backward_called:
+            listener(step, tensors, retains_graph, creates_graph)
+        if self.clock.stage is None:
+            self.clock.open(step, "backward", "backward", entered)
+
+    def gradients_entered(self, inputs: Any) -> None:
+        """`torch.autograd.grad` was called for these; within a forward pass, as for forces, it is part of that."""
+        if self.light.is_on:
+            return
+        steps = self.steps
+        if get_ident() != self.thread.ident and not self.thread.take_turn():
+            steps.others.backward_began()
+            return
+        entered = perf_counter_ns()
+        if self.clock.stage is not None and not self._leave_optimizer(entered):
+            return
+        step = self.step_to_train(entered)
+        step.num_gradient_calls += 1
+        if steps.probe is not None:
+            steps.probe.watch_inputs(inputs)
+        self.clock.open(step, "backward", "backward", entered)
+
+    def backward_left(self) -> None:
+        """The backward pass returned or raised."""
+        if self.light.is_on:
+            self.light.backward_left()
+            return
+        steps = self.steps
+        if get_ident() != self.thread.ident:
+            steps.others.backward_ended()
+            return
+        step = steps.open
+        if self.clock.opener != "backward" or step is None:
+            return
+        entered = perf_counter_ns()
+        self.clock.close(step, entered)
+        steps.note_memory(step, "post_backward", entered)
+        if step.stepped and not self._has_closure:  # within backward: there is no later end of the update
+            steps.note_memory(step, "post_optimizer_step", entered)
+        if steps.probe is not None:
+            steps.probe.note_backward()
+        for listener in self.backward_ended:
+            listener()
+        step.recorder_ns += perf_counter_ns() - entered
+        if self._has_closure:
+            self.clock.open(step, "optimizer", "optimizer", perf_counter_ns())  # the closure's part is over
+
+    # Update.
+
+    def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
+        """`optimizer.step` was called."""
+        if not self.thread.steps_ours(optimizer) and not self.thread.take_over(optimizer):
+            return
+        if self.light.is_on or self.thread.is_capturing:
+            return
+        entered = perf_counter_ns()
+        self.thread.note_optimizer(optimizer)
+        if self.clock.opener == "optimizer" and self.steps.open is not None:
+            self.clock.close(self.steps.open, entered)  # the last call raised, and the program went on
+        if self.clock.opener == "backward":
+            self._step_within_backward(optimizer)
+        self.leave_function(entered)
+        self._leave_forward(entered)
+        self._leave_host(optimizer, entered)
+        if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
+            return
+        if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
+            self.steps.end_whole(entered)  # as where L-BFGS takes over from another optimizer
+        step = self.steps.to_update(id(optimizer), entered)
+        if step.is_light:
+            self.rest(step)
+            return
+        self._has_closure = has_closure
+        if not has_closure:
+            for listener in self.optimizer_began:
+                listener(step, optimizer)
+        if self.clock.stage is None:
+            self.clock.open(step, "optimizer", "optimizer", entered)
+
+    def _step_within_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """A hook of a gradient steps it, as soon as the gradient is there: one optimizer for each parameter."""
+        step, steps = self.steps.open, self.steps
+        if step is not None and id(optimizer) not in step.stepped:
+            self.num_updates += 1
+            steps.probe = None
+            if not step.stepped:
+                step.learning_rate = learning_rate_of(optimizer)
+            step.stepped.append(id(optimizer))
+            steps.cycle.stepped(id(optimizer))
+
+    def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer.step` returned."""
+        if self.thread.is_capturing:
+            return
+        if self.light.is_on:
+            if self.thread.steps_ours(optimizer):
+                self.num_updates += 1
+                self.light.updated(id(optimizer))
+            return
+        step = self.steps.open
+        if not self.thread.steps_ours(optimizer) or step is None:
+            return
+        if self.clock.opener not in ("optimizer", "update", "user") and not self._has_closure:
+            return
+        entered = perf_counter_ns()
+        if self.clock.opener == "optimizer":
+            self.clock.close(step, entered)
+        if self._has_closure:
+            self._has_closure = False
+            for listener in self.optimizer_began:  # only now are there gradients
+                listener(step, optimizer)
+        self.num_updates += 1
+        self.steps.updated(step, id(optimizer), entered)
+        step.recorder_ns += perf_counter_ns() - entered
+
+    def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """A gradient scaler was to step this optimizer, and held it back."""
+        if not self.is_ours or self.thread.is_capturing:
+            return
+        self.num_updates += 1
+        if self.light.is_on:
+            self.light.updated(id(optimizer), is_held_back=True)
+            return
+        step = self.steps.open
+        if step is None or id(optimizer) in step.stepped:
+            return
+        self.steps.probe = None
+        step.held_back += (id(optimizer),)  # before its gradients are looked at: it tells that nobody applies them
+        for listener in self.optimizer_began:
+            listener(step, optimizer)
+        self.steps.updated(step, id(optimizer), perf_counter_ns())
+
+    def update_began(self) -> bool:
+        """Gradients are clipped or unscaled, or a schedule moves on; whether that opened the stage `optimizer`."""
+        step = self.steps.open
+        if self.clock.stage is not None or step is None or not step.has_gradients or get_ident() != self.thread.ident:
+            return False
+        self.clock.open(step, "optimizer", "update", perf_counter_ns())
+        return True
+
+    def gradients_clipped(self, norm: torch.Tensor, max_norm: float) -> None:
+        """`clip_grad_norm_` has computed the norm from before the clipping, to this one at most."""
+        if self.is_ours and not self.thread.is_capturing:
+            for listener in self.clipped:
+                listener(norm, max_norm)
+
+    def update_ended(self) -> None:
+        """What `update_began` opened ends."""
+        if self.clock.opener == "update" and self.steps.open is not None:
+            self.clock.close(self.steps.open, perf_counter_ns())
+
+    # What the entry points have in common.
+
+    def rest(self, step: OpenStep) -> None:
+        """This one is light."""
+        self.clock.leave()
+        self._depth = 0
+        self.light.rest(step)
+
+    def _may_rest(self) -> bool:
+        return self.steps.can_rest and not (self.thread.has_turns or self.steps.others.give)
+
+    def _is_busy(self) -> bool:
+        return bool(self._depth or self._has_closure)
+
+    def _go_on_in_thread(self) -> None:
+        """Another one trains from here on."""
+        self._depth, self._has_closure = 0, False
+        if self.light.is_on:
+            self.light.wake()
+
+    def step_to_train(self, entered: int) -> OpenStep:
+        """The step that a forward or backward pass starting now belongs to."""
+        step = self.steps.open
+        step = step if step is not None and self._has_closure else self.steps.to_train(entered)
+        step.train_on_batch()
+        return step
+
+    def _leave_optimizer(self, entered: int) -> bool:
+        """Close the stage `optimizer` where its closure, or the program after an error in it, goes on."""
+        if self.leave_function(entered) or self._leave_forward(entered):
+            return True
+        step = self.steps.open
+        if self.clock.opener != "optimizer" or step is None:
+            return False
+        self.clock.close(step, entered)
+        if self._has_closure and not (len(step.spans) > 1 and step.spans[-2][0] == "backward"):
+            self.clock.take_back(step)  # nothing was done yet between the call of `step` and that of its closure
+        return True
+
+    def _leave_forward(self, entered: int) -> bool:
+        """Close the stage `forward` where Ctrl-C ended it: of that torch tells no hook."""
+        step = self.steps.open
+        if self.clock.opener != "forward" or step is None or get_ident() != self.thread.ident or _is_in_forward():
+            return False  # of the stack of our thread another one, of autograd's, sees nothing
+        self._depth = 0
+        self.clock.close(step, entered)
+        return True
+
+    def leave_function(self, entered: int) -> bool:
+        """Close the stage `forward` of a compiled function where that returns, or goes on with what is seen."""
+        step = self.steps.open
+        if self.clock.opener != "function" or step is None:
+            return False
+        self.clock.close(step, entered)
+        self.steps.note_memory(step, "post_forward_pre_backward", entered)
+        return True
+
+    def _leave_host(self, optimizer: torch.optim.Optimizer, entered: int) -> None:
+        """Have the stage `forward` not begun where this optimizer shows that it was none."""
+        step = self.steps.open
+        if self.clock.opener != "forward" or step is None or not self.hosts.has_found(optimizer):
+            return
+        self.clock.close(step, entered)
+        self.clock.take_back(step)
+        self._depth, step.has_forward = 0, False
+        if step.memory and step.memory[-1][0] == "pre_forward":
+            step.memory.pop()
+        if not step.num_fetches and not step.has_gradients and not step.stepped:
+            self.steps.drop()  # all of it was before the training
+
+
+def _is_in_forward() -> bool:
+    """Whether the call of a module, compiled or not, is running."""
+    return any(
+        caller.f_code is _MODULE_CALL or caller.f_code.co_filename == _COMPILED_CALLS
+        for caller in callers(sys._getframe())
+    )

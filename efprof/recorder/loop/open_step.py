@@ -1,0 +1,163 @@
+"""The step that is being recorded, and how it becomes a line of steps.jsonl."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
+from efprof.recorder.numbers.late_values import OnDevice
+
+Span = tuple[str, int, int]
+"""Stage, start and end by `time.perf_counter_ns`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenStep:
+    """The step that is being recorded; times are `time.perf_counter_ns` unless they say otherwise."""
+
+    number: int
+    start_ns: int
+    epoch_ns: int
+    start_cpu_ns: int = 0
+    recorder_ns: int = 0
+    is_light: bool = False
+    """Whether no more of it is to be seen than what belongs to a light step."""
+    spans: list[Span] = field(default_factory=list)
+    device_marks: list[tuple[Any, Any]] | None = None
+    """For each of the last spans, the CUDA events at its start and its end."""
+    memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    """Boundary, when, and what `Memory.read` gave."""
+    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    """By line and name the calls that copied a tensor's values to Python."""
+    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    """The same of calls that made the step wait."""
+    stepped: list[int] = field(default_factory=list)
+    """The optimizers that have stepped, by `id`."""
+    num_backwards: int = 0
+    num_gradient_calls: int = 0
+    """Of `torch.autograd.grad`, outside of every stage."""
+    num_fetches: int = 0
+    samples: int = 0
+    fed: tuple[int, int, int] = (0, 0, 0)
+    """How many fetches, samples and loaders it had when its last backward pass began."""
+    samples_unused: int = 0
+    """Of the last batch, which nothing was done with so far."""
+    samples_aside: int = 0
+    """Of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
+    had_loader: bool | None = None
+    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
+    has_forward: bool = False
+    has_evaluation: bool = False
+    loaders: list[int | None] = field(default_factory=list)
+    """Of each batch that was asked for: the number of its DataLoader."""
+    sequence: int | None = None
+    backward_site: str | None = None
+    window: str | None = None
+    held_back: tuple[int, ...] = ()
+    """The optimizers that a gradient scaler, or the program itself, did not let step, by `id`."""
+    scale: torch.Tensor | OnDevice | None = None
+    """The gradient scaler's, after its update."""
+    learning_rate: float | None = None
+    """Of an optimizer that a gradient's hook steps."""
+    numbers: Any = None
+    """What the collector of that name has for its record."""
+    late: list[Callable[[], bool]] | None = None
+    """Each fills in numbers that the device still owes the record, and returns whether they have arrived."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were computed in it."""
+        return self.num_backwards > 0 or self.num_gradient_calls > 0
+
+    @property
+    def loader(self) -> int | None:
+        """The DataLoader that it took its last batch from."""
+        return next((loader for loader in reversed(self.loaders) if loader is not None), None)
+
+    def spans_of(self, spans: list[Span]) -> list[StageSpan]:
+        """As steps.jsonl has them: microseconds from the step's start."""
+        start = self.start_ns
+        return [
+            StageSpan(
+                stage, (began - start if began > start else 0) / 1000, (ended - start if ended > start else 0) / 1000
+            )
+            for stage, began, ended in spans
+        ]
+
+    def owe(self, arrives: Callable[[], bool]) -> None:
+        """The device still owes the record something, which `arrives` fills in; it returns whether it has come."""
+        self.late = [*(self.late or ()), arrives]
+
+    def evaluate(self, module: torch.nn.Module | None) -> None:
+        """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
+        self.has_evaluation = True
+        if self.samples_unused and self.has_gradients and module is not None and not module.training:
+            self.samples -= self.samples_unused
+            self.samples_unused, self.samples_aside = 0, self.samples_unused
+
+    def train_on_batch(self) -> None:
+        """A forward or backward pass begins."""
+        self.samples += self.samples_aside
+        self.samples_unused = self.samples_aside = 0
+
+    def note_fed(self) -> None:
+        """A backward pass begins: what was fetched so far belongs to it."""
+        self.fed = self.num_fetches, self.samples, len(self.loaders)
+
+
+def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
+    """One more of a step's reads, or of its stalls, at this line."""
+    called = calls.setdefault((site, call), SiteCalls(site=site, call=call, count=0, us=0.0))
+    called.count += 1
+    called.us += spent_ns / 1000
+
+
+def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:
+    """The line of a step that ends now."""
+    start = step.start_ns
+    return StepRecord(
+        step=step.number,
+        started_ns=step.epoch_ns,
+        total_us=(end_ns - start) / 1000,
+        spans=step.spans_of(step.spans),
+        memory=[BoundaryMemory(name, max(0, at - start) / 1000, *sizes) for name, at, sizes in step.memory],
+        cpu_us=cpu_ns / 1000,
+        rss_bytes=resident_bytes,
+        micro_batches=step.num_backwards or step.num_gradient_calls,
+        samples=step.samples,
+        recorder_us=step.recorder_ns / 1000,
+        reads=list(step.reads.values()),
+        stalls=list(step.stalls.values()),
+        learning_rate=step.learning_rate,
+        is_skipped=bool(step.held_back),
+        backward_site=step.backward_site,
+        loader=step.loader,
+        sequence=step.sequence,
+        window=step.window,
+    )
+
+
+def num_samples(batch: object) -> int:
+    """The first dimension of the first tensor found in a batch; 0 where there is none.
+
+    Pictures of different sizes come as one sequence of them and one of what is known of each, in a dictionary.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    elif hasattr(batch, "__dataclass_fields__"):
+        batch = tuple(getattr(batch, name) for name in batch.__dataclass_fields__)
+    elif not isinstance(batch, list | tuple):
+        batch = getattr(batch, "data", None)  # transformers' BatchEncoding
+        batch = tuple(batch.values()) if isinstance(batch, dict) else ()
+    if isinstance(batch, list | tuple):
+        for item in batch:
+            if isinstance(item, torch.Tensor):
+                return item.shape[0] if item.dim() else 1
+        for item in batch:
+            if isinstance(item, list | tuple) and item and isinstance(item[0], dict):
+                return len(item)
+    return 0

@@ -1,0 +1,294 @@
+"""Where one step ends and the next begins, which stage of it the training is in, and what is written of each."""
+
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Sampling
+from efprof.recorder.loop.device_clock import DeviceClock
+from efprof.recorder.loop.manual_updates import ParameterProbe
+from efprof.recorder.loop.memory import UNKNOWN, Memory, ResidentSet
+from efprof.recorder.loop.open_step import OpenStep, record_of
+from efprof.recorder.loop.other_threads import OtherThreads
+from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, SkippedUpdates, first_span_of_it
+
+Listener = Callable[..., None]
+
+
+class Steps:
+    """Begins and finishes steps; `open` is the one that is being recorded.
+
+    A step runs from one fetch of a batch to the next one after an optimizer has stepped, or the program has skipped
+    that; in a loop without a loader, or with several updates on each batch, from one forward pass to the next; where
+    the user marks steps, from mark to mark.
+    """
+
+    def __init__(self, memory: Memory, write: Callable[[OpenStep, StepRecord], None], sampling: Sampling) -> None:
+        self.open: OpenStep | None = None
+        self.closed: OpenStep | None = None
+        """The one that its loader's end closed, which trained nothing so far."""
+        self.num_finished = 0
+        self.began: list[Listener] = []
+        self.dropped: list[Listener] = []
+        self.ended: list[Listener] = []
+        self.manual_updates_found: list[Listener] = []
+        self.others = OtherThreads()
+        self.cycle = OptimizerCycle()
+        self.skips = SkippedUpdates()
+        self.probe: ParameterProbe | None = ParameterProbe()
+        """None once a torch optimizer has stepped."""
+        self.clock: DeviceClock | None = None
+        self.has_loader = False
+        self.num_shared = 0
+        """On how many of the last batches, one after another, an optimizer stepped more than once."""
+        self.has_marks = False
+        self.is_disturbed = False
+        self.last_stepped: list[int] = []
+        """The optimizers that stepped in the last full step, by `id`, in their order."""
+        self.last_site: str | None = None
+        self.last_loader: int | None = None
+        self.passes_by_hand = 0
+        """Backward passes of the last full step, in a program that updates its parameters by hand; 0 in any other."""
+        self.can_rest = False
+        """Whether the last full steps were such as light ones can be told by."""
+        self._memory = memory
+        self._sampling = sampling
+        self._resident = ResidentSet()
+        self._write = write
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether several updates, each a step of its own, are usually made on one batch.
+
+        Of several optimizers, one may just have stepped once more for once: that shows at the next batch.
+        """
+        return self.num_shared > (not self.cycle.is_alone)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether each step begins with a batch from a loader."""
+        return self.has_loader and not self.shares_batches
+
+    def before_fetch(self, at: int) -> OpenStep:
+        """The step that a batch fetched now belongs to."""
+        step = self.open
+        if step is None:
+            return self.begin(at)
+        if self.probe is not None:
+            self._note_manual_update(step, at)
+        if not self.has_marks and (step.stepped or self.skips.is_skipped(step)):
+            if self.has_loader and not self.shares_batches:
+                self.num_shared = 0
+            return self.finish_and_begin(at)
+        if step.has_evaluation and not step.has_gradients:
+            self.has_loader = bool(step.had_loader)
+            self.drop()
+            following = self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
+            following.had_loader = step.had_loader
+            return following
+        return step
+
+    def to_train(self, at: int) -> OpenStep:
+        """The step that a forward or backward pass starting now belongs to."""
+        step = self.open
+        if step is None:
+            return self.begin(at)
+        if step.number and step.had_loader is False and step.has_evaluation and not step.has_gradients:
+            self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
+            self.drop()
+            return self.begin(at)
+        fetches_here = step.num_fetches > 0  # not where another thread reads the loader
+        if self.has_marks:
+            return step
+        if self.is_fed and fetches_here:
+            is_fed_again = step.num_fetches > step.fed[0]
+            return self._leave_behind(step, at) if is_fed_again and self.skips.is_skipped(step) else step
+        if self.probe is not None:
+            self._note_manual_update(step, at)
+        if step.stepped:
+            return self.finish_and_begin(at) if self.cycle.is_complete(step.stepped) else step
+        return self._leave_behind(step, at) if self.skips.is_skipped(step) else step
+
+    def end_whole(self, at: int) -> None:
+        """What comes now belongs to no step that is whole, as an evaluation of the trained module."""
+        step = self.open
+        if step is not None and step.stepped and not self.has_marks and self.cycle.is_complete(step.stepped):
+            self.finish(step, at)
+
+    def to_update(self, optimizer: int, at: int) -> OpenStep:
+        """The step that a call of this optimizer, by its `id`, belongs to."""
+        self.probe = None
+        step = self.open
+        if step is not None and (optimizer not in step.stepped or self.has_marks):
+            return step
+        if step is not None:
+            # Two steps of one optimizer without a fetch between them: this loop does not feed from its loader, or it
+            # shares a batch between several updates.
+            self.num_shared += self.has_loader
+            self.has_loader = False
+            if optimizer == step.stepped[-1]:
+                self.cycle.broke()
+        last = step.spans[-1][2] if step is not None and step.spans else 0
+        return self.finish_and_begin(self.others.first_since(last) or at)
+
+    def drop_what_was_looked_at(self, loader: int | None) -> None:
+        """This loader starts again before anything was trained: what it gave before was only to look at."""
+        step = self.open
+        if step is None or step.number or loader is None or step.loader != loader or not step.num_fetches:
+            return
+        if not (step.has_forward or step.has_gradients or step.stepped):
+            self.drop()
+
+    def data_ended(self, step: OpenStep) -> None:
+        """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
+        ended = step.loaders.pop() if step.loaders else None
+        is_fed_by_another = any(loader != ended for loader in step.loaders) and not step.has_evaluation
+        if step.has_gradients or self.has_marks or is_fed_by_another:
+            return
+        self.open, self.closed = None, step
+        # One that was read to its end without training, `batches = list(loader)`, feeds nothing.
+        is_read_ahead = step.num_fetches > 0 and not step.has_evaluation
+        self.has_loader = bool(step.had_loader) and not is_read_ahead
+
+    def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
+        """This optimizer, by its `id`, has stepped, or was held back."""
+        self.note_memory(step, "post_optimizer_step", at)
+        step.stepped.append(optimizer)
+        self.cycle.stepped(optimizer)
+
+    def note_memory(self, step: OpenStep, boundary: str, at: int) -> None:
+        """Read memory at this boundary, unless the step is light."""
+        if not step.is_light and (reading := self._memory.read()) is not UNKNOWN:
+            step.memory.append((boundary, at, reading))
+
+    def finish_and_begin(self, at: int) -> OpenStep:
+        """One step ends, and the next begins."""
+        if self.open is not None:
+            self.finish(self.open, at)
+        return self.begin(at)
+
+    def _leave_behind(self, skipped: OpenStep, at: int) -> OpenStep:
+        """The gradients of this step were thrown away, maybe after the next batch came: that begins the next one."""
+        first = first_span_of_it(skipped)
+        if first is None:
+            return self.finish_and_begin(at)
+        batch = NextBatch(skipped, first)
+        step = self.finish_and_begin(batch.start_ns)
+        batch.move_to(step)
+        return step
+
+    def begin(self, at: int) -> OpenStep:
+        """A step begins."""
+        epoch_ns = time.time_ns() - (perf_counter_ns() - at)
+        step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
+        step.is_light = not self._sampling.is_full(step.number)
+        self.open, self.closed = step, None
+        if not step.is_light:
+            for listener in self.began:
+                listener(step)
+        if self.is_disturbed:
+            self.is_disturbed = False
+            step.start_ns, step.epoch_ns = perf_counter_ns(), time.time_ns()
+        step.start_cpu_ns = time.process_time_ns()
+        return step
+
+    def drop(self) -> None:
+        """What was recorded since the last step belongs to none."""
+        step, self.open, self.closed = self.open, None, None
+        if step is not None:
+            for listener in self.dropped:
+                listener(step)
+
+    def reopen(self) -> OpenStep | None:
+        """The step that the loader's end closed goes on: a batch of it was still to come."""
+        step, self.closed = self.closed, None
+        if step is None or step.has_evaluation:
+            return None
+        self.open, self.has_loader = step, True
+        return step
+
+    def finish_last(self, at: int) -> None:
+        """The program ends: write the open step if it is whole, drop it otherwise."""
+        if self.open is not None:
+            self._note_manual_update(self.open, at)
+            if self.open.stepped:
+                self.finish(self.open, at)
+
+    def finish(self, step: OpenStep, at: int) -> None:
+        """A step ended at `at`: have it completed and written."""
+        self.open = None
+        if step.stepped:
+            self.skips.note_update(step)
+        self.num_finished += 1
+        others, num_backwards = self.others.take_spans(step.spans, at)
+        step.num_backwards += num_backwards
+        self._learn(step)
+        record = record_of(step, at, time.process_time_ns() - step.start_cpu_ns, self._resident.read())
+        if step.device_marks:
+            assert self.clock is not None
+            step.owe(self.clock.reader(record, step.device_marks))
+        if others:
+            record.spans = sorted([*record.spans, *step.spans_of(others)], key=lambda span: span.start_us)
+        if step.window is None:
+            self._sampling.note_full(step.number, at - step.start_ns, step.recorder_ns)
+        try:
+            for listener in self.ended:
+                listener(step, record)
+        finally:
+            self._write(step, record)  # also where Ctrl-C comes meanwhile: the step is over
+
+    def _learn(self, step: OpenStep) -> None:
+        """What light steps are told by: the order of the updates, or, where there is no optimizer, of the passes."""
+        is_by_hand = step.stepped == [0] and not self.has_marks
+        passes = step.num_backwards if is_by_hand else 0
+        self.can_rest = self.has_marks or (passes == self.passes_by_hand if is_by_hand else bool(step.stepped))
+        self.can_rest &= step.num_backwards > 0 or not is_by_hand
+        self.last_stepped, self.passes_by_hand = step.stepped, passes
+        self.last_site, self.last_loader = step.backward_site, step.loader
+
+    def _note_manual_update(self, step: OpenStep, at: int) -> None:
+        if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():
+            return
+        self.note_memory(step, "post_optimizer_step", at)
+        step.stepped.append(0)
+        for listener in self.manual_updates_found:
+            listener(step)
+        self.manual_updates_found.clear()
+
+
+class StageClock:
+    """Opens and closes stages of the open step; on a device it has them timed there as well."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.stage: str | None = None
+        self.opener: str | None = None
+        """Which entry point opened the stage: it is the one to close it."""
+        self._steps = steps
+        self._start_ns = 0
+
+    def open(self, step: OpenStep, stage: str, opener: str, entered: int) -> None:
+        """A stage begins; its entry point was entered at `entered`."""
+        self.stage, self.opener = stage, opener
+        if self._steps.clock is not None:
+            self._steps.clock.open()
+        self._start_ns = now = perf_counter_ns()
+        step.recorder_ns += now - max(entered, step.start_ns)
+
+    def close(self, step: OpenStep, entered: int) -> None:
+        """It ended at `entered`."""
+        step.spans.append((self.stage or "other", self._start_ns, entered))
+        if self._steps.clock is not None:
+            step.device_marks = step.device_marks or []
+            step.device_marks.append(self._steps.clock.close())
+        self.stage = self.opener = None
+
+    def take_back(self, step: OpenStep) -> None:
+        """The stage that was closed last is none."""
+        step.spans.pop()
+        if step.device_marks:
+            step.device_marks.pop()
+
+    def leave(self) -> None:
+        """No stage is open, whatever was."""
+        self.stage = self.opener = None

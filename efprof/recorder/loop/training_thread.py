@@ -1,0 +1,204 @@
+"""Which thread it is that trains."""
+
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from efprof.recorder.loop.open_step import Span
+from efprof.recorder.loop.steps import StageClock, Steps
+
+NOBODY = 0
+"""No thread has this number: while it stands for the training's, every entry point returns at once."""
+
+
+class TrainingThread:
+    """Hands the loop that is being recorded from one thread to another.
+
+    One thread trains: the one that imported torch, or another one that steps an optimizer where that one never did, or
+    is no more; or several train by turns.
+    """
+
+    def __init__(
+        self, steps: Steps, clock: StageClock, *, is_busy: Callable[[], bool], go_on: Callable[[], None]
+    ) -> None:
+        """`is_busy` tells whether ours is within a call; `go_on` is called when another one goes on in its place."""
+        self.ident = get_ident()
+        """The one that trains."""
+        self._steps = steps
+        self._clock = clock
+        self._is_busy = is_busy
+        self._go_on = go_on
+        self.asks_capturing: Callable[[], Any] = lambda: False
+        """Whether the current stream is captured; harmless."""
+        self.has_captured = False
+        """Whether a CUDA graph was captured."""
+        self._turning: set[int] = set()
+        """Threads that train by turns."""
+        self._has_taken_over = False
+        self._changing = threading.Lock()
+        self._paused: int | None = None
+        self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """Those our thread stepped."""
+        self._optimizers_of_others: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._known_updates: set[int] = set()
+        """Optimizers of finished steps by `id`, and 0 for an update that was none of an optimizer's."""
+        steps.ended.append(lambda step, _: self._known_updates.update(step.stepped))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this call comes from the thread that trains, or from one of autograd's that works for it.
+
+        Nodes of a graph that lie on a device run on a thread that autograd has for it: so do the hooks of gradients.
+        """
+        return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
+
+    def steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this call of its step is our thread's.
+
+        Of one of autograd's threads nobody knows whom it works for while several wait for a pass: for ours, if it steps
+        what ours has stepped, or, while ours waits for one, what no other was seen to step.
+        """
+        if self.is_ours or self.ident == NOBODY or not self._steps.others.is_autograds:
+            return self.is_ours
+        is_new = self._clock.opener == "backward" and optimizer not in self._optimizers_of_others
+        return is_new or optimizer in self._optimizers
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what the program does now is captured into a CUDA graph, by whatever way, and is not run."""
+        found = bool(self.asks_capturing())
+        self.has_captured |= found
+        return found
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
+        return bool(self._turning)
+
+    def set(self, thread: int) -> None:
+        """This one trains from here on, or NOBODY."""
+        self.ident = thread
+        self._steps.others.is_paused = thread == NOBODY
+
+    def pause(self) -> None:
+        """See nothing until `resume`: a CUDA graph is being captured, into which nothing of ours may get."""
+        self._paused = self.ident
+        self.set(NOBODY)
+
+    def resume(self) -> None:
+        """See again."""
+        if self._paused is not None:
+            self.set(self._paused)
+            self._paused = None
+
+    def stop(self) -> None:
+        """See nothing any more."""
+        self.set(NOBODY)
+        self._paused = None
+
+    def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
+
+        It is where ours never trained or is no more, and where it updates what ours does, by turns. Any other trains
+        something else, or at the same time: it is set apart for good.
+        """
+        others = self._steps.others
+        if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):
+            return False  # of the latter nobody knows whom it works for
+        if not others.is_apart:
+            with self._changing:
+                if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._makes_a_turn()):
+                    self._go_on_in_caller()
+                    return True
+            others.set_apart()
+        if optimizer is not None:
+            self._optimizers_of_others.add(optimizer)
+        others.count_update()
+        return False
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """The thread that trains steps it."""
+        self._optimizers.add(optimizer)
+
+    def take_turn(self) -> bool:
+        """Another thread begins a step, or goes on with one: whether it trains from here on.
+
+        It does where it did before, and where the one that took over is no more.
+        """
+        if self.ident == NOBODY or not self._has_taken_over:
+            return False
+        others = self._steps.others
+        if others.is_apart or others.is_within or not (get_ident() in self._turning or self._is_gone()):
+            return False
+        with self._changing:
+            if not self._is_gone() and (not self._is_idle() or self._is_under_way()):
+                return False
+            self._go_on_in_caller()
+        return True
+
+    def _is_free(self) -> bool:
+        """Whether our thread never trained, or is no more."""
+        step = self._steps.open
+        has_trained = self._has_taken_over or self._steps.num_finished or self._clock.opener == "optimizer"
+        if not has_trained and not (step is not None and step.stepped):
+            return True
+        return self._is_gone()
+
+    def _is_gone(self) -> bool:
+        """Whether our thread is no more."""
+        return all(thread.ident != self.ident for thread in threading.enumerate())
+
+    def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether our thread has stepped it, too; None is an update that was none of an optimizer's."""
+        if optimizer is not None and optimizer not in self._optimizers:  # another one may lie where one of them lay
+            return False
+        number, step = 0 if optimizer is None else id(optimizer), self._steps.open
+        return number in self._known_updates or (step is not None and number in step.stepped)
+
+    def _is_idle(self) -> bool:
+        """Whether our thread is in no stage, and did nothing since the calling one began."""
+        own = self._steps.others.own_spans()
+        is_after = not own or own[0][1] >= self._last_ns()
+        return self._clock.stage is None and not self._is_busy() and is_after
+
+    def _makes_a_turn(self) -> bool:
+        """Whether the calling thread, which ends a step, made all of it, or only its end."""
+        others = self._steps.others
+        return not others.has_given and not (others.own_spans() and self._is_under_way())
+
+    def _is_under_way(self) -> bool:
+        """Whether our thread has begun a step that it has not ended."""
+        step = self._steps.open
+        return step is not None and not step.stepped and (step.has_gradients or step.has_forward)
+
+    def _last_ns(self) -> int:
+        """When the last stage of the open step ended."""
+        step = self._steps.open
+        return step.spans[-1][2] if step is not None and step.spans else 0
+
+    def _go_on_in_caller(self) -> None:
+        """The calling thread trains from here on, and its passes since the last step are the first of its own."""
+        others = self._steps.others
+        thread = others.caller
+        if not self._is_free():
+            self._turning |= {self.ident, thread}
+        own = [span for span in others.own_spans() if span[1] >= self._last_ns()]
+        others.becomes_recorded()
+        self._has_taken_over = True
+        self.set(thread)
+        self._clock.leave()
+        self._go_on()
+        if own:
+            self._begin_with(own)
+
+    def _begin_with(self, passes: list[Span]) -> None:
+        steps, start = self._steps, passes[0][1]
+        steps.end_whole(start)
+        step = steps.open or steps.begin(start)
+        step.spans += passes
+        step.num_backwards += sum(stage == "backward" for stage, _, _ in passes)
+        step.has_forward |= any(stage == "forward" for stage, _, _ in passes)

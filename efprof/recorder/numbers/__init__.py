@@ -1,0 +1,1 @@
+"""Losses, gradients and the gradient scaler, read without waiting for the device."""

@@ -1,0 +1,255 @@
+"""Sees in the first steps whether anything clears the gradients between two steps of an optimizer.
+
+Where an optimizer steps, and where each backward pass ends, a few of its gradients' numbers are copied; where the next
+pass begins they are compared: they are gone, others, or still the same, and then that pass adds to them. Between its
+last pass and its step a gradient may be scaled, as by clipping. On a device nobody waits for an answer.
+"""
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
+from typing import Any, Literal, TypeGuard
+from weakref import WeakKeyDictionary
+
+import torch
+
+from efprof.artifacts.events import GradientClearing
+from efprof.recorder.budget.sampling import FIRST_STEPS
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.late_values import on_device, read_values
+from efprof.recorder.numbers.step_numbers import answers_late, is_plain, outside_modes
+from efprof.recorder.session.session import Session
+
+MAX_GRADIENTS = 4
+"""Of an optimizer, that are looked at: its last ones, which nearly every backward pass reaches."""
+
+MAX_OPTIMIZERS = 8
+"""That are watched: a program with more has one for each parameter, and clears all alike."""
+
+MAX_ROW = 4096
+"""Of a gradient's numbers, of its first row."""
+
+NUM_STEPS = 10
+"""Of one optimizer, without a clearing between any two. A program that clears every other step, or at the end of a
+short epoch, does so within as many."""
+
+LEAST_COSINE = 0.99
+"""Between gradients and the same ones scaled: rounding leaves more."""
+
+COLLECTOR = "gradient_clearing"
+
+Outcome = Literal["cleared", "changed", "kept"]
+
+
+@dataclass(slots=True)
+class Pass:
+    """A backward pass in a round; `turn` is how many other optimizers had stepped in it by then."""
+
+    site: str | None
+    turn: int
+    has_added: Any = None
+    """Whether it changed the gradients that are looked at, as a tensor; None while it runs."""
+
+
+class Watched:
+    """One optimizer, in a round from one of its steps to the next; parameters are known by their places in it.
+
+    One that there is a weak reference to could not be swapped, as `torch.utils.swap_tensors` has it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = type(optimizer).__name__
+        self.outcome: Outcome | None = None
+        self.num_kept = 0
+        self.begin_round(optimizer)
+
+    def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
+        """It steps, with these gradients."""
+        every, self.of = _parameters_of(optimizer), weakref.ref(optimizer)
+        places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
+        self.places = list(islice(places, MAX_GRADIENTS))
+        self.row = _row([every[place] for place in self.places])
+        self.turn = 0
+        self.passes: list[Pass] = []
+        self.checks: list[torch.Tensor] = []
+        scale = getattr(optimizer, "grad_scale", None)
+        if self.row is not None and isinstance(scale, torch.Tensor):
+            self.row /= scale.to(self.row.device)  # as a fused optimizer does with the gradients
+
+    def begin_pass(self, site: str | None) -> None:
+        """What the last step, or the last pass, has left is to be there still."""
+        if rows := self._look():
+            self.checks.append(_are_equal(*rows))
+            self.passes.append(Pass(site, self.turn))
+
+    def end_pass(self) -> None:
+        """See whether it has added to that."""
+        if self.passes and self.passes[-1].has_added is None and (rows := self._look()):
+            self.passes[-1].has_added = (rows[0] != rows[1]).any()
+
+    def end_round(self) -> torch.Tensor | None:
+        """It steps again, with what the passes have left, which may be scaled.
+
+        The result tells whether all was kept, and of each pass whether it added to that.
+        """
+        self.passes = [one for one in self.passes if one.has_added is not None]
+        rows = self._look()
+        if rows is None or not self.passes:
+            return None
+        last, now = rows
+        is_scaled = torch.dot(last, now) > LEAST_COSINE * last.norm() * now.norm()
+        is_kept = torch.stack([*self.checks, is_scaled | _are_equal(last, now)]).all()
+        return torch.stack([is_kept, *(one.has_added for one in self.passes)])
+
+    def _look(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The numbers of the last look and those of now; None where there are none."""
+        last, every = self.row, _parameters_of(self.of())
+        if last is None:
+            return None
+        parameters = [every[place] for place in self.places if place < len(every)]
+        self.row = _row(parameters)
+        if self.row is not None and last.shape == self.row.shape and last.device == self.row.device:
+            return last, self.row
+        is_gone = len(parameters) < len(self.places) or any(parameter.grad is None for parameter in parameters)
+        self.outcome = "cleared" if is_gone else "changed"
+        return None
+
+
+class ClearingWatch:
+    """Listens until steps may be light; holds no optimizer, and no tensor of the program's."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watched: WeakKeyDictionary[torch.optim.Optimizer, Watched] = WeakKeyDictionary()
+        loop = session.loop
+        session.subscribe(loop.backward_began, COLLECTOR, _quietly(self._note_backward))
+        session.subscribe(loop.backward_ended, COLLECTOR, _quietly(self._note_end))
+        session.subscribe(loop.optimizer_began, COLLECTOR, _quietly(self._note_step))
+
+    def _note_backward(self, step: OpenStep, *_: object) -> None:
+        for watched in self._unsettled(step):
+            watched.begin_pass(step.backward_site)
+            self._write(step, watched)
+
+    def _note_end(self) -> None:
+        if (step := self._session.loop.step) is None:
+            return
+        for watched in self._unsettled(step):
+            watched.end_pass()
+            self._write(step, watched)
+
+    def _note_step(self, step: OpenStep, stepping: torch.optim.Optimizer) -> None:
+        """Just before the step, with a closure just after it."""
+        unsettled, watched = self._unsettled(step), self._watched.get(stepping)
+        for other in unsettled:
+            other.turn += 1
+        if watched is None:
+            if step.window is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
+                self._watched[stepping] = Watched(stepping)
+        elif watched in unsettled:
+            told = watched.end_round()
+            self._write(step, watched)
+            if told is not None:
+                self._judge(step, watched, told)
+            if step.window is None and watched.outcome is None:
+                watched.begin_round(stepping)
+
+    def _unsettled(self, step: OpenStep) -> list[Watched]:
+        if step.number >= FIRST_STEPS:
+            self._watched.clear()
+        if step.window is not None:  # what it shows is to be the program's: the round does not count
+            for watched in self._watched.values():
+                watched.row = None
+        return [watched for watched in self._watched.values() if watched.outcome is None]
+
+    def _judge(self, step: OpenStep, watched: Watched, told: torch.Tensor) -> None:
+        """A round is over: as soon as the device has told of it."""
+        passes, site = watched.passes, self._session.sites.of_caller(sys._getframe())
+
+        def judge(is_kept: float, *have_added: float) -> None:
+            if watched.outcome is None:
+                adding = list(compress(passes, have_added))
+                watched.num_kept += bool(adding)
+                if not is_kept:
+                    watched.outcome = "changed"
+                elif watched.num_kept >= NUM_STEPS:
+                    watched.outcome = "kept"
+                self._write(step, watched, adding, site)
+
+        if told.is_cpu:
+            judge(*read_values(told))
+            return
+        answer = self._session.late_values.send([on_device(one) for one in told.unbind()])
+
+        def arrives() -> bool:
+            if values := answer():
+                judge(*values)
+            return values != []
+
+        guarded = self._session.shell.guarded(COLLECTOR, arrives)
+        step.owe(lambda: guarded() is not False)
+
+    def _write(self, step: OpenStep, watched: Watched, adding: Sequence[Pass] = (), site: str | None = None) -> None:
+        """Once it is settled; the last two are told of gradients that were kept."""
+        if watched.outcome is None:
+            return
+        if watched.outcome != "kept":
+            adding, site = (), None
+        sites = [one.site for one in adding if one.turn == adding[-1].turn]
+        event = GradientClearing(
+            at_ns=time.time_ns(),
+            step=step.number,
+            optimizer=watched.optimizer,
+            outcome=watched.outcome,
+            num_steps=watched.num_kept,
+            backward_sites=list(dict.fromkeys(filter(None, sites))),
+            num_backwards=len(sites),
+            num_earlier_backwards=len(adding) - len(sites),
+            step_site=site,
+        )
+        self._session.note(event)
+        watched.row = None
+
+
+def start(session: Session) -> None:
+    """Listen to backward passes and optimizer steps."""
+    ClearingWatch(session)
+
+
+def _quietly(listener: Callable[..., None]) -> Callable[..., None]:
+    """The program's modes, and its graphs, see nothing of what is computed here."""
+
+    def call(*args: object) -> None:
+        with outside_modes(), torch.no_grad():
+            listener(*args)
+
+    return call
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    return [] if optimizer is None else [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _row(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A copy of a row of each one's gradient; None where one has none that can be read without waiting."""
+    rows = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not _can_be_read(gradient):
+            return None
+        row = gradient.detach()[(0,) * (gradient.ndim - 1)][:MAX_ROW] if gradient.ndim else gradient.detach()[None]
+        rows.append(row.to(torch.float32))
+    return torch.cat([row for row in rows if row.device == rows[0].device]) if rows else None
+
+
+def _can_be_read(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    if not is_plain(gradient) or not gradient.numel() or not gradient.untyped_storage().nbytes():
+        return False
+    return gradient.is_cpu or answers_late(gradient)
+
+
+def _are_equal(last: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    return torch.isclose(last, now, rtol=0, atol=0, equal_nan=True).all()

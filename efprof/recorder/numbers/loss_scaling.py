@@ -1,0 +1,106 @@
+"""Watches GradScaler: the loss before it was scaled, the scale itself, and the steps that were held back."""
+
+import functools
+import gc
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from efprof.recorder.hooks.loop_hooks import Undo, replace, updating
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.numbers.late_values import on_device
+from efprof.recorder.numbers.step_numbers import answers_late
+from efprof.recorder.session.session import Session
+
+
+def start(session: Session) -> None:
+    """Wrap the scalers' methods when the first one is made that is enabled.
+
+    Many a program calls one that is not, at every step: that costs nothing.
+    """
+    kind = torch.amp.GradScaler
+
+    @functools.cache
+    def watch() -> None:
+        session.undo_at_end(_watch_scalers(session))
+
+    made_one = session.shell.guarded("loss_scaling", watch)
+    if any(issubclass(type(one), kind) and _is_enabled(one) for one in gc.get_objects()):  # made before the recording
+        watch()
+    makers = ("__init__", "__setstate__")
+    session.undo_at_end([replace(kind, name, _then(getattr(kind, name), made_one)) for name in makers])
+
+
+def _then(original: Callable[..., None], made_one: Callable[[], None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _is_enabled(self):
+            made_one()
+
+    return make
+
+
+def _is_enabled(scaler: Any) -> bool:
+    return getattr(scaler, "_enabled", True)
+
+
+def _watch_scalers(session: Session) -> list[Undo]:
+    """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
+    kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
+    thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
+    note_scaled = guarded("loss_scaling", losses.note)
+    note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
+    # Of any optimizer, since the one that the scaler knows may be the program's own class around another one.
+    note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
+    scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
+
+    in_update = functools.partial(updating, loop, session.shell)  # as the rest of the stage `optimizer`
+    stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
+
+    @functools.wraps(scale)
+    def watched_scale(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        # One that is not enabled gives back what it got.
+        is_ours = get_ident() == thread.ident or thread.is_ours
+        if scaled is not outputs and is_ours and not (steps.clock is not None and thread.is_capturing):
+            note_scaled(outputs, scaled, getattr(self, "_scale", None))
+        return scaled
+
+    @functools.wraps(unscale)
+    def watched_unscale(self: Any, *args: Any, **kwargs: Any) -> None:
+        (unscale if light.is_on or not _is_enabled(self) else stage_unscale)(self, *args, **kwargs)
+
+    @functools.wraps(step)
+    def watched_step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = loop.num_updates
+        is_rest = light.is_on or not _is_enabled(self)
+        result = (step if is_rest else stage_step)(self, optimizer, *args, **kwargs)
+        if loop.num_updates == before and _is_enabled(self):  # no optimizer stepped: the scaler held it back
+            note_held_back(optimizer)
+        return result
+
+    @functools.wraps(update)
+    def watched_update(self: Any, *args: Any, **kwargs: Any) -> None:
+        (update if light.is_on or not _is_enabled(self) else stage_update)(self, *args, **kwargs)
+        if getattr(self, "_scale", None) is not None:
+            if light.is_on and get_ident() == thread.ident:
+                losses.is_used_up = True
+            else:
+                note_scale(self)
+
+    new = {"scale": watched_scale, "unscale_": watched_unscale, "step": watched_step, "update": watched_update}
+    return [replace(kind, name, function) for name, function in new.items()]
+
+
+def _note_scale(loop: Loop, scaler: Any) -> None:
+    """Keep the scale as the tensor it is: reading it would wait for the device."""
+    if not loop.thread.is_ours or (loop.steps.clock is not None and loop.thread.is_capturing):
+        return
+    loop.scaled_losses.is_used_up = True
+    step, scale = loop.steps.open, scaler._scale
+    if step is not None and isinstance(scale, torch.Tensor):
+        kept = scale.detach().clone()
+        step.scale = on_device(kept) if answers_late(kept) else kept

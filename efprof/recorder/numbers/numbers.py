@@ -1,0 +1,294 @@
+"""Reads the loss of every step, and the gradients of those recorded in full: on the CPU at once, on a device late and
+without waiting.
+"""
+
+import contextlib
+import math
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from efprof.artifacts.events import NonFiniteSeen, SuspectOperation
+from efprof.artifacts.steps import StepRecord, spelled
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
+from efprof.recorder.numbers.late_values import OnDevice, on_device
+from efprof.recorder.numbers.step_numbers import (
+    StepNumbers,
+    answers_late,
+    device_norms,
+    fill_norm,
+    global_norm,
+    is_a_mode_on,
+    is_plain,
+    is_set,
+    late_numbers,
+    learning_rate_of,
+    outside_modes,
+    read_value,
+    weighted_losses,
+)
+from efprof.recorder.session.session import Session
+
+MAX_BAD_READS = 8
+"""Steps whose bad numbers are counted as they come; a training that goes on with them has them in every step, and
+counting takes two operators for each parameter."""
+
+MAX_HELD_BACK = 16
+"""Updates in a row that a gradient scaler may hold back to find its scale: from its usual first one, 2**16, it has come
+down to 1 by then, and what overflows there is the training's own."""
+
+
+class Numbers:
+    """Adds up the open step's numbers, and fills them into its record."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._has_walked = False
+        self._loss: weakref.ref[torch.Tensor] | None = None
+        self._clips = Clips()
+        self._held_back: Counter[int] = Counter()
+        """How often in a row, by the optimizer's first parameter: a class around one has the same."""
+        self._num_held_back = 0
+        """That of the optimizer whose gradients are being noted."""
+        self._num_bad_reads: Counter[bool] = Counter()
+        """By whether the optimizer was held back: a scaler that finds its scale uses up nothing of the others."""
+
+    def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
+        """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
+        self._clips.backward_began()
+        opened = _numbers_of(step)
+        for value in self._losses(step.number, tensors, gradients, step.sequence, step.backward_site):
+            if isinstance(value, OnDevice):
+                opened.device_losses += (value,)
+            else:
+                opened.loss = value if opened.loss is None else opened.loss + value
+
+    def read_light(self, number: int, tensors: Any, gradients: Any) -> list[float | OnDevice]:
+        """The same in a light step: the losses, now or on the device."""
+        return self._losses(number, tensors, gradients, None, None)
+
+    def _losses(
+        self, number: int, tensors: Any, gradients: Any, sequence: int | None, site: str | None
+    ) -> list[float | OnDevice]:
+        """Each of them, times what it is given as its gradient; of those on a device a copy that lies there."""
+        losses, values = weighted_losses(tensors, gradients), list[float | OnDevice]()
+        if is_a_mode_on():  # what other kinds of tensors do, a mode may be needed for
+            losses = [(loss, gradient) for loss, gradient in losses if type(loss) is torch.Tensor]
+        with _unseen():
+            for loss, gradient in losses:
+                shown = self._session.loop.scaled_losses.unscaled(loss)
+                if shown.is_cpu:
+                    self._loss = weakref.ref(loss)
+                    # A gradient of -1 makes a score of it.
+                    factor = 1.0 if gradient is None or not gradient.is_cpu else float(read_value(gradient))
+                    values.append(value := factor * float(read_value(shown)))
+                    if not self._has_walked and not math.isfinite(value):
+                        suspects = find_suspects(loss, sequence or 0)
+                        site = site or self._session.sites.of_caller(sys._getframe())
+                        self._note(number, "loss", value, site, suspects)
+                elif answers_late(shown):
+                    # A copy: the program may average the loss over its ranks, in place, before it is read.
+                    copied = shown.detach().reshape(()).to(torch.float32, copy=True)
+                    values.append(on_device(copied if gradient is None else copied * gradient.detach().reshape(())))
+        return values
+
+    def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
+        """Gradients of this norm were clipped to that one at most."""
+        self._clips.note(self._session.step_number, norm, max_norm)
+
+    def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
+        """Note the learning rate, count the gradients about to be applied, and more."""
+        opened = _numbers_of(step)
+        # An optimizer that was given this flag skips a bad step by itself, on the device.
+        found_inf = getattr(optimizer, "found_inf", None)
+        opened.is_guarded |= found_inf is not None
+        with _unseen():
+            is_held_back = id(optimizer) in step.held_back or is_set(found_inf)
+            self._num_held_back = self._count_held_back(optimizer, is_held_back)
+            if opened.learning_rate is None and step.learning_rate is None:
+                opened.learning_rate = learning_rate_of(optimizer)
+            self._read_gradients(step, optimizer, self._clips.take(step.number))
+
+    def _count_held_back(self, optimizer: torch.optim.Optimizer, is_held_back: bool) -> int:
+        if not (is_held_back or self._held_back):  # as in nearly every step of nearly every program
+            return 0
+        key = next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), 0)
+        if not is_held_back:
+            self._held_back.pop(key, None)
+            return 0
+        self._held_back[key] += 1
+        return self._held_back[key]
+
+    def _is_finding_scale(self) -> bool:
+        """Whether the gradients of this optimizer are held back as those of a scaler that finds its scale are."""
+        return 0 < self._num_held_back < MAX_HELD_BACK
+
+    def _is_counted_enough(self) -> bool:
+        if self._num_held_back == MAX_HELD_BACK:
+            return self._has_walked
+        return self._num_bad_reads[self._num_held_back > 0] >= MAX_BAD_READS
+
+    def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
+        opened = _numbers_of(step)
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        opened.num_gradients += len(parameters)
+        dense = [parameter.grad for parameter in parameters if is_plain(parameter.grad)]
+        opened.gradient_bytes += sum(gradient.nbytes for gradient in dense)
+        if not dense:
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer is still to divide them
+        scale = scale.detach() if isinstance(scale, torch.Tensor) else None
+        if all(gradient.is_cpu for gradient in dense) and (scale is None or scale.is_cpu):
+            norm = global_norm(dense)
+            if clip_norm is not None and self._clips.are_of_all(read_value(clip_norm), norm):
+                norm = read_value(clip_norm)
+            opened.add_norm(norm if scale is None else norm / read_value(scale))
+            self._count_bad(step, dense, norm)
+        elif all(answers_late(gradient) or (gradient.is_cpu and scale is None) for gradient in dense):
+            for one in device_norms(dense) if clip_norm is None else self._clips.taken(clip_norm, dense):
+                if one.is_cpu:
+                    opened.add_norm(float(read_value(one)))
+                else:
+                    opened.device_norms += (on_device(one if scale is None else one / scale.to(one.device)),)
+                    opened.may_be_bad += (self._is_finding_scale(),)
+
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
+        """Fill the record in, now or when the device has answered."""
+        opened: StepNumbers | None = step.numbers
+        if opened is None:
+            return
+        if opened.num_gradients:
+            record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes
+            record.num_nan, record.num_inf = opened.num_nan, opened.num_inf
+        if opened.learning_rate is not None:
+            record.learning_rate = opened.learning_rate
+        if opened.loss is not None:
+            record.loss = spelled(opened.loss)
+        # Where a device is to tell of others, that of those on the CPU is not yet the whole.
+        fill_norm(record, opened, None if opened.device_norms else opened.gradient_norm)
+        scale = step.scale if isinstance(step.scale, OnDevice) else None
+        if isinstance(step.scale, torch.Tensor) and step.scale.is_cpu:
+            record.scaler_scale = float(read_value(step.scale))
+        if opened.device_losses or opened.device_norms or scale is not None:
+            late = late_numbers(record, opened, scale, self._session.late_values.send, self._note_late)
+            fill = self._session.shell.guarded("numbers", late)
+            step.owe(lambda: fill() is not False)
+
+    def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
+        opened = _numbers_of(step)
+        opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
+        if math.isfinite(norm) or self._is_counted_enough():
+            return
+        self._num_bad_reads[self._num_held_back > 0] += 1
+        with torch.no_grad():
+            opened.num_nan += sum(int(read_value(torch.isnan(gradient).sum())) for gradient in gradients)
+            opened.num_inf += sum(int(read_value(torch.isinf(gradient).sum())) for gradient in gradients)
+        if not (self._has_walked or self._is_finding_scale()):
+            loss = None if self._loss is None else self._loss()
+            suspects = [] if loss is None else find_steep(loss, step.sequence or 0)
+            self._note(step.number, "gradient", norm, step.backward_site, suspects)
+
+    def note_late_loss(self, number: int, value: float, site: str | None) -> None:
+        """The device has told the loss of a light step, which is not finite."""
+        self._note(number, "loss", value, site)
+
+    def _note_late(self, record: StepRecord, what: str, value: float) -> None:
+        """The device has told; by now backward has freed the graph that would show its birth."""
+        self._note(record.step, what, value, record.backward_site)
+
+    def _note(
+        self, number: int, what: str, value: float, site: str | None, suspects: Sequence[SuspectOperation] | None = None
+    ) -> None:
+        """The first of them is told of; without suspects where it was too late to look for any."""
+        if self._has_walked:
+            return
+        self._has_walked = True
+        self._session.ask_for_window("non-finite")
+        now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
+        self._session.note(
+            NonFiniteSeen(
+                at_ns=now, step=number, what=what, value=str(value), site=site, suspects=known, is_late=is_late
+            )
+        )
+
+
+def start(session: Session) -> None:
+    """Listen to backward passes, gradient clipping and optimizer steps."""
+    numbers, loop = Numbers(session), session.loop
+    session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
+    session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
+    session.subscribe(loop.step_ended, "numbers", numbers.finish)
+    session.subscribe(loop.clipped, "numbers", numbers.note_clip)
+    loop.light.steps.read_losses = session.shell.guarded("numbers", numbers.read_light)
+    loop.light.steps.scaled = loop.scaled_losses
+    loop.light.steps.send = session.late_values.send
+    loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
+
+
+def _numbers_of(step: OpenStep) -> StepNumbers:
+    if step.numbers is None:
+        step.numbers = StepNumbers()
+    opened: StepNumbers = step.numbers
+    return opened
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """The program's modes, where one is on, see nothing of what is read."""
+    return outside_modes() if is_a_mode_on() else contextlib.nullcontext()
+
+
+class Clips:
+    """The norm that `clip_grad_norm_` gave, until it shows that it stands for some of the gradients only."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, torch.Tensor, float] | None = None
+        """The step in which gradients were clipped, their norm before, and the norm they were clipped to."""
+        self._clipped_to: float | None = None
+        self._are_partial = self._is_waiting = False
+
+    def note(self, number: int, norm: torch.Tensor, max_norm: float) -> None:
+        """The norm of this step was computed already: take it, from before the clipping."""
+        if self._is_waiting:  # as where each module is clipped by itself, whose optimizers step after that
+            self._are_partial = True
+        if type(norm) is torch.Tensor and isinstance(max_norm, int | float):
+            self._last = (number, norm, max_norm)
+            self._is_waiting = max_norm != math.inf  # some only ask for the norm so
+
+    def backward_began(self) -> None:
+        """What is clipped next may be the same gradients, to which others were added."""
+        self._is_waiting = False
+
+    def take(self, number: int) -> torch.Tensor | None:
+        """The norm that this step's gradients were clipped by, where it stands for all of them."""
+        clip, self._last = self._last, None
+        self._clipped_to, self._is_waiting = None, False
+        if self._are_partial or clip is None or clip[0] != number:
+            return None
+        self._clipped_to = clip[2]
+        return clip[1]
+
+    def are_of_all(self, clip_norm: float, norm: float) -> bool:
+        """Whether the gradients have the norm that they were clipped to: if not, only some were, or by another norm."""
+        if self._clipped_to is None:
+            return True
+        left = min(clip_norm, self._clipped_to) if math.isfinite(clip_norm) else clip_norm
+        if math.isfinite(norm) and not math.isclose(norm, left, rel_tol=0.01, abs_tol=1e-6):
+            self._are_partial = True
+        return not self._are_partial
+
+    def taken(self, clip_norm: torch.Tensor, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same on a device, which is not waited for: that norm, or of one device's gradients their own."""
+        if {gradient.device for gradient in gradients} != {clip_norm.device}:
+            return [clip_norm]
+        (norm,), clip_norm = device_norms(gradients), clip_norm.detach().to(torch.float32)
+        left = clip_norm.clamp(max=self._clipped_to)
+        is_of_all = torch.isclose(norm, left, rtol=0.01, atol=1e-6) | ~norm.isfinite()
+        return [torch.where(is_of_all, clip_norm, norm)]

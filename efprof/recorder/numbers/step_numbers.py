@@ -1,0 +1,243 @@
+"""The numbers of an open step: how losses and gradients are read, and that nobody waits for those on a device."""
+
+import contextlib
+import math
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from efprof.artifacts.steps import StepRecord, spelled
+from efprof.recorder.numbers.late_values import Answer, OnDevice
+
+# Before the waiting_calls collector wraps it: our own reads are not the user's.
+read_value = torch.Tensor.item
+
+
+@dataclass(slots=True)
+class StepNumbers:
+    """The numbers of an open step so far, and what the device owes for them."""
+
+    loss: float | None = None
+    gradient_norm: float | None = None
+    num_gradients: int = 0
+    gradient_bytes: int = 0
+    num_nan: int | None = None
+    num_inf: int | None = None
+    learning_rate: float | None = None
+    is_guarded: bool = False
+    device_losses: tuple[OnDevice, ...] = ()
+    device_norms: tuple[OnDevice, ...] = ()
+    may_be_bad: tuple[bool, ...] = ()
+    """Of each of these norms, whether nothing is to be told of it that is not finite."""
+
+    def add_norm(self, norm: float) -> None:
+        """Of one optimizer's gradients."""
+        self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
+
+
+def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """The first group's; a tensor on a device is left alone."""
+    rate = optimizer.param_groups[0].get("lr")
+    if type(rate) is torch.Tensor and rate.is_cpu and rate.numel() == 1:
+        return float(read_value(rate))
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def late_numbers(
+    record: StepRecord,
+    owed: StepNumbers,
+    scale: OnDevice | None,
+    send: Callable[[Sequence[OnDevice]], Answer],
+    note_bad: Callable[[StepRecord, str, float], None],
+) -> Callable[[], bool]:
+    """Have them sent to the host; the result fills the record once they have come, and tells whether no more will.
+
+    `note_bad` is told of what is not finite, but for gradients that may be so or that an optimizer skips itself.
+    """
+    num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
+    answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
+
+    def arrived() -> bool:
+        values = answer()
+        if not values:
+            return values is None
+        norms = values[num_losses : num_losses + num_norms]
+        loss = sum(values[:num_losses])
+        norm = root_of_squares((owed.gradient_norm or 0.0, *norms)) if norms else 0.0
+        if num_losses:
+            record.loss = spelled(loss)
+        if num_norms:
+            fill_norm(record, owed, norm)
+        if scale is not None:
+            record.scaler_scale = values[-1]
+        if not math.isfinite(loss):
+            note_bad(record, "loss", loss)
+        elif not owed.is_guarded and any(
+            not (math.isfinite(one) or may_be) for one, may_be in zip(norms, owed.may_be_bad, strict=True)
+        ):
+            note_bad(record, "gradient", norm)
+        return True
+
+    return arrived
+
+
+def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> None:
+    """An optimizer that guards itself skips a step whose norm is not finite."""
+    is_bad = norm is not None and not math.isfinite(norm)
+    record.gradient_norm = spelled(norm)
+    record.is_skipped |= numbers.is_guarded and is_bad
+
+
+def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Of what `torch.autograd.backward` is called with: the losses of one number, each with what multiplies it."""
+    losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+    given = gradients if isinstance(gradients, list | tuple) else (gradients,)
+    if gradients is None:
+        given = (None,) * len(losses)
+    pairs = zip(losses, given, strict=False)  # torch complains where there are more of one
+    return [
+        (loss, gradient) for loss, gradient in pairs if _is_number(loss) and (gradient is None or _is_number(gradient))
+    ]
+
+
+def _is_number(value: object) -> TypeGuard[torch.Tensor]:
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, FakeTensor)  # it has no value
+        and value.numel() == 1
+        and not value.is_complex()
+    )
+
+
+def is_a_mode_on() -> bool:
+    """Whether the program has what torch does in this thread pass through functions of its own."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+
+
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Our reading of values is not the program's: its modes, which may count or forbid such, do not see it."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """A sharded gradient (DTensor) would start a collective, a sparse one has no such norm."""
+    if gradient is None:
+        return False
+    return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.is_floating_point()
+
+
+def is_set(found_inf: object) -> bool:
+    """Whether a scaler has told the optimizer to skip this step; False where only the device knows."""
+    return type(found_inf) is torch.Tensor and found_inf.is_cpu and bool(read_value(found_inf))
+
+
+def answers_late(tensor: torch.Tensor) -> bool:
+    """Whether it lies on a device whose values can be copied without waiting; those of others are left alone."""
+    return tensor.is_cuda
+
+
+def global_norm(gradients: list[torch.Tensor]) -> float:
+    """The global L2 norm of gradients on the CPU."""
+    with torch.no_grad():
+        return root_of_squares(read_value(norm) for norm in _norms(gradients))
+
+
+def device_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same as a scalar on each of their devices, so that nobody waits for it: together they are of all.
+
+    What it takes there for the moment (of each gradient 4 bytes for every 64 Ki of numbers of the largest one: some
+    MiB at most) lies in what the backward pass has freed, and is free again before the optimizer allocates anything.
+    """
+    with torch.no_grad():
+        by_device = defaultdict[torch.device, list[torch.Tensor]](list)
+        for gradient in gradients:
+            by_device[gradient.device].append(gradient)
+        norms = [[norm.to(torch.float32) for norm in _norms(group)] for group in by_device.values()]
+        return [torch.linalg.vector_norm(torch.stack(of_group)) for of_group in norms]
+
+
+def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Each gradient's own; in float32 where one is of half precision, whose norm would overflow it."""
+    dtypes = {gradient.dtype for gradient in gradients}
+    if torch.float64 in dtypes:
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return torch._foreach_norm(gradients, 2, dtype=None if dtypes == {torch.float32} else torch.float32)
+
+
+def root_of_squares(values: Iterable[float]) -> float:
+    """NaN where one of them is NaN, which `math.hypot` would hide behind an Inf."""
+    return math.sqrt(sum(value * value for value in values))
+
+
+MAX_RECENT = 1000
+"""Scaled losses of one update whose place in autograd's graph is known."""
+
+MAX_OPERATIONS = 16
+"""Between them and what backward is called on, such as a sum and a division."""
+
+
+class ScaledLosses:
+    """Those that are alive, and where the last ones stand in autograd's graph."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        """By the scaled one's `id`, itself and what it was before."""
+        self._recent: deque[int] = deque(maxlen=MAX_RECENT)
+        """Autograd's sequence numbers of the multiplications: its nodes would keep the graph alive."""
+        self._scale: torch.Tensor | None = None
+        self.is_used_up = False
+        """Whether the update that they were for is over, and the scale may have changed."""
+
+    def note(self, outputs: object, scaled: object, scale: object) -> None:
+        """`GradScaler.scale` was given `outputs`, a tensor or several, and gave `scaled`."""
+        if self.is_used_up:
+            self._let_go()
+        if isinstance(outputs, list | tuple) and isinstance(scaled, list | tuple):
+            for output, of_it in zip(outputs, scaled, strict=False):
+                self.note(output, of_it, scale)
+        elif isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
+            self._scale = scale if isinstance(scale, torch.Tensor) else None
+            if outputs.numel() == 1:
+                if len(self.by_id) >= MAX_RECENT:  # nobody calls `update`
+                    self._let_go()
+                self.by_id[id(scaled)] = weakref.ref(scaled), outputs.detach()
+            if scaled.grad_fn is not None:
+                self._recent.append(scaled.grad_fn._sequence_nr())
+
+    def _let_go(self) -> None:
+        self.is_used_up = False
+        self._recent.clear()
+        for key, (scaled, _) in list(self.by_id.items()):
+            if scaled() is None:
+                del self.by_id[key]
+
+    def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The same where it was not scaled; what was made of a scaled one since, such as a mean, is divided."""
+        known = self.by_id.get(id(loss))
+        if known is not None and known[0]() is loss:
+            return known[1]
+        if self.is_used_up or not self._recent or self._scale is None or self._scale.device != loss.device:
+            return loss
+        return loss if set(self._recent).isdisjoint(self._made_of(loss)) else loss.detach() / self._scale
+
+    def _made_of(self, loss: torch.Tensor) -> Iterator[int]:
+        """The last operations that it was made by, none from before the first of the scaled losses."""
+        first, waiting = min(self._recent), deque([loss.grad_fn])
+        for _ in range(MAX_OPERATIONS):
+            node = waiting.popleft() if waiting else None
+            if node is None:
+                return
+            yield _number_of(node)
+            waiting.extend(made for made, _ in node.next_functions if made is not None and _number_of(made) >= first)
+
+
+def _number_of(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number

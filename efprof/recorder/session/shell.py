@@ -1,0 +1,113 @@
+"""What stands between the recorder and the training: an error in here never reaches the user's program."""
+
+import errno
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.session.frames import is_running
+from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
+"""The disk is full, read-only or gone: that ends the recording, not just the collector that met it."""
+
+DEEP = 1 / 3
+"""Of the frames that Python allows: a program that has as many leaves too few for us. Its calls from C count for the
+limit and are no frames; a torch module has one to four frames."""
+
+
+class Shell:
+    """Guards every function through which training enters the recorder.
+
+    A collector that raises is stopped: its functions do nothing from then on, one warning goes to standard
+    error and one event to events.jsonl. A disk that refuses stops them all.
+    """
+
+    def __init__(self, folder: RankFolder, events: LineWriter) -> None:
+        self._folder = folder
+        self._events = events
+        self._stopped: set[str] = set()
+        self._when_stopped: dict[str, Callable[[], None]] = {}
+        self._put_off: list[Callable[[], None]] = []
+        self._owed: list[BaseException] = []
+        self._guard: CodeType | None = None
+
+    def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first.
+
+        A RecursionError in a deep program comes of that and stops nothing: next time it may be less deep.
+
+        What the handler of a signal raises within it goes on to the program, which waits for it.
+        """
+        stopped, put_off, owed = self._stopped, self._put_off, self._owed
+
+        def call(*args: Any) -> Any:
+            answer = None
+            if collector not in stopped:
+                try:
+                    answer = function(*args)
+                except RecursionError as error:
+                    try:
+                        sys._getframe(int(DEEP * sys.getrecursionlimit()))
+                    except ValueError:  # the program is not that deep
+                        self._stop(collector, error)
+                    except RecursionError:
+                        pass
+                except Exception as error:  # the recorder's shell: training must go on
+                    if is_of_a_signal(error):
+                        raise
+                    self._stop(collector, error)
+            if put_off:
+                self._call_put_off(sys._getframe(1))
+            if owed:
+                raise owed.pop()
+            return answer
+
+        self._guard = call.__code__
+        return call
+
+    def owing(self, function: Callable[..., None]) -> Callable[..., None]:
+        """`function`, for where Python would print an error and go on: the program gets it from what is guarded next.
+
+        What is guarded raises but what a signal's handler raised in it.
+        """
+
+        def call(*args: Any) -> None:
+            try:
+                function(*args)
+            except BaseException as error:
+                self._owed.append(error)
+
+        return call
+
+    def when_left(self, function: Callable[[], None]) -> None:
+        """Call `function` as soon as nothing guarded runs in this thread: a signal may come in the midst of it."""
+        self._put_off.append(function)
+        self._call_put_off(sys._getframe(1))
+
+    def when_stopped(self, collector: str, function: Callable[[], None]) -> None:
+        """Have `function` called, guarded itself, if this collector is stopped by an error."""
+        self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
+
+    def _call_put_off(self, frame: FrameType | None) -> None:
+        if self._guard is not None and is_running(self._guard, frame):
+            return
+        while self._put_off:
+            self._put_off.pop(0)()
+
+    def _stop(self, collector: str, error: Exception) -> None:
+        self._stopped.add(collector)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS and self._folder.may_have_refused(error):
+            self._folder.give_up(error)
+        if not self._folder.is_broken:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+            print(f"efprof: the {collector} collector stopped, training goes on: {reason}", file=sys.stderr)
+            self._events.write(CollectorStopped(at_ns=time.time_ns(), step=-1, collector=collector, reason=reason))
+        function = self._when_stopped.pop(collector, None)
+        if function is not None:
+            function()

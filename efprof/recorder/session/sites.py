@@ -1,0 +1,189 @@
+"""Where in the user's code something happened: `file:line:function`, and the texts of those files."""
+
+import importlib.metadata
+import itertools
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from efprof.artifacts.sources import SourceText
+from efprof.recorder.session.redaction import without_secrets
+from efprof.recorder.session.writing import LineWriter, is_of_a_signal
+
+MAX_SOURCE_BYTES = 1024**2
+"""A longer file is generated; nobody wants its text in a report."""
+TYPED_IN = ("<ipython-input-", "<stdin>")
+"""What Python calls code that is in no file, but the user's: an IPython prompt's, or piped into Python."""
+
+
+class Sites:
+    """Tells user code from libraries, names places in it, and keeps the text of each file it names."""
+
+    def __init__(self, root: Path, sources: LineWriter) -> None:
+        self._root = f"{os.path.realpath(root)}{os.sep}"
+        self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
+        self._sources = sources
+        self._own_package = _package_that_runs()
+        self._is_user: dict[str, bool] = {}
+        self._names: dict[str, str] = {}
+        self._absolute: dict[str, str] = {}
+
+    def is_user_code(self, code: CodeType) -> bool:
+        """Whether this code was written by the user: not Python's own, not an installed library, not ours."""
+        return self.is_user_file(code.co_filename)
+
+    def is_user_file(self, path: str) -> bool:
+        """The same for the path of a file."""
+        known = self._is_user.get(path)
+        if known is None:
+            known = self._is_user[path] = self._is_written_by_user(path)
+        return known
+
+    def of_caller(self, frame: FrameType | None) -> str | None:
+        """The innermost user line at or above `frame`, None where there is none."""
+        while frame is not None and not self.is_user_code(frame.f_code):
+            frame = frame.f_back
+        return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
+
+    def of_line(self, code: CodeType, line: int) -> str:
+        """A line of a function, as reports name it."""
+        return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
+
+    def file(self, path: str) -> str:
+        """The name of a file in reports: relative to the repository. The text of a user's file is kept."""
+        name = self._names.get(path)
+        if name is None:
+            real = path if path.startswith("<") else os.path.realpath(os.path.join(self._start, path))  # noqa: PTH118
+            name = self._names[path] = real.removeprefix(self._root) if real.startswith(self._root) else path
+            if self.is_user_file(path):
+                text = _text_of(Path(self._start) / path) or _typed_text(path)
+                if text is not None:
+                    self._sources.write(SourceText(file=name, text=without_secrets(text)))
+        return name
+
+    def keep_all(self) -> None:
+        """Keep the text of all the user's files that are loaded, whether a site of theirs was named or not."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if file and self.is_user_file(file):
+                self.file(file)
+        for path in list(linecache.cache):
+            if self.is_user_file(path) and _typed_text(path) is not None:
+                self.file(path)
+
+    def absolute(self, shortened: str) -> str:
+        """The path of a file that torch's profiler names without its folder on `sys.path`."""
+        path = self._absolute.get(shortened)
+        if path is None:
+            path = self._absolute[shortened] = _find_on_path(shortened, self._start)
+        return path
+
+    def _is_written_by_user(self, path: str) -> bool:
+        if path.startswith("<"):
+            return path.startswith(TYPED_IN)
+        # As it is spelled: a link into a library is the library's.
+        path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
+        if self._own_package and path.startswith(self._own_package):
+            return True
+        return not path.startswith(_library_folders())
+
+
+def _text_of(file: Path) -> str | None:
+    """None of what is no file, too long or not to be read: a report names it all the same."""
+    try:
+        is_source = file.is_file() and file.stat().st_size <= MAX_SOURCE_BYTES
+        return file.read_text(errors="replace") if is_source else None
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
+        return None
+
+
+def _typed_text(path: str) -> str | None:
+    """The text that IPython leaves for tracebacks; a notebook's kernel calls a cell by the path of no file."""
+    entry = linecache.cache.get(path)
+    return "".join(entry[2]) if entry and len(entry) == 4 and entry[1] is None else None
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+    folders |= {site.getusersitepackages(), str(Path(__file__).parents[2])}
+    # Of another environment, by PYTHONPATH or a .pth file, as clusters have them.
+    folders |= {folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")}
+    real = {os.path.realpath(folder) for folder in folders}
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")  # noqa: PTH118
+    return (*(f"{folder}{os.sep}" for folder in sorted(folders | real)), generated)
+
+
+def _package_that_runs() -> str | None:
+    """The folder of the package whose module or console script runs: the user's code even when it is installed."""
+    module = _module_that_runs()
+    package = sys.modules.get(module.split(".")[0]) if module else None
+    file = getattr(package, "__file__", None)
+    if package is None or not file or not hasattr(package, "__path__"):
+        return None
+    return f"{Path(file).parent}{os.sep}"
+
+
+def _module_that_runs() -> str | None:
+    words = iter(sys.orig_argv[1:])
+    for word in itertools.takewhile(lambda word: word.startswith("-"), words):
+        if word in ("-W", "-X"):
+            next(words, None)  # its value
+        elif word.endswith("m") and not word.startswith(("--", "-W", "-X")):
+            return next(words, None)
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    if script.parent.name not in ("bin", "Scripts"):
+        return None
+    entry_points = importlib.metadata.entry_points(group="console_scripts", name=script.stem)
+    return next((entry_point.module for entry_point in entry_points), None)
+
+
+def _find_on_path(shortened: str, start: str) -> str:
+    if os.path.isabs(shortened):  # noqa: PTH117 - called for every frame of a window
+        return shortened
+    for folder in [*sys.path, start]:
+        candidate = os.path.join(start, folder, shortened)  # noqa: PTH118
+        if os.path.isfile(candidate):  # noqa: PTH113
+            return os.path.normpath(candidate)
+    return shortened
+
+
+def user_file_of(kind: type[Any], sites: Sites) -> str | None:
+    """The user's file that defines a class; in a notebook, whose main module has none, the methods tell it."""
+    module_file = getattr(sys.modules.get(getattr(kind, "__module__", "")), "__file__", None)
+    methods = (value for value in vars(kind).values() if type(value) is FunctionType)
+    files = [module_file] if module_file else [method.__code__.co_filename for method in methods]
+    return next(filter(sites.is_user_file, files), None)
+
+
+class UserClasses:
+    """Remembers each class that it was asked about."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._files: dict[type[Any], str | None] = {}
+        self._records: dict[type[Any], bool] = {}
+
+    def file_of(self, kind: type[Any]) -> str | None:
+        """The user's file that defines it; None for what a library defines."""
+        if kind not in self._files:
+            self._files[kind] = user_file_of(kind, self._sites)
+        return self._files[kind]
+
+    def is_record(self, kind: type[Any]) -> bool:
+        """Whether its objects have but what the user's own classes give them, and no container of Python's in them."""
+        known = self._records.get(kind)
+        if known is None:
+            bases = (base for base in kind.__mro__ if base is not object)
+            known = self._records[kind] = type(kind) is type and all(map(self.file_of, bases))
+        return known

@@ -1,0 +1,1 @@
+"""Profiler windows, the CUDA allocator's history, and what opens either."""

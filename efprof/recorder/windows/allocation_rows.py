@@ -1,0 +1,228 @@
+"""A profiler window's allocations, each with the Python stack and the operation it came from, and its calls' lines."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import torch
+from pyarrow import parquet
+
+from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
+from efprof.artifacts.trace import nanoseconds
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import written_whole
+
+EVALUATE = "autograd::engine::evaluate_function: "
+"""How the autograd engine names its call of one node."""
+
+PYTHON_CALL = b'"python_function"'
+
+NAMELESS = "?:0:?"
+
+
+@dataclass(slots=True, eq=False)
+class _Context:
+    """One enclosing event; `around` is what encloses it. Stacks are put together only where they are asked for."""
+
+    around: "_Context | None" = None
+    site: str = ""
+    module: str = ""
+    operation: str = ""
+    sequence: int = -1
+    is_backward: bool = False
+    _stack: str | None = None
+    _modules: str | None = None
+
+    def stack(self) -> str:
+        """The call sites, outermost first."""
+        if self._stack is None:
+            above = self.around.stack() if self.around else ""
+            self._stack = SEPARATOR.join(part for part in (above, self.site) if part)
+        return self._stack
+
+    def modules(self) -> str:
+        """The module classes, outermost first."""
+        if self._modules is None:
+            above = self.around.modules() if self.around else ""
+            self._modules = SEPARATOR.join(part for part in (above, self.module) if part)
+        return self._modules
+
+
+class _Row(NamedTuple):
+    time_ns: int
+    address: int
+    num_bytes: int
+    context: _Context
+
+
+class WindowEvents:
+    """What one walk over a window's events finds: allocations, forward operations, call sites."""
+
+    def __init__(self, calls: "CallSites", device: torch.device | None = None) -> None:
+        """Allocations of one CUDA device, which must have an index; None is the host's."""
+        self._calls = calls
+        self._place = ("cpu", None) if device is None else (device.type, device.index)
+        self._rows: list[_Row] = []
+        self._forward: dict[int, _Context] = {}
+
+    def walk(self, roots: list[Any]) -> None:
+        """Visit every event once, outer before inner."""
+        kind, index = self._place
+        todo = [(root, _Context()) for root in reversed(roots)]
+        while todo:
+            event, around = todo.pop()
+            fields = event.extra_fields
+            if hasattr(fields, "alloc_size"):
+                if fields.device.type == kind and index in {None, fields.device.index}:
+                    address = (
+                        fields.ptr - (1 << 64) if fields.ptr >= 1 << 63 else fields.ptr
+                    )  # a column has signed ones
+                    self._rows.append(_Row(event.start_time_ns, address, fields.alloc_size, around))
+                continue
+            context = self._inside(event, fields, around)
+            todo.extend((child, context) for child in reversed(event.children))
+
+    def write_allocations(self, path: Path) -> None:
+        """Write one parquet row per allocation or release, in order of time."""
+        rows, nowhere = sorted(self._rows, key=lambda row: row.time_ns), _Context()
+        origins = [
+            self._forward.get(row.context.sequence, nowhere) if row.context.is_backward else nowhere for row in rows
+        ]
+        columns = {
+            "time_ns": integers([row.time_ns for row in rows]),
+            "address": integers([row.address for row in rows]),
+            "num_bytes": integers([row.num_bytes for row in rows]),
+            "operation": strings([row.context.operation for row in rows]),
+            "stack": strings([row.context.stack() for row in rows]),
+            "forward_stack": strings([origin.stack() for origin in origins]),
+            "modules": strings(
+                [origin.modules() or row.context.modules() for row, origin in zip(rows, origins, strict=True)]
+            ),
+            "is_backward": booleans([row.context.is_backward for row in rows]),
+        }
+        table = pa.table({name: columns[name] for name in ALLOCATION_COLUMNS})
+        with written_whole(path) as part:
+            parquet.write_table(table, part, compression="zstd")
+
+    def _inside(self, event: Any, fields: Any, around: _Context) -> _Context:
+        caller = getattr(fields, "caller", None)
+        if caller is not None:
+            module = getattr(fields, "module", None)
+            return _Context(
+                around,
+                site=self._calls.note(event, caller),
+                module=module.cls_name if module is not None else "",
+                operation=around.operation,
+                sequence=around.sequence,
+                is_backward=around.is_backward,
+            )
+        if not hasattr(fields, "sequence_number"):
+            return around
+        sequence = fields.sequence_number
+        if around.is_backward or sequence < 0:
+            sequence = around.sequence  # what a node runs inside itself belongs to the node's own operation
+        context = _Context(
+            around,
+            operation=event.name.removeprefix(EVALUATE),
+            sequence=sequence,
+            is_backward=around.is_backward or event.name.startswith(EVALUATE),
+        )
+        if not context.is_backward and context.sequence != around.sequence:
+            # The last one: what runs before the node is made, without a gradient, has its number already.
+            self._forward[context.sequence] = context
+        return context
+
+
+def integers(values: Sequence[int]) -> pa.Array:
+    """A column of int64, made from its bytes as the others are.
+
+    `pyarrow.array` would import pandas for it: a fifth of a second and tens of MiB of the training process, and what
+    that import evaluates makes Python forget that Ctrl-C ended the program, which then exits with 1 and not as a
+    signal does.
+    """
+    return _of_buffer(pa.int64(), len(values), array("q", values))
+
+
+def booleans(values: Sequence[bool]) -> pa.Array:
+    """A column of truth values, one bit each, the lowest first."""
+    bits = bytearray((len(values) + 7) // 8)
+    for place, value in enumerate(values):
+        bits[place >> 3] |= value << (place & 7)
+    return _of_buffer(pa.bool_(), len(values), bits)
+
+
+def strings(values: Iterable[str]) -> pa.Array:
+    """A dictionary-encoded column of strings: each different one is kept once."""
+    places: dict[str, int] = {}
+    indices = array("i", (places.setdefault(value, len(places)) for value in values))
+    encoded = [value.encode() for value in places]
+    offsets = array("i", (0, *accumulate(map(len, encoded))))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    dictionary = pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    return pa.DictionaryArray.from_arrays(_of_buffer(pa.int32(), len(indices), indices), dictionary)
+
+
+def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray") -> pa.Array:
+    return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(content)])
+
+
+class CallSites:
+    """The line of every call made in the user's code in a window, which the trace that torch exports lacks."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._names: dict[tuple[str, int, str], tuple[str, bool]] = {}
+        self._calls: dict[int, str] = {}
+
+    def note(self, event: Any, caller: Any) -> str:
+        """The site that `event` was called from; kept for the trace where it lies in the user's code."""
+        name, is_user = self._site(caller)
+        if is_user:
+            self._calls[event.start_time_ns] = name
+        return name
+
+    def add_to(self, trace: bytes) -> bytes:
+        """The exported trace with the argument `Call site` on every Python call made in the user's code.
+
+        Only those events are taken apart: a window of plain Python code holds hundreds of thousands of others.
+        """
+        whole = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
+        base = msgspec.json.decode(whole.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=int)
+        events = msgspec.json.decode(whole["traceEvents"], type=list[msgspec.Raw])
+        whole["traceEvents"] = msgspec.Raw(msgspec.json.encode([self._annotated(event, base) for event in events]))
+        return msgspec.json.encode(whole)
+
+    def _site(self, caller: Any) -> tuple[str, bool]:
+        try:
+            key = (caller.file_name, caller.line_number, caller.function_name)
+        except UnicodeDecodeError:  # its code was freed within the window, and with it the names
+            return NAMELESS, False
+        known = self._names.get(key)
+        if known is None:
+            path = self._sites.absolute(caller.file_name)
+            name = f"{self._sites.file(path)}:{caller.line_number}:{caller.function_name}"
+            known = self._names[key] = (name, self._sites.is_user_file(path))
+        return known
+
+    def _annotated(self, event: msgspec.Raw, base: int) -> msgspec.Raw:
+        if PYTHON_CALL not in memoryview(event).tobytes():
+            return event
+        start = base + nanoseconds(msgspec.json.decode(event, type=_Start).ts)
+        site = self._calls.get(start)
+        if site is None:
+            return event
+        whole = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
+        arguments = msgspec.json.decode(whole.get("args", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
+        arguments["Call site"] = msgspec.Raw(msgspec.json.encode(site))
+        whole["args"] = msgspec.Raw(msgspec.json.encode(arguments))
+        return msgspec.Raw(msgspec.json.encode(whole))
+
+
+class _Start(msgspec.Struct):
+    ts: Decimal

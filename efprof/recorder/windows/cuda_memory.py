@@ -1,0 +1,385 @@
+"""Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory."""
+
+import functools
+import inspect
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
+from efprof.recorder.session.session import Session
+from efprof.recorder.session.writing import written_whole
+from efprof.recorder.windows.triggers import TRIGGERED_STEPS, MemoryPeaks
+
+OWN_HISTORY = "the program records the allocator's history itself, so efprof leaves it alone from then on"
+
+MAX_ENTRIES = 500_000
+"""Nothing interrupts a dump, so what it may take is decided here: of each entry about 10 us, with Python's lock held,
+and BYTES_PER_ENTRY. That is 5 s and 0.7 GiB, and enough for some fifty steps. The oldest give way."""
+
+BYTES_PER_ENTRY = 1_500
+HOST_SHARE = 0.25
+"""Of the memory that the host has left when a history is turned on, what dumping it may take."""
+
+RING_ENTRIES = 10_000
+"""Of the history that is kept at all times, where one is wished for: a step or two. A dump of it takes 0.1 s."""
+
+PICKLE_PROTOCOL = 4
+"""The newest one that PyTorch's memory_viz page reads (pytorch#183842)."""
+
+WINDOW = "memory-out-of-memory"
+
+
+class CudaMemory:
+    """At most one window is open, and none beside a profiler's; each is written as soon as it closes."""
+
+    def __init__(self, session: Session, history: "CudaHistory") -> None:
+        self._session = session
+        self._history = history
+        self._wanted = [(start, end, "schedule") for start, end in session.options.memory_steps]
+        self._peaks = MemoryPeaks() if "memory-peak" in session.options.triggers else None
+        self._is_ready = self._is_over = False
+        self._has_ring = session.options.memory_ring
+        self._end: int | None = None
+        """Of the open window: the step before which it closes."""
+        self._is_told = True
+        self._why = ""
+        self._count = 0
+
+    def subscribe(self) -> None:
+        """Listen to the steps, and see the program's own use of the history."""
+        session = self._session
+        session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
+        session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
+        session.on_end("cuda_memory", self.end)
+        session.shell.when_stopped("cuda_memory", self._stop_watching)
+        session.undo_at_end([_watch_program(session, self)])
+        for start, end, _ in self._wanted:
+            session.loop.sampling.want(start, end)
+
+    def cuda_began(self) -> None:
+        """CUDA is initialised; nothing is allocated yet. A window that is due now starts cold."""
+        if self._is_over:
+            return
+        why_none = why_backend_has_none() or (OWN_HISTORY if self._history.is_on else None)
+        if why_none is not None:
+            self._give_up(why_none)
+            return
+        self._is_ready = True
+        number = self._session.step_number
+        if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
+            _, end, _ = self._wanted.pop(0)
+            self._open(end, "cold start")
+        elif self._has_ring:
+            self._history.turn_on(RING_ENTRIES)
+
+    def begin(self, step: OpenStep) -> None:
+        """Open the window that is due, and mark the steps that it slows down."""
+        is_due = self._is_ready and bool(self._wanted) and self._wanted[0][0] <= step.number and self._is_affordable()
+        if is_due and self._end is None and self._may_be_on(step.number):
+            start, end, why = self._wanted.pop(0)
+            self._open(step.number + end - start, why)
+        if self._end is not None:
+            self._mark(step)
+
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
+        """Close the window after its last step, or before one that a profiler is meant for."""
+        if self._is_ready and self._peaks is not None and record.memory:
+            rise = self._peaks.rise(step.number, max(boundary.allocated_bytes for boundary in record.memory))
+            if rise is not None:
+                self._ask_for_peak(step.number, rise)
+        if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
+            self._close(step.number)
+
+    def yield_to_program(self) -> None:
+        """The program turns the history on or off itself, by which it would clear ours."""
+        is_to_come = self._wanted or self._has_ring or self._peaks is not None
+        if self._end is not None or (self._is_ready and is_to_come):
+            self._close(self._session.step_number)
+            self._give_up(OWN_HISTORY)
+
+    def end(self) -> None:
+        """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
+        self._is_over = True
+        self._close(self._session.step_number)
+        self._stop_watching()
+
+    @property
+    def _name(self) -> str:
+        return f"memory-{self._count}"
+
+    def _may_be_on(self, number: int) -> bool:
+        """Two costly recorders at once would each be measured in the other."""
+        is_traced = any(start <= number < end for start, end in self._session.options.trace_steps)
+        return not is_traced and not torch._C._autograd._profiler_enabled()
+
+    def _is_affordable(self) -> bool:
+        """Steps that the user named are, whatever the budget says."""
+        is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
+        return is_asked_for or self._session.budget.affords(self._session.window_cost_ns)
+
+    def _ask_for_peak(self, number: int, rise: float) -> None:
+        self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
+        why = f"step {number} had {rise:.0%} more memory allocated than any before it"
+        self._session.loop.sampling.want(number + 1, number + 1 + TRIGGERED_STEPS)
+        self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
+
+    def _open(self, end: int, why: str) -> None:
+        self._session.loop.disturb()
+        if self._has_ring:
+            self._history.turn_off()  # a ring that grows while it is full has its entries out of order
+        self._history.turn_on(MAX_ENTRIES)
+        self._count += 1
+        self._session.loop.sampling.want(self._session.step_number, end)
+        self._end, self._why, self._is_told = end, why, False
+        step = self._session.loop.step
+        if step is not None:
+            self._mark(step)
+
+    def _mark(self, step: OpenStep) -> None:
+        """The first step also says that a window is open: a process that never trains has none to tell of."""
+        step.window = self._name
+        if not self._is_told:
+            self._is_told = True
+            self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=self._name, why=self._why))
+
+    def _close(self, last: int) -> None:
+        """Write what was recorded; that comes first, since turning off clears it."""
+        if self._end is None:
+            return
+        if not self._is_told:
+            self._abandon()
+            return
+        self._session.loop.disturb()
+        start = time.perf_counter()
+        path = self._session.rank_folder / f"{self._name}.pickle"
+        why_less = self._history.write(path)
+        self._abandon()
+        seconds = time.perf_counter() - start
+        self._session.budget.spend("windows", round(seconds * 1e9))
+        self._session.note(
+            WindowClosed(at_ns=time.time_ns(), step=last, window=self._name, seconds=seconds, files=[path.name])
+        )
+        _note_less(self._session, why_less)
+
+    def _abandon(self) -> None:
+        """Turn off, whatever becomes of the records; what is kept at all times begins anew."""
+        if self._end is not None:
+            self._end = None
+            self._history.turn_off()
+            if self._has_ring:
+                self._history.turn_on(RING_ENTRIES)
+
+    def _give_up(self, reason: str) -> None:
+        self._stop_watching()
+        _note_less(self._session, reason)
+
+    def _stop_watching(self) -> None:
+        is_on = self._end is not None or (self._is_ready and self._has_ring)
+        self._is_ready, self._has_ring, self._peaks, self._end = False, False, None, None
+        self._wanted.clear()
+        if is_on:
+            self._history.turn_off()
+
+
+def start(session: Session) -> None:
+    """Wait for CUDA to be initialised by the program itself."""
+    if not is_possible():
+        return
+    options, history = session.options, CudaHistory()
+    if options.memory_steps or options.memory_ring or "memory-peak" in options.triggers:
+        memory = CudaMemory(session, history)
+        memory.subscribe()
+        _when_cuda_begins(session, "cuda_memory", memory.cuda_began)
+    observer = OutOfMemoryObserver(session, history)
+    observe = session.shell.guarded("out_of_memory", observer.observe)
+
+    def attach() -> None:
+        if not observer.is_over and why_backend_has_none() is None:
+            torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
+
+    _when_cuda_begins(session, "out_of_memory", attach)
+    session.on_end("out_of_memory", observer.end)
+
+
+def _when_cuda_begins(session: Session, collector: str, function: Callable[[], None]) -> None:
+    guarded: Any = session.shell.guarded(collector, function)
+    torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
+
+
+def _watch_program(session: Session, memory: CudaMemory) -> Undo:
+    original = torch.cuda.memory._record_memory_history
+    begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
+
+    @functools.wraps(original)
+    def record(*args: Any, **kwargs: Any) -> None:
+        begins()
+        original(*args, **kwargs)
+
+    return replace(torch.cuda.memory, "_record_memory_history", record)
+
+
+def is_possible() -> bool:
+    """Whether this build of torch has such a history at all."""
+    return hasattr(torch._C, "_cuda_record_memory_history")
+
+
+def why_backend_has_none() -> str | None:
+    """Why this process's allocator keeps no history; ask only once CUDA is initialised."""
+    backend: str = torch.cuda.memory.get_allocator_backend()
+    return None if backend == "native" else f"the allocator backend {backend} keeps no history of its memory"
+
+
+class CudaHistory:
+    """There is one for all devices of the process, and whoever turns it off clears it."""
+
+    def __init__(self) -> None:
+        # Taken before it is replaced, to see the program's calls and not our own.
+        self._record: Any = torch.cuda.memory._record_memory_history
+        self._max_entries = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether someone, we or the program, has turned it on."""
+        return torch._C._cuda_isHistoryEnabled()
+
+    def turn_on(self, max_entries: int) -> None:
+        """With Python stacks alone: unwinding C++ makes a snapshot take minutes (torchtitan#3628)."""
+        # A replay needs the end of a free and not the request for it, a third of all entries; since torch 2.11.
+        skips = _takes(torch.cuda.memory._record_memory_history, "skip_actions")
+        more = {"skip_actions": ["free_requested"]} if skips else {}
+        self._max_entries = max(1, min(max_entries, int(HOST_SHARE * _free_host_bytes() / BYTES_PER_ENTRY)))
+        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries, **more)
+
+    def turn_off(self) -> None:
+        """What was not written before is lost."""
+        self._max_entries = 0
+        self._record(enabled=None)
+
+    def write(self, path: Path) -> str:
+        """Write all segments, and the history as far as it reaches; the result is why it was left out, if it was."""
+        why = "it is the program's own, of any length" if self._max_entries == 0 else ""
+        if self._max_entries * BYTES_PER_ENTRY > _free_host_bytes():
+            why = "the host has too little memory for it"
+        if not (why and self.is_on and _takes(torch.cuda.memory_snapshot, "include_traces")):
+            write_snapshot(path)
+            return ""
+        segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+        _write(path, {"segments": segments, "device_traces": []})
+        return f"{path.name} is without the allocator's history: {why}"
+
+
+def write_snapshot(path: Path) -> None:
+    """Write the allocator's state under this name in one instant; raises OSError and leaves nothing half-written."""
+    _write(path, torch.cuda.memory._snapshot())
+
+
+def _write(path: Path, snapshot: object) -> None:
+    with no_garbage_collection(), written_whole(path) as part, part.open("wb") as file:
+        pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+
+
+def _free_host_bytes() -> int:
+    """What the machine has, and what the container may still take, which counts the files it has read, too."""
+    found = [1 << 62]
+    with suppress(OSError, ValueError):
+        words = Path("/proc/meminfo").read_text(encoding="ascii").split()
+        found.append(int(words[words.index("MemAvailable:") + 1]) * 1024)
+    with suppress(OSError, ValueError):  # a limit may be "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        found.append(limit - used)
+    return max(0, min(found))
+
+
+def _takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether this version of it does."""
+    return argument in inspect.signature(function).parameters
+
+
+class OutOfMemoryObserver:
+    """Called by the allocator, in whichever thread asked for memory. torch cannot detach it: it goes quiet instead.
+
+    Most of what it is told of a program survives, as when cuDNN tries work spaces: one snapshot is taken of all that.
+    """
+
+    def __init__(self, session: Session, history: CudaHistory) -> None:
+        self._session: Session | None = session
+        self._history = history
+        self._last = DeviceShortage(at_ns=0, step=-1)
+
+    def observe(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+        """Write the snapshot at the first failure, and count the others."""
+        if self._session is None:
+            return
+        self._last = DeviceShortage(
+            at_ns=time.time_ns(),
+            step=self._session.step_number,
+            device=device,
+            requested_bytes=requested_bytes,
+            free_bytes=free_bytes,
+            num_failed=self._last.num_failed + 1,
+        )
+        if self._last.num_failed == 1:
+            self._session.note(self._last)
+            self._write(
+                self._session,
+                f"device {device} could not give {requested_bytes} bytes: "
+                f"{free_bytes} of the {limit_bytes} bytes that it may use were free",
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self._session is None
+
+    def end(self) -> None:
+        """Tell of all failures; of the one that ended the program by a snapshot, if there is none of it yet.
+
+        What its functions hold is still there: the error has them. From now on do nothing, and hold nothing.
+        """
+        session, self._session = self._session, None
+        if session is None or not torch.cuda.is_initialized() or why_backend_has_none():  # type: ignore[no-untyped-call]
+            return
+        last = self._last
+        last.num_rejected = sum(
+            torch._C._cuda_memoryStats(device).get("num_oom_rejections", 0)  # since torch 2.12
+            for device in range(torch.cuda.device_count())
+        )
+        if not last.num_failed:
+            last.at_ns, last.step = time.time_ns(), session.step_number
+        if last.num_failed > 1 or last.num_rejected:
+            session.note(last)
+        written_in = last.step if last.num_failed == 1 else None
+        if any(_is_of_device(event) and event.step != written_in for event in session.end_events):
+            self._write(session, "the program ended for want of memory")
+
+    def _write(self, session: Session, why: str) -> None:
+        start, number = time.monotonic(), session.step_number
+        session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
+        path = session.rank_folder / f"{WINDOW}.pickle"
+        why_less = self._history.write(path)
+        seconds = time.monotonic() - start
+        session.note(WindowClosed(at_ns=time.time_ns(), step=number, window=WINDOW, seconds=seconds, files=[path.name]))
+        _note_less(session, why_less)
+
+
+def _note_less(session: Session, why: str) -> None:
+    """Something is left out; nothing is where there is no reason."""
+    at_ns, step = time.time_ns(), session.step_number
+    if why:
+        session.note(CollectorStopped(at_ns=at_ns, step=step, collector="cuda_memory", reason=why))
+
+
+def _is_of_device(event: Event) -> bool:
+    """Whether it says that a device ran out of memory, and not the host."""
+    return isinstance(event, OutOfMemory) and event.is_for_tensor and "CPUAllocator" not in event.message

@@ -1,0 +1,216 @@
+"""Turns torch.profiler on and off for one window, and writes what it saw."""
+
+import cProfile
+import errno
+import functools
+import gc
+import gzip
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efprof.artifacts.garbage import no_garbage_collection
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.session.session import Session
+from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+
+OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem")
+
+OPERATORS = (
+    *(f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")),
+    *(f"__{name}__" for name in OTHERS),
+)
+
+DRAIN_S = 0.05
+"""The threads of a process group may still be ending what they record, and torch frees the record under them: a use
+after it is freed (pytorch PR 187483 waits for such threads, though not for these). A rank crashed as a window ended,
+once in several hundred."""
+
+
+class ProfiledWindow:
+    """One window, from the step `first` to the one before `end`; `why` it is opened."""
+
+    def __init__(self, session: Session, *, number: int, first: int, end: int, why: str) -> None:
+        self.name = f"trace-{number}"
+        self.first = first
+        self.end = end
+        self.why = why
+        self.is_starting = False
+        self.is_shared = False
+        """Another thread of the program constructed a profiler meanwhile."""
+        self.start_seconds = 0.0
+        self._session = session
+        self._number = number
+        self._profiler: torch.profiler.profile | None = None
+        self._opener: threading.Thread | None = None
+        """The thread that started it, and the only one that can read it: torch crashes where another one does."""
+        self._profile_function: object = None
+        self._operators: list[Undo] = []
+
+    @property
+    def is_opener(self) -> bool:
+        """Whether it was the calling thread that turned the profiler on."""
+        return threading.current_thread() is self._opener
+
+    @property
+    def may_be_ended(self) -> bool:
+        """Whether the thread that turned the profiler on is the calling one, or is no more."""
+        return self.is_opener or not (self._opener and self._opener.is_alive())
+
+    def start(self) -> None:
+        """Turn the profiler on."""
+        start, self.is_starting = time.perf_counter(), True
+        try:
+            self._profiler = torch.profiler.profile(
+                record_shapes=True,
+                with_stack=True,
+                profile_memory=True,
+                with_modules=True,
+                experimental_config=_config(),
+            )
+            self._opener = threading.current_thread()
+            self._profiler.start()
+            self._operators = watch_operators()
+        finally:
+            self.is_starting = False
+            self._profile_function = sys.getprofile()
+            self.start_seconds = time.perf_counter() - start
+
+    def write(self) -> list[str]:
+        """Turn the profiler off, write the window's files with the garbage collector off, and give back what the
+        profiler held; the files' names.
+        """
+        profiler = self._stop()
+        try:
+            with no_garbage_collection():
+                return self._write(profiler)
+        finally:
+            profiler.profiler = None
+            if gc.isenabled():
+                self._session.is_collecting = True
+                gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
+                self._session.is_collecting = False
+
+    def discard(self) -> None:
+        """Turn the profiler off, and write nothing."""
+        if torch._C._autograd._profiler_enabled():  # not where its start failed
+            self._stop().profiler = None
+
+    def leave_on(self) -> None:
+        """Another thread goes on with the steps: the profiler has to wait for `end_left_on`."""
+        self._take_operators_out()
+
+    def end_left_on(self) -> None:
+        """Turn off what was left on."""
+        assert self._profiler is not None
+        self._turn_off(self._profiler)
+
+    def _stop(self) -> torch.profiler.profile:
+        profiler = self._profiler
+        assert profiler is not None
+        self._session.loop.disturb()
+        self._take_operators_out()
+        of_program = sys.getprofile()
+        self._turn_off(profiler)
+        if of_program is not self._profile_function:  # set meanwhile; torch takes out whatever is there
+            _set_profile_again(of_program)
+        return profiler
+
+    def _turn_off(self, profiler: torch.profiler.profile) -> None:
+        own: Any = profiler.profiler
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            time.sleep(DRAIN_S)
+        if self.is_shared and own is not None:
+            # A process has one session of profiling: the other profiler took it over and ended it, and torch crashes
+            # where there is none to end.
+            torch._C._autograd._prepare_profiler(own.config(), own.kineto_activities)
+        profiler.stop()
+
+    def _take_operators_out(self) -> None:
+        while self._operators:
+            self._operators.pop()()
+
+    def _write(self, profiler: torch.profiler.profile) -> list[str]:
+        folder, sites = self._session.rank_folder, self._session.sites
+        results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+        calls = CallSites(sites)
+        device = self._session.device.index  # the one whose memory every step is read from; None where that is the host
+        events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
+        events.walk(results.experimental_event_tree())
+        trace = folder / f"{self.name}.json.gz"
+        _write_trace(profiler, trace, calls)
+        allocations = folder / f"allocations-{self._number}.parquet"
+        events.write_allocations(allocations)
+        return [trace.name, allocations.name]
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is on in this thread, torch's or Python's."""
+    if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.PROFILER_ID):  # there cProfile is
+        return True
+    return torch._C._autograd._profiler_enabled() or sys.getprofile() is not None
+
+
+def is_running(profiler: Any) -> bool:
+    """Whether what `torch.autograd.profiler.profile` constructed was started, in whatever thread, and goes on."""
+    return getattr(profiler, "entered", False) and profiler.kineto_results is None
+
+
+def _config() -> torch._C._profiler._ExperimentalConfig | None:
+    """Synchronisation events on the device, which the profiler leaves out by default."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    with suppress(TypeError):  # an older torch does not know the setting
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    return None
+
+
+def _set_profile_again(function: Any) -> None:
+    if isinstance(function, cProfile.Profile):
+        function.enable()
+    elif callable(function):
+        sys.setprofile(function)
+
+
+def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:
+    raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
+    try:
+        profiler.export_chrome_trace(str(raw))
+        trace = raw.read_bytes() if raw.exists() else b""
+        if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole.write_bytes(gzip.compress(calls.add_to(trace), compresslevel=1, mtime=0))
+        whole.rename(path)
+    finally:
+        for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own
+            temporary.unlink(missing_ok=True)
+
+
+def watch_operators() -> list[Undo]:
+    """Replace the operators of torch.Tensor by functions that call them, while a window is open.
+
+    torch's profiler knows the line of a Python call; an operator is none, and what it allocates would be blamed on the
+    call around it.
+
+    Whoever asks for one gets the original: torch itself does, to tell a tensor's subclass which one was called.
+    """
+    names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
+    originals = {name: getattr(torch.Tensor, name) for name in names}
+    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
+
+
+def _called(operator: Any) -> Any:
+    @functools.wraps(operator)
+    def call(*operands: Any) -> Any:
+        return operator(*operands)
+
+    return call

@@ -1,0 +1,278 @@
+"""Opens windows of torch.profiler for a few steps at a time; allocations with their lines come with it."""
+
+import functools
+import gc
+import os
+import time
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.light_steps import LightStep
+from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
+from efprof.recorder.session.session import Session
+from efprof.recorder.windows.profiled_window import ProfiledWindow, is_profiling, is_running
+from efprof.recorder.windows.triggers import TRIGGERED_STEPS, Triggers
+
+MAX_DATA_MS = 20.0
+"""A step that fetched its batch for longer did so in Python, in this process: the profiler would record every call
+of it (half a million for one batch of text, 25 s to write, measured). Such a window starts after the fetch."""
+
+POSTPONED_STEPS = 100
+"""A scheduled window that the budget does not allow yet is tried again so many steps later."""
+
+SEVERAL_THREADS = "several threads make the steps, and a window sees one alone"
+GRAPHS_CRASH = "the program captures CUDA graphs, with which the profiler of CUDA before 12.6 crashes"
+
+
+class Windows:
+    """At most one window is open; each is written as soon as it closes, so that a crash costs one at most."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
+        self._triggers = Triggers(session.options.triggers, session.window_requests)
+        self._window: ProfiledWindow | None = None
+        self._left_on: ProfiledWindow | None = None
+        """One that ended while it could not be turned off: its steps went on in another thread than the one that
+        opened it, or another thread was profiling."""
+        self._programs = weakref.WeakValueDictionary[int, Any]()
+        """The program's own profilers, by their `id`. Torch says of the calling thread alone whether one is on, and
+        crashes where one stops after another that was on beside it in another thread."""
+        self._may_open = True
+        self._count = 0
+        self._last: StepRecord | None = None
+        self._is_asked_for = session.options.trace_steps != DEFAULT_TRACE_STEPS
+        """Whether the user named the steps: then no budget stands against them."""
+        for start, (end, _) in self._planned.items():
+            session.loop.sampling.want(start, end)
+
+    def begin(self, step: OpenStep) -> None:
+        """Open a window that starts at this step, unless the program is profiling itself."""
+        self._stop_left_on()
+        if not self._may_open:
+            self._triggers.requests.clear()  # steps are recorded in full as long as one waits
+        if self._window is None and self._may_open:
+            if step.window is None and self._session.awaits_window():
+                self._plan_triggered(step.number)
+            self._postpone(step.number)
+            if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
+                self._session.loop.disturb()
+                self._open(step, *self._planned[step.number])
+        if self._window is not None:
+            step.window = self._window.name
+
+    def begin_after_fetch(self, step: OpenStep) -> None:
+        """Open a window of this one step, less the fetch that was too long to be in it."""
+        if self._window is None and step.number in self._planned and step.window is None:
+            _, why = self._planned[step.number]
+            self._open(step, step.number + 1, f"{why}, without the data stage")
+            step.window = self._window.name if self._window is not None else None
+
+    def finish(self, step: OpenStep, record: StepRecord) -> None:
+        """Close the window after its last step."""
+        if self._window is not None:
+            self._session.budget.spend("windows", round(record.total_us * 1000))
+        self._last = record
+        self._triggers.note(record)
+        if self._window is not None and step.number + 1 >= self._window.end:
+            self._close(self._window, step.number)
+
+    def note_light(self, steps: list[LightStep]) -> None:
+        """Light steps ended."""
+        for step in steps:
+            if step.is_usual:
+                self._triggers.note_length(step.number, step.length_ns / 1000)
+
+    def drop(self, step: OpenStep) -> None:
+        """What was fetched fed an evaluation, which may be long: keep the steps so far, or wait for the next one."""
+        window = self._window
+        if window is None:
+            return
+        if step.number > window.first or window.is_shared:
+            self._close(window, max(step.number - 1, window.first))
+            return
+        if not window.is_opener:
+            self._lose(window, step.number)
+            return
+        self._planned[step.number + 1] = window.end + 1, window.why
+        self._discard(window, step.number)
+
+    def yield_to_program(self) -> None:
+        """The program starts a profiler of its own, which would raise while ours is on."""
+        self._stop_left_on()
+        if self._window is not None and not self._window.is_starting:
+            self._close(self._window, self._session.step_number)
+            self._note_stopped(
+                self._session.step_number, "the program began to profile itself, so a window ended early"
+            )
+
+    def note_profiler(self, profiler: object) -> None:
+        """A torch profiler was constructed, in whatever thread."""
+        is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
+        if is_ours:
+            return
+        self._programs[id(profiler)] = profiler
+        last = self._window or self._left_on
+        if last is not None and getattr(profiler, "enabled", True):
+            last.is_shared = True
+
+    def end(self) -> None:
+        """The program ends inside a window: keep what it has."""
+        if self._window is not None:
+            self._close(self._window, self._session.step_number)
+        if self._left_on is not None:
+            self._left_on.end_left_on()  # torch would crash as the process ends
+
+    @property
+    def is_opener(self) -> bool:
+        """Whether it was the calling thread that opened the window that is on, or was left on."""
+        last = self._window or self._left_on
+        return last is not None and last.is_opener
+
+    def _postpone(self, number: int) -> None:
+        """A scheduled window of this step waits until the budget allows it."""
+        end, why = self._planned.get(number, (0, ""))
+        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._session.window_cost_ns):
+            return
+        del self._planned[number]
+        later = number + POSTPONED_STEPS
+        self._planned.setdefault(later, (later + end - number, why))
+        self._session.loop.sampling.want(later, later + end - number)
+
+    def _plan_triggered(self, number: int) -> None:
+        """At this step, where it may be; otherwise the request waits."""
+        memory_steps = self._session.options.memory_steps if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        scheduled = [(start, end) for start, (end, _) in self._planned.items()]
+        why = None if self._is_program_profiling() else self._triggers.take(number, [*scheduled, *memory_steps])
+        if why is not None:
+            self._planned[number] = number + TRIGGERED_STEPS, why
+
+    def _open(self, step: OpenStep, end: int, why: str) -> None:
+        del self._planned[step.number]
+        if self._session.loop.thread.has_turns or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.has_turns else GRAPHS_CRASH)
+            return
+        if self._is_program_profiling():
+            reason = "the program was profiling itself when a window was due, so that window was left out"
+            self._note_stopped(step.number, reason)
+            return
+        self._count += 1
+        self._session.loop.sampling.want(step.number, end)
+        window = ProfiledWindow(self._session, number=self._count, first=step.number, end=end, why=why)
+        self._session.note(WindowOpened(at_ns=time.time_ns(), step=step.number, window=window.name, why=why))
+        with ExitStack() as interrupted:  # by Ctrl-C most of all: one left on takes more memory with every step
+            interrupted.callback(self._discard, window, step.number)
+            self._window = window
+            window.start()
+            interrupted.pop_all()
+
+    def _would_crash(self) -> bool:
+        """CUPTI does in its second window where there are graphs; with those of torch.compile torch has it stay on."""
+        if TorchVersion(torch.version.cuda or "12.6") >= "12.6" or os.environ.get("TEARDOWN_CUPTI") == "0":
+            return False
+        graph = torch.cuda.CUDAGraph  # some may be older than the recording
+        return self._session.loop.thread.has_captured or any(issubclass(type(one), graph) for one in gc.get_objects())
+
+    def _is_program_profiling(self) -> bool:
+        return is_profiling() or self._is_any_running()
+
+    def _is_any_running(self) -> bool:
+        """Whether a profiler of the program is on, in whatever thread."""
+        return any(is_running(reference()) for reference in self._programs.valuerefs())
+
+    def _note_stopped(self, number: int, reason: str) -> None:
+        self._session.note(CollectorStopped(at_ns=time.time_ns(), step=number, collector="windows", reason=reason))
+
+    def _discard(self, window: ProfiledWindow, number: int) -> None:
+        self._window = None
+        window.discard()
+        self._note_closed(window, number, window.start_seconds, [])
+
+    def _give_up(self, number: int, reason: str) -> None:
+        """Open no more windows."""
+        self._may_open = False
+        self._planned.clear()
+        self._note_stopped(number, reason)
+
+    def _lose(self, window: ProfiledWindow, last: int) -> None:
+        """The steps of the window went on in another thread: leave it to the one that opened it."""
+        self._leave_on(window, last)
+        self._give_up(last, SEVERAL_THREADS)
+
+    def _leave_on(self, window: ProfiledWindow, last: int) -> None:
+        self._left_on, self._window = window, None
+        self._session.loop.disturb()
+        window.leave_on()
+        self._note_closed(window, last, window.start_seconds, [])
+
+    def _stop_left_on(self) -> None:
+        """Where the thread that opened it goes on, or is no more, and nothing profiles beside it."""
+        if self._left_on is not None and self._left_on.may_be_ended and not self._is_any_running():
+            self._left_on.end_left_on()
+            self._left_on = None
+
+    def _close(self, window: ProfiledWindow, last: int) -> None:
+        if not window.is_opener:
+            self._lose(window, last)
+            return
+        if window.is_shared:
+            self._note_stopped(last, "another thread began to profile itself in a window, so that window was left out")
+            end = self._leave_on if self._is_any_running() else self._discard
+            end(window, last)
+            return
+        self._window = None
+        start = time.perf_counter()
+        files = window.write()
+        seconds = window.start_seconds + time.perf_counter() - start
+        self._session.window_cost_ns = round(seconds * 1e9)
+        self._session.budget.spend("windows", self._session.window_cost_ns)
+        self._note_closed(window, last, seconds, files)
+
+    def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
+        self._session.note(
+            WindowClosed(at_ns=time.time_ns(), step=last, window=window.name, seconds=seconds, files=files)
+        )
+
+
+def start(session: Session) -> None:
+    """Watch the steps for the ones that a window begins or ends with, and for what calls for one."""
+    if session.options.trace_steps or session.options.triggers:
+        windows = Windows(session)
+        session.subscribe(session.loop.step_began, "windows", windows.begin)
+        session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
+        session.subscribe(session.loop.step_dropped, "windows", windows.drop)
+        session.subscribe(session.loop.step_ended, "windows", windows.finish)
+        if session.options.triggers:
+            session.subscribe(session.loop.light.steps.settled, "windows", windows.note_light)
+        session.on_end("windows", windows.end)
+        session.undo_at_end([_watch_profilers(session, windows)])
+
+
+def _watch_profilers(session: Session, windows: Windows) -> Undo:
+    """Every torch profiler, old and new, starts by constructing this class."""
+    original = torch.autograd.profiler.profile.__init__
+    begins = session.shell.guarded("windows", windows.yield_to_program)
+    note = session.shell.guarded("windows", windows.note_profiler)
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        if session.loop.is_ours or windows.is_opener:
+            begins()
+        original(self, *args, **kwargs)
+        note(self)
+
+    return replace(torch.autograd.profiler.profile, "__init__", construct)
+
+
+def _data_ms(record: StepRecord | None) -> float:
+    """Milliseconds that a step fetched its batch for."""
+    spans = [] if record is None else record.spans
+    return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000

@@ -1,0 +1,1 @@
+"""Pictures as plain data, and as plotly figures."""

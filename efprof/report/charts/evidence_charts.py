@@ -1,0 +1,160 @@
+"""The pictures that a finding brings as evidence, and those of two runs side by side."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from efprof.model import STAGES, Metric, Series, SeriesLine
+from efprof.report.charts.chart import (
+    SERIES,
+    AxisScale,
+    Band,
+    Chart,
+    Layer,
+    axis_label,
+    scale_for,
+    scaled,
+    thin,
+    thinned_caption,
+)
+from efprof.report.words.wording import shorten_path, show
+
+NO_STAGE: Final = "other"
+"""What is of none of the others: its grey alone does not make the other colours those of stages."""
+
+LEAST_BAND: Final = 1 / 1000
+"""Of the picture's width: a narrower band is thinner than a pixel."""
+
+LEAST_NAMED: Final = 1 / 25
+"""Of the picture's width: the name of a narrower band would stand in others."""
+
+BAND_ROOM: Final = 1.2
+"""How much higher than its curves a picture with stages is: for their strip, and their names below it."""
+
+FOOT_ROOM: Final = 0.25
+"""Of a foot that is cut off, what stays to be seen of it, as a share of what stands on it."""
+
+MAX_NOTE: Final = 44
+"""Letters of a note that fit on a phone: a longer one begins with a path, whose end says which file it is."""
+
+MAX_FLATNESS: Final = 0.8
+"""Curves whose lowest point is higher than this share of the highest look flat above a zero."""
+
+
+def series_chart(series: Series) -> Chart:
+    """Curves over one axis; the highlighted ones strong and in the colour of alarm."""
+    x_scale = scale_for([x for line in series.lines for x in line.x], series.x_unit)
+    y_scale = scale_for([y for line in series.lines for y in line.y], series.y_unit)
+    layers = tuple(
+        _series_layer(series, line, colour, x_scale, y_scale)
+        for line, colour in zip(series.lines, _colours(series.lines), strict=True)
+    )
+    y_bottom, y_top = (None, None) if not series.bands else _y_range(series)
+    num_drawn, num_all = sum(len(layer.x) for layer in layers), sum(len(line.x) for line in series.lines)
+    return Chart(
+        title=series.title,
+        caption=(_foot_caption(series, y_bottom) + thinned_caption(num_drawn, num_all)).strip(),
+        x_label=axis_label(series.x_label, x_scale.unit),
+        y_label=axis_label(series.y_label, y_scale.unit),
+        y_unit=y_scale.unit,
+        layers=layers,
+        bands=tuple(_bands(series, x_scale)),
+        marks=tuple((at / x_scale.factor, label) for at, label in series.marks),
+        y_bottom=None if y_bottom is None else y_bottom / y_scale.factor,
+        y_top=None if y_top is None else y_top / y_scale.factor,
+        has_zero=series.is_stacked or not _is_flat([y for line in series.lines for y in line.y]),
+    )
+
+
+def metric_chart(base: Metric, head: Metric) -> Chart:
+    """The samples of one metric on both sides of a comparison, by their place in the run."""
+    sides = (("base", base, NO_STAGE), ("head", head, "forward"))
+    return series_chart(
+        Series(
+            title=base.label,
+            x_label="sample",
+            x_unit="",
+            y_label=base.label,
+            y_unit=base.unit,
+            lines=tuple(
+                SeriesLine(label=label, x=tuple(map(float, range(len(side.samples)))), y=side.samples, stage=colour)
+                for label, side, colour in sides
+            ),
+        )
+    )
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Whether the values change so little above zero that their change would not be seen."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > MAX_FLATNESS * max(finite) > 0
+
+
+def _colours(lines: Sequence[SeriesLine]) -> Iterator[str]:
+    """That of its stage, or the next of those that are no stage's."""
+    taken = {line.stage for line in lines if line.stage}
+    kept = STAGES if taken - {NO_STAGE} else taken
+    free = [colour for colour in SERIES if colour not in kept]
+    place = 0
+    for line in lines:
+        if line.is_highlighted:
+            yield "alert"
+        elif line.is_over_stack:
+            yield "text"
+        elif line.stage is not None:
+            yield line.stage
+        else:
+            yield free[place % len(free)]
+            place += 1
+
+
+def _series_layer(series: Series, line: SeriesLine, colour: str, x_scale: AxisScale, y_scale: AxisScale) -> Layer:
+    """Stacked curves are not thinned: their points must stay at the same x."""
+    kept = range(len(line.y)) if series.is_stacked else thin(line.y)
+    return Layer(
+        kind="stack" if series.is_stacked and not line.is_over_stack else "line",
+        label=line.label,
+        colour=colour,
+        x=tuple(line.x[index] / x_scale.factor for index in kept),
+        y=scaled([line.y[index] for index in kept], y_scale),
+        notes=tuple(shorten_path(line.notes[index], MAX_NOTE) for index in kept) if line.notes else (),
+        is_strong=line.is_highlighted,
+        is_stepped=series.is_stepped,
+    )
+
+
+def _bands(series: Series, x_scale: AxisScale) -> Iterator[Band]:
+    """All that are seen; the first wide one of each stage has its name, the others its colour."""
+    places = [x for line in series.lines for x in line.x] or [0.0]
+    width = max(places) - min(places)
+    named: set[str] = set()
+    for band in series.bands:
+        length = band.end - band.start
+        if length < LEAST_BAND * width:
+            continue
+        has_name = length >= LEAST_NAMED * width and band.stage not in named
+        if has_name:
+            named.add(band.stage)
+        start, end = band.start / x_scale.factor, band.end / x_scale.factor
+        yield Band(start=start, end=end, label=band.stage if has_name else "", stage=band.stage)
+
+
+def _y_range(series: Series) -> tuple[float | None, float]:
+    """With room above for the stages; what is the same all the time, and much of all, is cut off below."""
+    curves = [line.y for line in series.lines if line.is_over_stack or not series.is_stacked]
+    stack = [line.y for line in series.lines if series.is_stacked and not line.is_over_stack]
+    heights = [*(y for curve in curves for y in curve), *map(sum, zip(*stack, strict=True))]
+    top = max((height for height in heights if math.isfinite(height)), default=0.0) or 1.0
+    foot = stack[0][0] if len(stack) > 1 and len(set(stack[0])) == 1 else 0.0
+    if not MAX_FLATNESS * top < foot < top:
+        return None, BAND_ROOM * top
+    bottom = foot - FOOT_ROOM * (top - foot)
+    return bottom, bottom + BAND_ROOM * (top - bottom)
+
+
+def _foot_caption(series: Series, y_bottom: float | None) -> str:
+    if y_bottom is None:
+        return ""
+    foot = series.lines[0]
+    height = show(foot.y[0], series.y_unit)
+    return f"The axis begins at {show(y_bottom, series.y_unit)}: the lowest layer, {foot.label}, is {height} high."

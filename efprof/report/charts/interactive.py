@@ -1,0 +1,165 @@
+"""A chart as a plotly figure: plain data for plotly.js, with colours as names that the page's theme resolves."""
+
+import math
+from typing import Any, Final
+
+from efprof.report.charts.chart import MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
+from efprof.report.words.wording import shorten
+
+Figure = dict[str, Any]
+MAX_LABEL: Final = 60
+STRIP_SHARE: Final = 0.03
+"""The height of the strip that tells which stage ran, as a share of the picture's."""
+ROW_SHARE: Final = 0.08
+"""The height of a row of labels as a share of the picture's."""
+BAR_GAP: Final = 0.08
+"""Between two bars, as a share of their distance."""
+MAX_GAPPED_BARS: Final = 100
+"""Past that the gaps between bars are thinner than a pixel, and show as stripes that mean nothing."""
+HALF_OPAQUE: Final = "80"
+"""The alpha channel that the page's script appends to a named colour."""
+
+
+def figure_of(chart: Chart) -> Figure:
+    """The figure; every string from outside is escaped for plotly's own markup."""
+    layout = _layout(chart.x_label, chart.y_label)
+    start, end = layout["xaxis"]["range"] = x_range(chart)
+    middle = (start + end) / 2
+    layout["shapes"] = [shape for band in chart.bands for shape in _band_shapes(band)]
+    layout["shapes"] += [_mark_shape(at) for at, _ in chart.marks]
+    notes = layout["annotations"] = [
+        _top_note(
+            band.end if band.start > middle else band.start,
+            band.label,
+            "var(--text)" if band.stage else "var(--window)",  # the colours of some stages are too light for letters
+            is_left=band.start > middle,
+            y=(1 - STRIP_SHARE if band.stage else 1.0) - row * ROW_SHARE,
+        )
+        for band, row in zip(chart.bands, label_rows(chart), strict=True)
+        if row is not None
+    ]
+    notes += [_top_note(at, label, "var(--alert)", is_left=at > middle) for at, label in chart.marks]
+    if len(chart.layers) == 1:
+        layout["showlegend"], layout["margin"]["t"] = False, 14
+    layout["yaxis"]["rangemode"] = "tozero" if chart.has_zero else "normal"
+    if chart.level is not None:
+        layout["shapes"].append(_level_shape(chart.level[0]))
+        place = {"xref": "paper", "x": 1, "y": _rounded(chart.level[0]), "xanchor": "right", "yanchor": "bottom"}
+        notes.append(_note(label_text(chart.level[1]), "var(--text)", place))
+    if chart.y_top is not None:
+        layout["yaxis"]["range"] = [_rounded(chart.y_bottom or 0.0), _rounded(chart.y_top)]
+    if any(layer.kind == "stack" for layer in chart.layers):
+        layout["hovermode"] = "x unified"  # what lies on top of each other belongs together
+        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{label_text(chart.x_label)} %{{x:.6~g}}"}
+    num_bars = max((len(layer.x) for layer in chart.layers), default=0)
+    layout["barmode"], layout["bargap"] = "stack", BAR_GAP if num_bars <= MAX_GAPPED_BARS else 0.0
+    return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
+
+
+def label_text(text: str, limit: int = MAX_LABEL) -> str:
+    """A string from outside, for places where plotly reads markup."""
+    return shorten(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _trace(layer: Layer, chart: Chart) -> Figure:
+    colour = f"var(--{layer.colour})"
+    trace: Figure = {
+        "type": "bar" if layer.kind == "bar" else "scatter",
+        "name": label_text(layer.label),
+        "x": [_rounded(x) for x in layer.x],
+        "y": [_rounded(y) for y in layer.y],
+    }
+    if layer.notes:
+        trace["text"] = [label_text(note) for note in layer.notes]
+    match layer.kind:
+        case "bar":
+            trace |= {"marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text", "textposition": "none"}
+        case "points":
+            marker = {"color": colour, "symbol": "triangle-down", "size": 9}
+            trace |= {"mode": "markers", "marker": marker, "hoverinfo": "text"}
+        case "fill":
+            trace |= {"mode": "lines", "fill": "toself", "fillcolor": f"{colour}{HALF_OPAQUE}", "hoverinfo": "skip"}
+            trace |= {"line": {"color": colour, "width": 0}}
+        case "stack":
+            line = {"color": colour, "width": 0.5} | _shape_of(layer)
+            trace |= {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
+            trace |= _stack_hover(layer, chart)
+        case "line":
+            line = {"color": colour, "width": 2.2 if layer.is_strong else 1.3} | _shape_of(layer)
+            is_over_stack = any(other.kind == "stack" for other in chart.layers)
+            trace |= {"mode": "lines", "line": line}
+            trace |= _stack_hover(layer, chart) if is_over_stack else {"hovertemplate": _hover(layer, chart)}
+    return trace
+
+
+def _shape_of(layer: Layer) -> Figure:
+    return {"shape": "hv"} if layer.is_stepped else {}
+
+
+def _hover(layer: Layer, chart: Chart) -> str:
+    where = "%{text}" if layer.notes else f"{label_text(chart.x_label)} %{{x:.6~g}}"
+    return f"{where}<br>%{{y:,.4~r}} {label_text(chart.y_unit)}<extra>%{{fullData.name}}</extra>"
+
+
+def _stack_hover(layer: Layer, chart: Chart) -> Figure:
+    """One or two lines of the box in which all layers are told; the box itself says where it is."""
+    amount, name = f"%{{y:,.4~r}} {label_text(chart.y_unit)}", "<extra>%{fullData.name}</extra>"
+    if not layer.notes:
+        return {"hovertemplate": amount + name}
+    notes = [f"<br>  {label_text(note)}" if note else "" for note in layer.notes]
+    return {"hovertemplate": f"{amount}%{{text}}{name}", "text": notes}
+
+
+def _layout(x_label: str, y_label: str) -> Figure:
+    axis = {"gridcolor": "var(--grid)", "linecolor": "var(--grid)", "zeroline": False, "automargin": True}
+    axis |= {"exponentformat": "none", "separatethousands": True}
+    title_font = {"size": 12, "color": "var(--muted)"}
+    return {
+        "xaxis": axis | {"title": {"text": label_text(x_label), "font": title_font, "standoff": 8}, "showgrid": False},
+        "yaxis": axis | {"title": {"text": label_text(y_label), "font": title_font, "standoff": 8}},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
+        "hoverlabel": {"bgcolor": "var(--ground)", "bordercolor": "var(--muted)", "font": {"color": "var(--text)"}},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)", "activecolor": "var(--accent)"},
+        "hovermode": "closest",
+        "showlegend": True,
+    }
+
+
+def _band_shapes(band: Band) -> list[Figure]:
+    """A tint behind the curves, and of a stage the strip."""
+    shape: Figure = {"type": "rect", "x0": _rounded(band.start), "x1": _rounded(band.end), "yref": "paper", "y1": 1}
+    shape |= {"fillcolor": f"var(--{band.stage or 'window'})", "line": {"width": 0}}
+    tint = shape | {"y0": 0, "layer": "below", "opacity": 0.16}
+    return [tint] if band.stage is None else [tint, shape | {"y0": 1 - STRIP_SHARE}]
+
+
+def _mark_shape(at: float) -> Figure:
+    line = {"color": "var(--alert)", "width": 1.3, "dash": "dot"}
+    return {"type": "line", "x0": _rounded(at), "x1": _rounded(at), "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def _level_shape(level: float) -> Figure:
+    line = {"color": "var(--text)", "width": 1.2, "dash": "dash"}
+    place = {"xref": "paper", "x0": 0, "x1": 1, "y0": _rounded(level), "y1": _rounded(level)}
+    return {"type": "line", "line": line} | place
+
+
+def _top_note(at: float, label: str, colour: str, *, is_left: bool, y: float = 1.0) -> Figure:
+    """A word at the top of the picture, on that side of its place on which there is more room."""
+    place = {"x": _rounded(at), "yref": "paper", "y": round(y - 0.005, 3)}
+    place |= {"xanchor": "right" if is_left else "left", "yanchor": "top"}
+    return _note(label_text(label, MAX_BAND_LETTERS), colour, place)
+
+
+def _note(text: str, colour: str, place: Figure) -> Figure:
+    font = {"size": 11, "color": colour}
+    return {"text": text, "showarrow": False, "bgcolor": "var(--ground-veil)", "font": font} | place
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six digits are more than a picture shows; what is not finite is a gap."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,204 @@
+"""A map of segments as rectangles in lines: plain data that the page lays out as SVG, which needs no library."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState
+from efprof.report.words.wording import count_of, one_line, sentence, shorten_path, show
+
+LINE_PIXELS: Final = 14
+GAP_PIXELS: Final = 3
+OWNER_COLOURS: Final = ("forward", "data", "optimizer", "extra", "other")
+"""Of the palette, for the owners with most bytes; more could not be told apart."""
+BLAMED_COLOUR: Final = "alert"
+REST_COLOUR: Final = "window"
+OWNER_LETTERS: Final = 56
+MIN_EDGED_PERCENT: Final = 0.6
+"""Of the line's width: a narrower piece would be hidden by an edge of its own."""
+MIN_CUT_PERCENT: Final = 1.5
+"""The same on a phone, where cuts between narrower segments are left out."""
+STATE_WORDS: Final[dict[StretchState, str]] = {
+    "used": "in use",
+    "slack": "rounding and slack behind blocks",
+    "pending": "given back, waiting for another stream",
+    "stranded": "stranded: free in a segment that something else holds",
+    "releasable": "free in a whole segment or page",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rectangle:
+    """A part of a stretch on one line: percent of the line's width, the line's top in pixels, and its note's place."""
+
+    left: float
+    width: float
+    top: int
+    note: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """The rectangles of a row that are filled alike: with a colour of the palette, or the hatching of a state."""
+
+    fill: str
+    rectangles: tuple[Rectangle, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapRow:
+    """A segment, or several of one size.
+
+    `frames` are (left, width, top) of its lines; `edges` and `cuts` are (left, top) where a piece and where a segment
+    begins beside another; `has_fine_cuts` where those would hide the segments on a phone.
+    """
+
+    size: str
+    label: str
+    height: int
+    frames: tuple[tuple[float, float, int], ...]
+    edges: tuple[tuple[float, int], ...]
+    cuts: tuple[tuple[float, int], ...]
+    has_fine_cuts: bool
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapView:
+    """All segments at one instant."""
+
+    label: str
+    summary: str
+    rows: tuple[MapRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentPicture:
+    """The legend as (fill, words, whether it is the blamed line), one view per instant, and the notes of rectangles."""
+
+    id: str
+    title: str
+    caption: str
+    keys: tuple[tuple[str, str, bool], ...]
+    views: tuple[MapView, ...]
+    notes: tuple[str, ...]
+
+
+def segment_picture(segments: SegmentMap, picture_id: str) -> SegmentPicture:
+    """The map laid out; every string from outside still as it came, but on one line."""
+    colours = _owner_colours(segments)
+    notes: dict[str, int] = {}
+    views = tuple(
+        MapView(
+            label=view.label,
+            summary=_summary(view),
+            rows=tuple(_row(row, segments, colours, notes) for row in view.rows),
+        )
+        for view in segments.views
+    )
+    return SegmentPicture(
+        id=picture_id,
+        title=segments.title,
+        caption=f"A full line is {show(segments.line_bytes, 'bytes')}. Point at a piece or tap it to see whose it is.",
+        keys=tuple(_keys(segments, colours)),
+        views=views,
+        notes=tuple(notes),
+    )
+
+
+def _owner_colours(segments: SegmentMap) -> list[str]:
+    """The blamed owner's is that of alarm; those that come last share one, unless it would be of one alone."""
+    free = iter(OWNER_COLOURS)
+    return [
+        BLAMED_COLOUR if place == segments.highlighted else next(free, REST_COLOUR)
+        for place in range(len(segments.owners))
+    ]  # fmt: skip
+
+
+def _keys(segments: SegmentMap, colours: list[str]) -> Iterator[tuple[str, str, bool]]:
+    rest = [place for place, colour in enumerate(colours) if colour == REST_COLOUR]
+    for place, colour in enumerate(colours):
+        if colour != REST_COLOUR or len(rest) == 1:
+            yield colour, _owner(segments, place), place == segments.highlighted
+    if len(rest) > 1:
+        yield REST_COLOUR, count_of(len(rest), "other line"), False
+    seen = {state for view in segments.views for state, _ in view.totals}
+    yield from ((state, words, False) for state, words in STATE_WORDS.items() if state in seen and state != "used")
+
+
+def _summary(view: SegmentView) -> str:
+    num_segments, num_bytes = sum(row.num_segments for row in view.rows), sum(row.num_bytes for row in view.rows)
+    if not num_segments:
+        return "Nothing is reserved."
+    parts = ", ".join(f"{show(total, 'bytes')} {STATE_WORDS[state].partition(':')[0]}" for state, total in view.totals)
+    return f"{show(num_bytes, 'bytes')} in {count_of(num_segments, 'segment')}: {parts}."
+
+
+def _row(row: SegmentRow, segments: SegmentMap, colours: list[str], notes: dict[str, int]) -> MapRow:
+    layers: defaultdict[str, list[Rectangle]] = defaultdict(list)
+    at = 0
+    for stretch in row.stretches:
+        note = notes.setdefault(_note(stretch, row, segments), len(notes))
+        fill = stretch.state if stretch.state != "used" or stretch.owner is None else colours[stretch.owner]
+        layers[fill] += [
+            Rectangle(left=left, width=width, top=top, note=note)
+            for left, width, top in _on_lines(at, stretch.num_bytes, segments.line_bytes)
+        ]
+        at += stretch.num_bytes
+    drawn = [one for rectangles in layers.values() for one in rectangles]
+    return MapRow(
+        size=_size(row),
+        label=sentence(row.label),
+        height=max(1, -(-row.num_bytes // segments.line_bytes)) * (LINE_PIXELS + GAP_PIXELS) - GAP_PIXELS,
+        frames=tuple(_on_lines(0, row.num_bytes, segments.line_bytes)),
+        edges=tuple((one.left, one.top) for one in drawn if one.left and one.width >= MIN_EDGED_PERCENT),
+        cuts=tuple(_cuts(row, segments.line_bytes)),
+        has_fine_cuts=100 * row.num_bytes < MIN_CUT_PERCENT * row.num_segments * segments.line_bytes,
+        layers=tuple(Layer(fill=fill, rectangles=tuple(layers[fill])) for fill in sorted(layers)),
+    )
+
+
+def _size(row: SegmentRow) -> str:
+    if row.num_segments == 1:
+        return show(row.num_bytes, "bytes")
+    if row.are_summed:
+        return f"{row.num_segments:,} in {show(row.num_bytes, 'bytes')}"
+    return f"{row.num_segments:,} x {show(row.num_bytes // row.num_segments, 'bytes')}"
+
+
+def _on_lines(start: int, num_bytes: int, line_bytes: int) -> Iterator[tuple[float, float, int]]:
+    """(left, width, top) of each line's part of these bytes."""
+    end = start + num_bytes
+    while start < end:
+        line, offset = divmod(start, line_bytes)
+        part = min(end - start, line_bytes - offset)
+        left = round(100 * offset / line_bytes, 3)
+        yield left, round(100 * (offset + part) / line_bytes - left, 3), line * (LINE_PIXELS + GAP_PIXELS)
+        start += part
+
+
+def _cuts(row: SegmentRow, line_bytes: int) -> Iterator[tuple[float, int]]:
+    """Where one segment of a row ends and the next begins."""
+    if row.are_summed:
+        return
+    for number in range(1, row.num_segments):
+        line, offset = divmod(row.num_bytes * number // row.num_segments, line_bytes)
+        yield round(100 * offset / line_bytes, 3), line * (LINE_PIXELS + GAP_PIXELS)
+
+
+def _note(stretch: Stretch, row: SegmentRow, segments: SegmentMap) -> str:
+    size = show(stretch.num_bytes, "bytes")
+    blocks = f" in {count_of(stretch.num_blocks, 'block')}" if stretch.num_blocks > 1 else ""
+    what = STATE_WORDS[stretch.state]
+    if stretch.owner is not None:
+        owner = _owner(segments, stretch.owner)
+        what = f"a block of {owner}: {what}" if stretch.state == "slack" else f"{owner}: {what}"
+    if stretch.is_mixed:
+        what = f"pieces too small to draw, most of them {what}"
+    where = one_line(row.label) + ("" if row.num_segments > 1 else f", {show(row.num_bytes, 'bytes')}")
+    return f"{size}{blocks}, {what} ({where})"
+
+
+def _owner(segments: SegmentMap, place: int) -> str:
+    return shorten_path(segments.owners[place], OWNER_LETTERS)

@@ -1,0 +1,274 @@
+"""The pictures every run has: memory over time, time per step, loss and gradient norm."""
+
+import bisect
+import itertools
+import math
+import statistics
+from collections.abc import Sequence, Set
+from typing import Final
+
+from efprof.model import BOUNDARIES, STAGES, Measurements, MemorySample, StepSample, Timeline
+from efprof.report.charts.chart import (
+    AxisScale,
+    Band,
+    Chart,
+    Layer,
+    axis_label,
+    has_curve,
+    scale_for,
+    scaled,
+    thin,
+    thinned_caption,
+)
+from efprof.report.words.tables import recorder_ms
+from efprof.report.words.wording import count_of, show, source_phrase
+
+STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
+"""The stage that runs from one boundary to the next."""
+RECORDER: Final = "recorder"
+"""The part of a step that no stage has: what recording it took."""
+MAX_BANDED_SAMPLES: Final = 2000
+"""400 steps of five boundaries: past that a stage is thinner than a pixel until one zooms far in."""
+MAX_STRONG_SAMPLES: Final = 150
+"""Past that a strong line closes the gaps between its own steps."""
+MAX_BARS: Final = 400
+"""Steps drawn one by one: past that bars are thinner than two pixels and each shows the mean of several steps."""
+CLIP_FACTOR: Final = 3.0
+"""A step this many times above the 95th percentile would flatten all the others: the picture starts below it."""
+MAX_SLOW_MARKS: Final = 200
+LEAST_PAUSE: Final = 0.1
+"""Of the step before: what runs for less between two steps is not seen."""
+
+
+def memory_chart(measurements: Measurements) -> Chart | None:
+    """Allocated and reserved at every boundary, the stage that followed each one as a band; None without samples."""
+    timeline = measurements.timeline
+    samples = timeline.memory
+    if not samples:
+        return None
+    kept = _thinned_samples(samples)
+    clock = scale_for([sample.at_s * 1000 for sample in samples], "ms")
+    x, notes = tuple(s.at_s * 1000 / clock.factor for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
+    scale = scale_for([float(s.reserved_bytes) for s in kept] + [float(s.allocated_bytes) for s in kept], "bytes")
+    allocated = scaled([float(s.allocated_bytes) for s in kept], scale)
+    reserved = scaled([float(s.reserved_bytes) for s in kept], scale)
+    is_sparse = len(kept) <= MAX_STRONG_SAMPLES
+    layers = (
+        _stage_bands(kept, x, allocated, _steps_before_pauses(timeline))
+        if len(kept) == len(samples) <= MAX_BANDED_SAMPLES
+        else []
+    )
+    if any(s.reserved_bytes for s in kept):
+        layers.append(Layer(kind="line", label="reserved", colour="muted", x=x, y=reserved, notes=notes))
+    layers.append(
+        Layer(kind="line", label="allocated", colour="text", x=x, y=allocated, notes=notes, is_strong=is_sparse)
+    )
+    source = source_phrase(measurements.memory_source)
+    caption = f"Read from {source} at stage boundaries; what no stage fills has no colour."
+    return Chart(
+        title="Memory over time",
+        caption=caption + thinned_caption(len(kept), len(samples)),
+        x_label=axis_label("time since the first step", clock.unit),
+        y_label=axis_label("memory", scale.unit),
+        y_unit=scale.unit,
+        layers=tuple(layers),
+        bands=_window_bands(timeline, clock),
+    )
+
+
+def time_chart(timeline: Timeline, median_ms: float | None) -> Chart | None:
+    """The stages of every step on top of each other, slow steps marked, the median as a line; None without steps."""
+    steps = timeline.steps
+    if not steps:
+        return None
+    size = math.ceil(len(steps) / MAX_BARS)
+    groups = [steps[start : start + size] for start in range(0, len(steps), size)]
+    tops = [statistics.fmean(step.total_ms for step in group) for group in groups]
+    y_top = _clip_at([step.total_ms for step in steps])
+    scale = scale_for([y_top or max(tops)], "ms")
+    layers = [_stage_layer(stage, place, groups, scale.factor) for place, stage in enumerate((*STAGES, RECORDER))]
+    layers = [layer for layer in layers if any(layer.y)]
+    if not all(step.stage_ms for step in steps):
+        layers.append(_length_line(groups, tops, scale.factor))
+    slow = sorted((s for s in steps if s.is_slow), key=lambda s: -s.total_ms)[:MAX_SLOW_MARKS]
+    if slow:
+        layers.append(_slow_marks(slow, scale.factor, y_top))
+    return Chart(
+        title="Time per step",
+        caption=_time_caption(groups, steps, y_top),
+        x_label="step",
+        y_label=axis_label("time", scale.unit),
+        y_unit=scale.unit,
+        layers=tuple(layers),
+        bands=tuple(Band(start=first - 0.5, end=last + 0.5, label=what) for first, last, what in timeline.windows),
+        level=None if median_ms is None else (median_ms / scale.factor, f"median {show(median_ms, 'ms')}"),
+        y_top=None if y_top is None else y_top / scale.factor,
+    )
+
+
+def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
+    """Loss, gradient norm and, where it moved, the scaler's scale; steps where one is not finite are marked."""
+    charts = [
+        _number_chart("Loss", "loss", "forward", steps, [s.loss for s in steps]),
+        _number_chart("Gradient norm", "gradient norm", "backward", steps, [s.gradient_norm for s in steps]),
+    ]
+    scales = [s.scaler_scale for s in steps]
+    if len({value for value in scales if value is not None}) > 1:
+        charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
+    return tuple(chart for chart in charts if chart is not None and has_curve(chart))
+
+
+def _thinned_samples(samples: Sequence[MemorySample]) -> list[MemorySample]:
+    if len(samples) <= MAX_BANDED_SAMPLES:
+        return list(samples)
+    return [samples[index] for index in thin([float(s.allocated_bytes) for s in samples])]
+
+
+def _stage_bands(
+    samples: Sequence[MemorySample],
+    places: Sequence[float],
+    allocated: Sequence[float | None],
+    steps_before_pauses: Set[int],
+) -> list[Layer]:
+    """The area under each stretch from one boundary to the next, in the colour of the stage that ran there.
+
+    A stretch that no one stage fills has no colour: steps in it were not read from their beginning to their end, or
+    something else ran between two steps.
+    """
+    points: dict[str, tuple[list[float], list[float | None]]] = {stage: ([], []) for stage in STAGES}
+    for index, (here, after) in enumerate(itertools.pairwise(samples)):
+        is_within = here.step == after.step
+        is_next = after.step == here.step + 1 and (here.boundary, after.boundary) == (BOUNDARIES[-1], BOUNDARIES[0])
+        if not is_within and (here.step in steps_before_pauses or not is_next):
+            continue
+        x, y = points[STAGE_AFTER.get(here.boundary, "other")]
+        start, end = places[index], places[index + 1]
+        x.extend((start, start, end, end, end))
+        y.extend((0.0, allocated[index], allocated[index + 1], 0.0, None))
+    return [
+        Layer(kind="fill", label=stage, colour=stage, x=tuple(x), y=tuple(y)) for stage, (x, y) in points.items() if x
+    ]
+
+
+def _steps_before_pauses(timeline: Timeline) -> set[int]:
+    """The steps that no other followed at once: the recorder opened or closed a window or counted what keeps tensors
+    alive, or the program did something of its own, such as an evaluation.
+    """
+    turns = {step for first, last, _ in timeline.windows for step in (first - 1, last)}
+    return turns | {
+        step.step
+        for step, after in itertools.pairwise(timeline.steps)
+        if (after.started_s - step.started_s) * 1000 > (1 + LEAST_PAUSE) * step.total_ms
+    }
+
+
+def _window_bands(timeline: Timeline, clock: AxisScale) -> tuple[Band, ...]:
+    """From the first sample of a window's first step to the first one after its last: with what it took to write."""
+    steps = [s.step for s in timeline.memory]
+    places = [s.at_s * 1000 / clock.factor for s in timeline.memory]
+    bands = []
+    for first, last, what in timeline.windows:
+        start, end = bisect.bisect_left(steps, first), bisect.bisect_right(steps, last)
+        if start < end:
+            bands.append(Band(start=places[start], end=places[min(end, len(places) - 1)], label=what))
+    return tuple(bands)
+
+
+def _clip_at(tops: Sequence[float]) -> float | None:
+    """Where the y axis should end so that one huge step does not flatten the others; None for no clipping."""
+    usual = sorted(tops)[math.ceil(len(tops) * 0.95) - 1]
+    return usual * 1.5 if max(tops) > usual * CLIP_FACTOR else None
+
+
+def _stage_layer(stage: str, place: int, groups: Sequence[Sequence[StepSample]], factor: float) -> Layer:
+    full = [[step for step in group if step.stage_ms] for group in groups]
+    means = [
+        statistics.fmean((*step.stage_ms, recorder_ms(step))[place] for step in group) if group else 0.0
+        for group in full
+    ]
+    notes = tuple(
+        f"step {group[0].step}{f' to {group[-1].step}' if len(group) > 1 else ''}: {stage} {show(mean, 'ms')}"
+        for group, mean in zip(groups, means, strict=True)
+    )
+    return Layer(
+        kind="bar",
+        label=stage,
+        colour="extra" if stage == RECORDER else stage,
+        x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
+        y=tuple(mean / factor for mean in means),
+        notes=notes,
+    )
+
+
+def _length_line(groups: Sequence[Sequence[StepSample]], tops: Sequence[float], factor: float) -> Layer:
+    """How long every step took, those too of which no stage is known."""
+    return Layer(
+        kind="line",
+        label="every step",
+        colour="text",
+        x=tuple((group[0].step + group[-1].step) / 2 for group in groups),
+        y=tuple(top / factor for top in tops),
+        notes=tuple(f"step {group[0].step:,}: {show(top, 'ms')}" for group, top in zip(groups, tops, strict=True)),
+        is_strong=len(groups) <= MAX_STRONG_SAMPLES,
+    )
+
+
+def _slow_marks(slow: Sequence[StepSample], factor: float, y_top: float | None) -> Layer:
+    ceiling = math.inf if y_top is None else y_top * 0.97
+    return Layer(
+        kind="points",
+        label="slow step",
+        colour="alert",
+        x=tuple(float(s.step) for s in slow),
+        y=tuple(min(s.total_ms, ceiling) / factor for s in slow),
+        notes=tuple(f"step {s.step} is slow: {show(s.total_ms, 'ms')}" for s in slow),
+    )
+
+
+def _time_caption(groups: Sequence[Sequence[StepSample]], steps: Sequence[StepSample], y_top: float | None) -> str:
+    parts = ["Stages and the recorder's own time on top of each other."]
+    num_full = sum(bool(step.stage_ms) for step in steps)
+    if num_full < len(steps):
+        parts.append(
+            f"Stages are known of the {num_full:,} of {count_of(len(steps), 'step')} that were recorded in full; the "
+            "line is the length of every step."
+        )
+    if len(groups[0]) > 1:
+        parts.append(f"Each bar is the mean of {len(groups[0])} steps.")
+    if y_top is not None:
+        taller = [step for step in steps if step.total_ms > y_top]
+        longest = max(taller, key=lambda step: step.total_ms)
+        what = f"the longest is step {longest.step:,} with {show(longest.total_ms, 'ms')}"
+        parts.append(f"Cut off at the top: {count_of(len(taller), 'step')}; {what}.")
+    return " ".join(parts)
+
+
+def _number_chart(
+    title: str, label: str, colour: str, steps: Sequence[StepSample], values: Sequence[float | None]
+) -> Chart | None:
+    seen = [(step.step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    if not seen:
+        return None
+    kept = [seen[index] for index in thin([value for _, value in seen])]
+    broken = [step for step, value in seen if not math.isfinite(value)]
+    caption = f"Not finite at {count_of(len(broken), 'step')}, first at step {broken[0]:,}." if broken else ""
+    scale = scale_for([], "")
+    layer = Layer(
+        kind="line",
+        label=label,
+        colour=colour,
+        x=tuple(float(step) for step, _ in kept),
+        y=scaled([value for _, value in kept], scale),
+        notes=tuple(f"step {step:,}" for step, _ in kept),
+        is_strong=len(kept) <= MAX_STRONG_SAMPLES,
+    )
+    return Chart(
+        title=title,
+        caption=caption + thinned_caption(len(kept), len(seen)),
+        x_label="step",
+        y_label=label,
+        y_unit="",
+        layers=(layer,),
+        marks=((float(broken[0]), "not finite"),) if broken else (),
+        has_zero=False,
+    )

@@ -1,0 +1,1 @@
+"""What every rendering of a report says: verdict, tables, order of findings."""

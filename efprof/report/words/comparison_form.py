@@ -1,0 +1,178 @@
+"""What a comparison says, in the words that every rendering of it shares; in plain text and in Markdown."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
+from efprof.report.text_forms import code, escape, prose, table
+from efprof.report.words.verdict import revision
+from efprof.report.words.wording import count_of, one_line, shorten, shorten_path, show
+from efprof.units import format_change, format_factor, format_signed_percent
+
+CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
+TABLE_CAPTION: Final = (
+    "Of each run the median over its steps, where the name says no other statistic; IQR is the interquartile range of "
+    "the steps. A change is head over base, with its interval where there is one."
+)
+NOT_MEASURED: Final = "not measured"
+MAX_LOCATION: Final = 60
+COLUMNS: Final = ("Metric", "Base", "Head", "Change", "Verdict", "What it rests on")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonVerdict:
+    """One word, and the sentences under it."""
+
+    word: Verdict
+    headline: str
+    details: tuple[str, ...]
+
+
+def comparison_verdict(comparison: Comparison) -> ComparisonVerdict:
+    """Worse if any metric is; better only if one is and none is worse; same only if every metric is.
+
+    Metrics that gate decide; the others only where no metric gates.
+    """
+    metrics = [metric for metric in comparison.metrics if metric.budget is not None] or comparison.metrics
+    by_word = {word: [metric for metric in metrics if metric.verdict == word] for word in _WORDS}
+    word: Verdict = "unclear"
+    if by_word["worse"] or comparison.is_failed:
+        word = "worse"
+    elif by_word["better"]:
+        word = "better"
+    elif metrics and len(by_word["same"]) == len(metrics):
+        word = "same"
+    headline = f"{_sentence(word, _named(by_word[word]))}."
+    return ComparisonVerdict(word=word, headline=headline, details=tuple(_details(comparison, by_word)))
+
+
+def metric_cells(metric: MetricChange) -> tuple[str, str, str, str, str, str]:
+    """The row of a metric under `COLUMNS`; medians with their interquartile ranges."""
+    return (
+        metric.label,
+        _side(metric.base_median, metric.base_spread, metric.unit),
+        _side(metric.head_median, metric.head_spread, metric.unit),
+        change_with_interval(metric),
+        metric.verdict + (", over budget" if metric.is_over_budget else ""),
+        metric.reason,
+    )
+
+
+def change_with_interval(metric: MetricChange) -> str:
+    """`+12.0 % (+9.1 % to +14.8 %)`; where the base is zero no ratio can be formed."""
+    if metric.effect is None and math.isnan(metric.base_median + metric.head_median):
+        return ""
+    if metric.effect is None:
+        return "none" if metric.base_median == metric.head_median else "no ratio"
+    if metric.interval is None:
+        return format_change(metric.effect)
+    write = format_factor if metric.effect > 1 else format_signed_percent
+    low, high = metric.interval
+    return f"{write(metric.effect)} ({write(low)} to {write(high)})"
+
+
+def findings_by_change(comparison: Comparison) -> tuple[tuple[str, tuple[FindingChange, ...]], ...]:
+    """The findings under each kind of change, in the order given; `unchecked` is there only where some are."""
+    found = {change: tuple(f for f in comparison.findings if f.change == change) for change in CHANGES}
+    return tuple((change, findings) for change, findings in found.items() if findings or change != "unchecked")
+
+
+def side_phrase(run: RunIdentity) -> str:
+    """A side in a few words: its name, revision, steps and run id."""
+    items = (run.name, revision(run), count_of(run.num_steps, "step"), run.ended.replace("_", " "), run.run_id)
+    return ", ".join(one_line(item) for item in items if item)
+
+
+def render_comparison_text(comparison: Comparison) -> str:
+    """The headline, the metrics in columns, the findings that came and went; no colour."""
+    verdict = comparison_verdict(comparison)
+    lines = [
+        f"{verdict.word.upper()}: {verdict.headline}",
+        *verdict.details,
+        f"base   {side_phrase(comparison.base)}",
+        f"head   {side_phrase(comparison.head)}",
+        *(f"Compared although they differ: {one_line(difference)}" for difference in comparison.differences),
+        "",
+        *_aligned([COLUMNS[:5], *(metric_cells(metric)[:5] for metric in comparison.metrics)]),
+        "",
+    ]
+    changed = [(change, finding) for change, findings in findings_by_change(comparison) for finding in findings]
+    width = max((len(change) for change, _ in changed), default=0)
+    for change, finding in changed:
+        where = shorten_path(finding.location, MAX_LOCATION)
+        lines.append(f"{change:{width}}  {shorten(finding.headline, 100)}   {where}   {one_line(finding.audit_id)}")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_comparison_markdown(comparison: Comparison) -> str:
+    """The same as a Markdown comment fits a pull request."""
+    verdict = comparison_verdict(comparison)
+    parts = [f"## efprof: {verdict.word}", escape(verdict.headline), escape(" ".join(verdict.details))]
+    parts.append(f"- base: {escape(side_phrase(comparison.base))}\n- head: {escape(side_phrase(comparison.head))}")
+    if comparison.differences:
+        parts.append("Compared although they differ: " + "; ".join(escape(one) for one in comparison.differences) + ".")
+    parts.append(TABLE_CAPTION)
+    parts.append(table(COLUMNS, [tuple(map(escape, metric_cells(metric))) for metric in comparison.metrics]))
+    for change, findings in findings_by_change(comparison):
+        if findings:
+            rows = "\n".join(f"- {prose(f.headline)}, {code(f.location)}: {prose(f.message)}" for f in findings)
+            parts.append(f"### Findings {change}\n\n{rows}")
+    return "\n\n".join(parts) + "\n"
+
+
+_WORDS: Final[tuple[Verdict, ...]] = ("better", "worse", "same", "unclear")
+
+
+def _sentence(word: Verdict, named: str) -> str:
+    match word:
+        case "worse" | "better" if named:
+            return f"Head is {word} than base: {named}"
+        case "worse":
+            return "Head is over its budget"
+        case "same":
+            return "Head is the same as base within what these runs can tell"
+        case _:
+            return "These runs cannot tell whether head differs from base"
+
+
+def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]]) -> Iterator[str]:
+    """What the headline leaves out."""
+    gated = [metric.name for metric in comparison.metrics if metric.budget is not None]
+    ungated = [
+        metric
+        for metric in comparison.metrics
+        if gated and metric.budget is None and not any(metric.name.startswith(f"{name}_") for name in gated)
+    ]
+    parts = (
+        ("Over budget", ", ".join(metric.label for metric in comparison.metrics if metric.is_over_budget)),
+        ("Better all the same", _named(by_word["better"]) if by_word["worse"] else ""),
+        ("Worse without a gate", _named(metric for metric in ungated if metric.verdict == "worse")),
+        ("Better without a gate", _named(metric for metric in ungated if metric.verdict == "better")),
+        ("Unclear", ", ".join(metric.label for metric in by_word["unclear"])),
+        ("Findings", ", ".join(f"{len(found)} {change}" for change, found in findings_by_change(comparison))),
+    )
+    return (f"{what}: {named}." for what, named in parts if named)
+
+
+def _named(metrics: Iterable[MetricChange]) -> str:
+    return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
+
+
+def _change_or_sides(metric: MetricChange) -> str:
+    if metric.effect is not None:
+        return change_with_interval(metric)
+    return f"from {show(metric.base_median, metric.unit)} to {show(metric.head_median, metric.unit)}"
+
+
+def _side(median: float, spread: float, unit: str) -> str:
+    if math.isnan(median):
+        return NOT_MEASURED
+    return show(median, unit) + (f" (IQR {show(spread, unit)})" if math.isfinite(spread) and spread else "")
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    rows = [tuple(one_line(cell) for cell in row) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

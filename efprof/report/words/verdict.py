@@ -1,0 +1,285 @@
+"""What a person reads first: which run, three lines of verdict, and how many checks said what."""
+
+import shlex
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from efprof.model import Overhead, Report, RunIdentity, SourceLine
+from efprof.report.words.ranking import RankedFinding, last_read_step, median_step_ms, peak_bytes, rank_findings
+from efprof.report.words.wording import count_of, device_phrase, one_line, sentence, shorten, show, source_phrase
+from efprof.units import format_share
+
+Tone = Literal["high", "medium", "low", "none"]
+
+CATEGORIES: Final = ("memory", "time", "numbers")
+BAD_ENDINGS: Final[dict[str, str]] = {
+    "raised": "The run stopped with an error of its own",
+    "out_of_memory": "The run ran out of memory",
+    "killed": "The run was killed from outside",
+    "interrupted": "The run was interrupted",
+}
+FOREIGN: Final = "unknown"
+"""How a run ended of which there is only a file that something else wrote."""
+READ_LAST: Final = "Read what the program itself said last; what was recorded until then is below."
+NEXT: Final[dict[str, str]] = {
+    "raised": READ_LAST,
+    "out_of_memory": READ_LAST,
+    "killed": READ_LAST,
+    "interrupted": "Let it run on where a check below asks for more steps; what was recorded until then is below.",
+    FOREIGN: "Record the training with 'efprof record -- COMMAND' to have its steps, time and numbers checked.",
+    "running": "Report again when it has ended; what was recorded until now is below.",
+}
+FIRST_SIGNAL_CODE: Final = 128
+"""A shell gives 128 + n for a program that signal n ended."""
+MAX_MESSAGE: Final = 300
+"""Letters of an exception's message: some hold whole tensors."""
+
+RECORDING: Final = (
+    'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the model is built',
+    'torch.cuda.memory._dump_snapshot("memory.pickle")  # at the end',
+)
+"""What to call for a file that tells more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictLines:
+    """The three lines; `blame` is the line the second one names, `commands` prove the third."""
+
+    verdict: str
+    why: str
+    blame: SourceLine | None
+    next: str
+    commands: tuple[str, ...]
+    tone: Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditCounts:
+    """How many audits said what, and the findings by category in reading order."""
+
+    findings: int
+    by_category: tuple[tuple[str, int], ...]
+    passed: int
+    not_applicable: int
+    errored: int
+
+
+def describe_verdict(report: Report) -> VerdictLines:
+    """What is wrong, why, and what to do next."""
+    ranked = rank_findings(report)
+    lead = _leading_finding(report.run, ranked)
+    ending = ending_sentence(report.run)
+    if lead is None:
+        return _without_lead(report, ending, ranked)
+    finding = lead.finding
+    return VerdictLines(
+        verdict=one_line(f"{ending} {finding.message}"),
+        why=one_line(finding.headline),
+        blame=finding.blame,
+        next=one_line(finding.fix.summary),
+        commands=_proving_commands(report.run),
+        tone="high" if ending else finding.severity,
+    )
+
+
+def count_audits(report: Report) -> AuditCounts:
+    """Audits by status and findings by category."""
+    statuses = Counter(audit.status for audit in report.audits)
+    categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
+    return AuditCounts(
+        findings=categories.total(),
+        by_category=tuple((name, categories[name]) for name in CATEGORIES if categories[name]),
+        passed=statuses["passed"],
+        not_applicable=statuses["not_applicable"],
+        errored=statuses["errored"],
+    )
+
+
+def counts_phrase(counts: AuditCounts) -> str:
+    """`3 findings (memory 1, time 2); 19 checks passed, 5 not applicable`."""
+    kinds = ", ".join(f"{name} {number}" for name, number in counts.by_category)
+    checks = [f"{count_of(counts.passed, 'check')} passed", f"{counts.not_applicable} not applicable"]
+    if counts.errored:
+        checks.append(f"{counts.errored} broke")
+    return f"{count_of(counts.findings, 'finding')}{f' ({kinds})' if kinds else ''}; {', '.join(checks)}"
+
+
+def header_items(run: RunIdentity) -> tuple[str, ...]:
+    """Which run this is, in the order every rendering shows it."""
+    ranks = (f"{run.num_ranks} ranks",) if run.num_ranks > 1 else ()
+    if run.ended == FOREIGN:
+        return tuple(one_line(item) for item in (run.name, *ranks, "a memory snapshot, without its run"))
+    items = (run.name, revision(run), device_phrase(run.devices), *ranks, count_of(run.num_steps, "step"))
+    return tuple(one_line(item) for item in (*items, run.ended.replace("_", " ")) if item)
+
+
+def revision(run: RunIdentity) -> str:
+    """`main@3f2c1ab+dirty`; empty outside a repository."""
+    if run.branch is None and run.commit is None:
+        return ""
+    commit = f"@{run.commit[:7]}" if run.commit else ""
+    return f"{run.branch or 'detached'}{commit}{'+dirty' if run.is_dirty else ''}"
+
+
+def measured_phrase(report: Report) -> str:
+    """The two numbers that every run has: `median step 12.3 ms, peak memory 4.10 GiB read from the CUDA allocator`."""
+    peak, source = show(peak_bytes(report), "bytes"), source_phrase(report.measurements.memory_source)
+    evaluated = max((each.peak_bytes for each in report.measurements.evaluations), default=0)
+    if evaluated > (peak_bytes(report) or 0):
+        peak += f" ({show(evaluated, 'bytes')} in an evaluation)"
+    counted, last = f" read from {source}" if source and peak_bytes(report) else "", last_read_step(report)
+    counted += "" if last is None else f" up to step {last:,}"
+    return f"median step {show(median_step_ms(report), 'ms')}, peak memory {peak}{counted}"
+
+
+def overhead_phrase(report: Report) -> str:
+    """What recording cost, in time per step and as a share of the step."""
+    overhead = report.measurements.overhead
+    if overhead is None:
+        return "The cost of recording was not measured."
+    share = format_share(overhead.share)
+    cost = f"By its own clock, recording cost {show(overhead.step_ms, 'ms')} per step ({share} of the step)"
+    windows = (
+        f"{cost} outside windows; {count_of(overhead.num_windows, 'window')} took {show(overhead.window_s, 's')}."
+        if overhead.num_windows
+        else f"{cost}; no window was opened."
+    )
+    return " ".join(filter(None, (windows, _budget_phrase(overhead))))
+
+
+def ending_sentence(run: RunIdentity) -> str:
+    """How a run ended badly, after how many steps; empty where it finished, and where only a file of it is known."""
+    if run.ended in {"finished", FOREIGN}:
+        return ""
+    phrase = BAD_ENDINGS.get(run.ended, "The run was still going on, or was killed with its recorder,")
+    name = _signal_name(run)
+    if name:
+        phrase = f"The run was killed by {name}"
+    when = f"after {count_of(run.num_steps, 'step')}" if run.num_steps else "before it finished a step"
+    code = f" (exit code {run.exit_code})" if run.exit_code else ""
+    return f"{phrase} {when}{code}."
+
+
+def error_phrase(run: RunIdentity) -> str:
+    """`RuntimeError in the forward stage of step 5: boom`; empty where no exception was recorded."""
+    if run.error is None:
+        return ""
+    error = run.error
+    stage = f"the {error.stage} stage of " if error.stage and error.stage != "other" else ""
+    message = shorten(error.message, MAX_MESSAGE)
+    return f"{error.kind} in {stage}step {error.step:,}{f': {message}' if message else ''}"
+
+
+def _budget_phrase(overhead: Overhead) -> str:
+    """What it was allowed to cost, and how many steps were recorded in full for it."""
+    if overhead.allowance_s is None or overhead.allowed_share is None:
+        return ""
+    full = f"{overhead.num_full_steps:,} of {count_of(overhead.num_steps, 'step')} were recorded in full"
+    return (
+        f"It may cost {show(overhead.allowance_s, 's')} at the start, then {format_share(overhead.allowed_share)} of "
+        f"the time (`--overhead`): {full}; windows and counts took {show(overhead.beside_steps_s or 0.0, 's')} in all."
+    )
+
+
+def _leading_finding(run: RunIdentity, ranked: tuple[RankedFinding, ...]) -> RankedFinding | None:
+    """The finding the verdict tells; one that has nothing to do with how the run ended may not stand as its reason."""
+    if run.ended == "out_of_memory":
+        return next((item for item in ranked if item.finding.category == "memory"), None)
+    if run.error is not None:
+        return next((item for item in ranked if item.finding.category == "numbers"), None)
+    return ranked[0] if ranked else None
+
+
+def _without_lead(report: Report, ending: str, ranked: tuple[RankedFinding, ...]) -> VerdictLines:
+    run, num_looked = report.run, sum(audit.status in ("passed", "failed") for audit in report.audits)
+    if run.ended == FOREIGN:
+        return _of_a_snapshot(report, num_looked)
+    can_tell = run.num_steps > 0 and num_looked * 2 >= len(report.audits) > 0
+    return VerdictLines(
+        verdict=ending or _clean_sentence(report, num_looked, can_tell=can_tell),
+        why=_why_without_lead(report, ending, num_looked, len(ranked)),
+        blame=run.error.blame if run.error else None,
+        next=_next_without_lead(report, can_tell=can_tell),
+        commands=(),
+        tone="high" if run.ended in BAD_ENDINGS else "none" if can_tell and not ending else "medium",
+    )
+
+
+def _of_a_snapshot(report: Report, num_looked: int) -> VerdictLines:
+    """What a file alone tells that nothing is wrong with, as far as it tells anything."""
+    looked = [audit.reason for audit in report.audits if audit.status == "passed"]
+    return VerdictLines(
+        verdict="No fault of the allocator was found."
+        if num_looked
+        else "This file does not tell what filled the memory.",
+        why=one_line(f"{count_of(num_looked, 'check')} passed: {looked[0]}." if looked else report.warnings[-1]),
+        blame=None,
+        next=NEXT[FOREIGN],
+        commands=(_what_if(report.run),) if num_looked else RECORDING,
+        tone="none" if num_looked else "medium",
+    )
+
+
+def _what_if(run: RunIdentity) -> str:
+    return f"efprof allocator what-if {one_line(shlex.quote(run.path))}"
+
+
+def _clean_sentence(report: Report, num_looked: int, *, can_tell: bool) -> str:
+    """A run that most checks could not look at is not called clean."""
+    if not report.run.num_steps or not num_looked:
+        return "Nothing can be said about this run."
+    if not can_tell:
+        return f"Too little was recorded: only {num_looked} of {count_of(len(report.audits), 'check')} could look."
+    return "No fault was found."
+
+
+def _why_without_lead(report: Report, ending: str, num_looked: int, num_findings: int) -> str:
+    run = report.run
+    if run.error is not None:
+        return sentence(error_phrase(run))
+    if not run.num_steps:
+        return "No training step was recorded."
+    if num_findings:
+        return f"No check found a cause in memory; {count_of(num_findings, 'finding')} of another kind below."
+    if not num_looked:
+        return "No check could run: each one says below what it would need."
+    steps = "so far" if ending else f"over {count_of(run.num_steps, 'step')}"
+    return f"{count_of(num_looked, 'check')} passed {steps}: {measured_phrase(report)}."
+
+
+def _next_without_lead(report: Report, *, can_tell: bool) -> str:
+    run = report.run
+    if run.ended == "out_of_memory" and report.measurements.stage_deltas:
+        where = "at that line" if run.error is not None and run.error.blame is not None else "at the largest jump"
+        return f"Ask for less memory {where}; the stage deltas below show what was in use until then."
+    if run.ended == "raised" and run.error is not None:
+        return "Mend what the error names: the program's own output says more; what was recorded until then is below."
+    if _signal_name(run) == "SIGKILL":
+        return (
+            "SIGKILL comes from a person, a scheduler, or the system when the machine's memory runs out: ask its log; "
+            "what was recorded until then is below."
+        )
+    if run.ended != "finished":
+        return NEXT.get(run.ended, "")
+    if not run.num_steps:
+        return "Record a program that trains with PyTorch: a step counts once an optimizer has stepped."
+    if not can_tell:
+        return "Record again with what the checks below name."
+    return "Nothing needs to change; keep this run as the base that the next one is compared with."
+
+
+def _proving_commands(run: RunIdentity) -> tuple[str, ...]:
+    if run.ended == FOREIGN:
+        return (_what_if(run),)
+    command = one_line(shlex.join(run.command))
+    return f"efprof record -- {command}", f"efprof compare {one_line(run.run_id)} latest"
+
+
+def _signal_name(run: RunIdentity) -> str:
+    """The signal that ended the run; empty where none did, or none that this system knows."""
+    if run.ended != "killed" or run.exit_code is None:
+        return ""
+    number = run.exit_code - FIRST_SIGNAL_CODE
+    return signal.Signals(number).name if number in set(signal.Signals) else ""

@@ -1,0 +1,145 @@
+"""What lay on the device when memory ran out without a history: which lines are known, and which are likely."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.allocations import AllocationEvent
+from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted
+from efprof.artifacts.snapshot import Snapshot
+from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.device.memory_failure import SNAPSHOT, FailureState
+from efprof.facts.run.run import Run
+from efprof.facts.run.run_limits import MemoryFailure
+from efprof.model import NotRecorded, UnreadableInput
+from efprof.units import MIB
+from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, frames_of
+from tests.support.builders import START_NS, write_run, write_snapshot
+
+ACTIVATION, KEPT = 30 * MIB, 40 * MIB
+
+
+def filled(settings: AllocatorSettings | None = None) -> Program:
+    """Twelve activations, of which every other one is freed, and what is kept."""
+    program = Program(settings or AllocatorSettings(), capacity=512 * MIB)
+    blocks = [program.at(OUTPUT).malloc(ACTIVATION) for _ in range(8)]
+    program.at(CACHE).malloc(KEPT)
+    for block in blocks[::2]:
+        program.free(block)
+    return program
+
+
+def without_history(program: Program, *, known: tuple[int, ...] = ()) -> Snapshot:
+    """As it is between windows: blocks of these sizes were asked for in one, and have kept their stacks."""
+    snapshot = program.snapshot()
+    snapshot.device_traces = [[]]
+    for block in (block for segment in snapshot.segments for block in segment.blocks if block.is_active):
+        block.frames = frames_of(CACHE) if block.requested_size in known else None
+    return snapshot
+
+
+def failed(folder: Path, snapshot: Snapshot, requested: int = 300 * MIB, *, message: str = "", **fields: Any) -> Run:
+    """A run that ended so, with what the allocator told."""
+    text = message or f"CUDA out of memory. Tried to allocate {requested / MIB:.2f} MiB. GPU 0 has"
+    events = [
+        DeviceShortage(
+            at_ns=1,
+            step=9,
+            device=0,
+            requested_bytes=requested,
+            free_bytes=8 * MIB,
+            num_failed=1,
+        ),
+        StepInterrupted(at_ns=2, step=9, stage="forward", allocated_bytes=1, reserved_bytes=1),
+        OutOfMemory(at_ns=2, step=9, message=text, site=f"train.py:{OUTPUT}:train"),
+    ]
+    run = write_run(folder, events=events, ended="out_of_memory", sources={"train.py": TRAIN}, **fields)
+    write_snapshot(run.rank_folder / SNAPSHOT, snapshot)
+    return run
+
+
+def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equal_sizes(tmp_path: Path) -> None:
+    program = filled()
+    run = failed(tmp_path, without_history(program, known=(KEPT,)), snapshots=[program.snapshot()])
+    state = run.get(FailureState)
+    activations, kept = state.sizes
+    assert (activations.num_blocks, activations.num_bytes, activations.num_unknown) == (4, 4 * ACTIVATION, 4)
+    assert (activations.known, activations.likely) == (Counter(), Counter({f"train.py:{OUTPUT}": 8}))
+    assert activations.window == "memory-1.pickle"
+    assert (kept.known, kept.num_unknown) == (Counter({f"train.py:{CACHE}": 1}), 0)
+
+
+def test_the_failed_request_meets_the_free_blocks_as_they_were(tmp_path: Path) -> None:
+    failure = failed(tmp_path, without_history(filled())).get(FailureState).device.failure
+    assert failure is not None
+    assert (failure.requested_bytes, failure.device_free_bytes) == (300 * MIB, 8 * MIB)
+    assert failure.piece_bytes == (ACTIVATION,) * 4
+    assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
+
+
+def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
+    """torch's profiler has what was given, not what was asked for."""
+    events = [
+        AllocationEvent(
+            time_ns=START_NS, address=1, num_bytes=ACTIVATION, operation="aten::mul",
+            stack=(f"train.py:{OUTPUT}:train",), forward_stack=(), modules=(), is_backward=False,
+        )
+    ]  # fmt: skip
+    program = Program(AllocatorSettings(), capacity=512 * MIB)
+    program.malloc(ACTIVATION - 100)
+    (one,) = failed(tmp_path, without_history(program), allocations=[events]).get(FailureState).sizes
+    assert (one.requested_bytes, one.num_bytes) == (ACTIVATION - 100, ACTIVATION)
+    assert (one.likely, one.window) == (Counter({f"train.py:{OUTPUT}": 1}), "allocations-1.parquet")
+
+
+def test_where_no_window_has_the_size_no_line_is_named(tmp_path: Path) -> None:
+    other = Program(AllocatorSettings())
+    other.at(CACHE).malloc(MIB)
+    state = failed(tmp_path, without_history(filled()), snapshots=[other.snapshot()]).get(FailureState)
+    assert [one.likely for one in state.sizes] == [Counter(), Counter()]
+
+
+def test_two_mib_from_the_driver_are_for_a_small_request_which_large_free_blocks_do_not_serve(tmp_path: Path) -> None:
+    failure = failed(tmp_path, without_history(filled()), 2 * MIB).get(FailureState).device.failure
+    assert failure is not None
+    assert failure.piece_bytes == ()
+
+
+def test_no_setting_is_tried_on_what_no_history_tells(tmp_path: Path) -> None:
+    device = failed(tmp_path, without_history(filled())).get(FailureState).device
+    assert (device.trials, device.best) == ([], None)
+
+
+def test_the_request_is_known_to_the_byte_where_the_message_rounds_it(tmp_path: Path) -> None:
+    exact = 1_320_157_184
+    message = "CUDA out of memory. Tried to allocate 1.23 GiB. GPU 0 has a total capacity of"
+    run = failed(tmp_path, without_history(filled()), exact, message=message)
+    assert run.get(MemoryFailure).requested_bytes == exact
+
+
+@pytest.mark.parametrize(
+    ("message", "num_bytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has", 80 * MIB),
+        ("Allocation on device 0 would exceed allowed memory.\nRequested               : 4.00 GiB\n", 4 << 30),
+        ("CUDA error: out of memory", None),
+    ],
+)  # fmt: skip
+def test_another_shortages_size_is_not_taken_for_that_of_the_error(
+    message: str, num_bytes: int | None, tmp_path: Path
+) -> None:
+    run = failed(tmp_path, without_history(filled()), 300 * MIB, message=message)
+    assert run.get(MemoryFailure).requested_bytes == num_bytes
+
+
+def test_a_run_without_such_a_snapshot_and_one_with_a_spoilt_one_say_so(tmp_path: Path) -> None:
+    run = failed(tmp_path / "spoilt", without_history(filled()))
+    (run.rank_folder / SNAPSHOT).write_bytes(b"\x80\x04")
+    with pytest.raises(UnreadableInput):
+        run.get(FailureState)
+    run = failed(tmp_path / "missing", without_history(filled()))
+    (run.rank_folder / SNAPSHOT).unlink()
+    with pytest.raises(NotRecorded, match=r"memory-out-of-memory\.pickle is missing"):
+        run.get(FailureState)

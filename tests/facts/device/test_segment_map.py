@@ -1,0 +1,122 @@
+"""The map of segments: every byte once, segments of one size in one row, and small pieces mixed, not dropped."""
+
+from efprof.facts.allocator.layout import Piece, SegmentLayout
+from efprof.facts.device.segment_map import GRAINS_PER_LINE, MOST_ROWS, NO_LINE, map_of
+from efprof.model import SegmentMap, SegmentRow, Stretch
+from efprof.units import MIB
+
+A, B = "train.py:3:step", "train.py:9:step"
+
+
+def segment(address: int, *pieces: Piece, is_small: bool = False) -> SegmentLayout:
+    return SegmentLayout(
+        address=address, is_small=is_small, is_expandable=False, is_private=False, pieces=tuple(pieces)
+    )
+
+
+def used(num_bytes: int, site: str | None = A) -> Piece:
+    return Piece(state="used", num_bytes=num_bytes, site=site, is_block=True)
+
+
+def stranded(num_bytes: int) -> Piece:
+    return Piece(state="stranded", num_bytes=num_bytes)
+
+
+def only_rows(found: SegmentMap) -> tuple[SegmentRow, ...]:
+    (view,) = found.views
+    return view.rows
+
+
+def assert_whole(found: SegmentMap) -> None:
+    for view in found.views:
+        assert all(sum(one.num_bytes for one in row.stretches) == row.num_bytes for row in view.rows)
+        assert sum(total for _, total in view.totals) == sum(row.num_bytes for row in view.rows)
+
+
+def test_a_segment_is_a_row_with_its_pieces_by_address() -> None:
+    layouts = [
+        segment(0, used(8 * MIB), Piece(state="slack", num_bytes=MIB, site=A), stranded(11 * MIB)),
+        segment(1, used(40 * MIB, B)),
+    ]
+    found = map_of([("now", layouts)], "train.py:9", "map")
+    large, small = only_rows(found)
+    assert found.owners == ("train.py:9", "train.py:3")
+    assert found.highlighted == 0
+    assert large.stretches == (Stretch(state="used", num_bytes=40 * MIB, owner=0, num_blocks=1),)
+    assert small.stretches == (
+        Stretch(state="used", num_bytes=8 * MIB, owner=1, num_blocks=1),
+        Stretch(state="slack", num_bytes=MIB, owner=1),
+        Stretch(state="stranded", num_bytes=11 * MIB),
+    )
+    assert_whole(found)
+
+
+def test_functions_of_one_line_are_one_owner_and_no_line_is_named_so() -> None:
+    layouts = [segment(0, used(MIB, A), used(MIB, "train.py:3:<lambda>"), used(MIB, None))]
+    assert map_of([("now", layouts)], None, "map").owners == ("train.py:3", NO_LINE)
+
+
+def test_a_segment_that_is_much_of_the_memory_takes_several_whole_lines() -> None:
+    found = map_of([("now", [segment(0, used(1600 * MIB)), segment(2000 * MIB, used(2 * MIB))])], None, "map")
+    assert found.line_bytes == 100 * MIB
+
+
+def test_segments_that_are_alike_take_a_line_each() -> None:
+    found = map_of([("now", [segment(n * MIB, used(20 * MIB)) for n in range(8)])], None, "map")
+    assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 8)
+
+
+def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
+    layouts = [segment(n, used(5 * MIB), stranded(15 * MIB)) for n in range(MOST_ROWS + 6)]
+    (row,) = only_rows(map_of([("now", layouts)], None, "map"))
+    assert (row.num_segments, row.are_summed) == (30, False)
+    assert [one.state for one in row.stretches] == ["used", "stranded"] * 30
+
+
+def test_segments_too_short_to_show_are_summed_by_owner() -> None:
+    num = 40_000
+    found = map_of([("now", [segment(n, used(MIB), used(MIB, B)) for n in range(num)])], None, "map")
+    (row,) = only_rows(found)
+    assert row.are_summed
+    assert [(one.owner, one.num_bytes, one.num_blocks) for one in row.stretches] == [
+        (0, num * MIB, num),
+        (1, num * MIB, num),
+    ]
+
+
+def test_sizes_beyond_the_rows_become_a_last_row() -> None:
+    layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MOST_ROWS + 10)]
+    found = map_of([("now", layouts)], None, "map")
+    rows = only_rows(found)
+    assert len(rows) == MOST_ROWS + 1
+    assert (rows[-1].num_segments, rows[-1].are_summed, rows[-1].label) == (
+        10,
+        True,
+        "10 segments of 1000 MiB to 1009 MiB",
+    )
+    assert_whole(found)
+
+
+def test_pieces_too_short_to_draw_are_mixed_and_have_the_owner_of_most() -> None:
+    pieces = [used(1, A), used(3, B), stranded(1)] * 20_000
+    found = map_of([("now", [segment(0, *pieces)])], None, "map")
+    (row,) = only_rows(found)
+    place = found.owners.index("train.py:9")
+    assert len(row.stretches) <= 2 * GRAINS_PER_LINE * 16
+    assert all(one.is_mixed and one.owner == place for one in row.stretches[:-1])
+    assert sum(one.num_blocks for one in row.stretches) == 40_000
+    assert_whole(found)
+
+
+def test_both_instants_are_drawn_to_one_scale() -> None:
+    later = [segment(n, used(20 * MIB)) for n in range(8)]
+    earlier = [segment(n, used(80 * MIB)) for n in range(8)]
+    found = map_of([("peak", earlier), ("end", later)], None, "map")
+    assert found.line_bytes == 80 * MIB
+    assert [view.label for view in found.views] == ["peak", "end"]
+
+
+def test_a_device_without_memory_has_a_map_without_rows() -> None:
+    found = map_of([("now", [])], "train.py:3", "map")
+    assert only_rows(found) == ()
+    assert found.highlighted is None

@@ -1,0 +1,105 @@
+"""The trend of host memory: windows taken out, the last reading left out, silent on what healthy programs do."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.audits.memory_growth import memory_growth
+from efprof.facts.growth.host_growth import LEAST_RISE, HostGrowth
+from efprof.units import KIB, MIB
+from tests.audits.test_growing_host_memory import growing, run_of
+
+
+def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
+    steps = growing()
+    for step in steps:
+        step.rss_bytes += 30 * MIB if step.step > 31 else 0
+        step.window = "trace-2" if step.step in (30, 31) else None
+    growth = run_of(tmp_path, steps).get(HostGrowth)
+    assert growth.fit.trend.slope == pytest.approx(MIB, rel=0.01)
+    assert growth.fit.rise_bytes == pytest.approx(118 * MIB, rel=0.02)
+
+
+def test_what_the_program_lets_go_of_at_its_end_is_no_reading(tmp_path: Path) -> None:
+    steps = growing()
+    steps[-1].rss_bytes -= 500 * MIB
+    assert run_of(tmp_path, steps).get(HostGrowth).is_growing
+
+
+def test_a_leak_that_first_fills_what_was_free_is_a_leak(tmp_path: Path) -> None:
+    """After a window Python has memory to spare: resident memory stands still for a while, and never falls."""
+    steps = growing(180)
+    levels = [step.rss_bytes for step in steps]
+    for step in steps:
+        step.rss_bytes = levels[step.step // 12 * 12]
+    assert run_of(tmp_path, steps).get(HostGrowth).is_growing
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
+def test_the_noise_of_healthy_programs_never_alarms(
+    seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Measured: up to 26 MiB up and down, and now and then a step that stays, such as a library's cache."""
+    draw = random.Random(seed)
+    steps = growing(python_bytes=0)
+    jumping = [draw.randrange(120) for _ in range(jumps)]
+    for step in steps:
+        risen = sum(step.step >= at for at in jumping) * 12 * MIB
+        step.rss_bytes += round(abs(draw.gauss(0, noise))) + risen
+    assert not run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), slope=st.floats(MIB, 50 * MIB))
+def test_a_real_slope_alarms(seed: int, slope: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    draw = random.Random(seed)
+    steps = growing(python_bytes=slope)
+    for step in steps:
+        step.rss_bytes += round(draw.uniform(0, 4 * MIB))
+    assert run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
+def test_a_run_of_twenty_steps_is_told_of_a_plain_line_only(
+    seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    leaking, sound = growing(20, python_bytes=8 * MIB), growing(20, python_bytes=0)
+    jumping = [draw.randrange(20) for _ in range(jumps)]
+    for step in sound:
+        step.rss_bytes += round(abs(draw.gauss(0, noise))) + sum(step.step >= at for at in jumping) * 12 * MIB
+    for step in leaking + sound:
+        step.window = "trace-1" if step.step in (5, 6) else None
+    growth = run_of(folder / "leaking", leaking).get(HostGrowth)
+    assert growth.is_growing
+    assert growth.fit.trend.slope == pytest.approx(8 * MIB, rel=0.01)
+    assert not run_of(folder / "sound", sound).get(HostGrowth).is_growing
+
+
+def test_the_least_rise_is_what_counts_not_the_slope_alone(tmp_path: Path) -> None:
+    """16 KiB per step are 64 MiB after 4,096 steps, and no fault after a hundred."""
+    short = run_of(tmp_path / "short", growing(120, python_bytes=16 * KIB)).get(HostGrowth)
+    assert not short.is_growing
+    num_steps = round(LEAST_RISE / (16 * KIB) / 0.8) + 100
+    assert run_of(tmp_path / "long", growing(num_steps, python_bytes=16 * KIB)).get(HostGrowth).is_growing
+
+
+@pytest.mark.parametrize(("tensor_bytes", "num_findings"), [(9 * KIB, 0), (300 * KIB, 0), (500 * KIB, 1)])
+def test_a_list_that_fills_the_host_is_told_of_once_though_its_pointers_lie_in_the_heap(
+    tensor_bytes: int, num_findings: int, tmp_path: Path
+) -> None:
+    """8 bytes in the C heap for each object of 24 or more outside of it; what grows faster is another leak."""
+    run = run_of(tmp_path, growing(tensor_bytes=tensor_bytes, python_bytes=MIB))
+    assert run.get(HostGrowth).is_growing
+    assert len(memory_growth(run).findings) == num_findings
+
+
+def test_what_grows_on_a_device_is_no_list_of_pointers(tmp_path: Path) -> None:
+    run = run_of(tmp_path, growing(tensor_bytes=9 * KIB, python_bytes=2 * MIB), memory_source="CUDA allocator")
+    assert run.get(HostGrowth).is_growing
+    assert len(memory_growth(run).findings) == 1

@@ -1,0 +1,240 @@
+"""What was counted to grow, by whom it was seen to be fed, and what speaks against a leak."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from efprof.artifacts.holders import Change, Count, Counted, Watch
+from efprof.facts.growth.kept import Kept
+from efprof.facts.growth.kept_growth import KeptGrowth, lengthened
+from efprof.facts.run.run import Run
+from efprof.model import NotRecorded
+from efprof.units import MIB
+from tests.audits.growing_runs import (
+    STEPS,
+    containers_of,
+    counts_of,
+    graphs,
+    leaking_run,
+    plain,
+    seen,
+    watch_of,
+)
+from tests.support.builders import make_steps, write_run
+
+RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"
+
+
+def kept_in(run: Run) -> Kept:
+    (one,) = run.get(KeptGrowth).holders
+    return one
+
+
+def test_a_holder_that_rose_through_three_counts_leaks_with_its_rate_and_its_line(tmp_path: Path) -> None:
+    one = kept_in(leaking_run(tmp_path))
+    assert (one.verdict, one.kind, one.site) == ("leak", "graphs", "train.py:8:train")
+    assert [size.length for size in one.sizes] == [20, 40, 60]
+    assert one.rate.slope == pytest.approx(MIB, rel=0.01)
+    assert one.rate.low <= one.rate.slope <= one.rate.high
+
+
+def test_two_counts_are_too_few_for_evidence(tmp_path: Path) -> None:
+    one = kept_in(leaking_run(tmp_path, counts=counts_of(graphs, steps=STEPS[:2])))
+    assert (one.verdict, one.against) == ("thin", "it was counted to grow only once")
+
+
+def test_what_is_missing_from_a_whole_count_had_nothing_then(tmp_path: Path) -> None:
+    late = counts_of(lambda step: graphs(step) if step > 20 else None)
+    assert [size.length for size in kept_in(leaking_run(tmp_path / "whole", counts=late)).sizes] == [0, 40, 60]
+    late[0].is_partial = True
+    assert [size.length for size in kept_in(leaking_run(tmp_path / "cut", counts=late)).sizes] == [40, 60]
+
+
+def test_without_any_count_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"holders-<n>\.json"):
+        write_run(tmp_path, steps=make_steps(3)).get(KeptGrowth)
+
+
+BOUNDED: list[tuple[str, dict[str, Any], str]] = [
+    ("limit", {"counts": counts_of(lambda step: plain(step, type="deque", max_length=500))}, "maximum length is 500"),
+    ("stopped", {"counts": counts_of(lambda step: plain(min(step, 40)))}, "not grown since step 39"),
+    (
+        "cleared",
+        {"counts": [*counts_of(plain), Count(step=59, moment="loader_began", holders=[])]},
+        "it fell from 60.0 MiB to 0 B between the counts after steps 59 and 59",
+    ),
+    (
+        "taken out",
+        {"watches": [watch_of(seen(), seen("train.py:9:train", "shrank", times=1, entries=80))]},
+        "taken out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "against"), [row[1:] for row in BOUNDED], ids=[row[0] for row in BOUNDED])
+def test_what_was_seen_to_end_its_growth_bounds_it(fields: dict[str, Any], against: str, tmp_path: Path) -> None:
+    one = kept_in(leaking_run(tmp_path, plain, **fields))
+    assert one.verdict == "bounded"
+    assert against in one.against
+
+
+def test_a_limit_that_memory_cannot_hold_bounds_nothing(tmp_path: Path) -> None:
+    """16 GiB of memory, entries of a mebibyte."""
+    counts = counts_of(lambda step: plain(step, type="deque", max_length=1_000_000))
+    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+
+
+def test_a_limit_of_the_length_bounds_nothing_where_the_entries_grow(tmp_path: Path) -> None:
+    counts = counts_of(lambda step: plain(step, length=9, type="deque", max_length=9))
+    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+
+
+def test_a_line_that_takes_out_less_than_is_put_in_bounds_nothing(tmp_path: Path) -> None:
+    watches = [watch_of(seen(times=6), seen("train.py:9:train", "shrank", times=3))]
+    one = kept_in(leaking_run(tmp_path, watches=watches))
+    assert one.verdict == "leak"
+    assert [change.site for change in one.emptied] == ["train.py:9:train"]
+
+
+def test_the_count_at_the_end_of_the_program_may_find_less_and_says_nothing(tmp_path: Path) -> None:
+    for number, left in enumerate(([], [graphs(1)])):
+        end = Count(step=59, moment="end", holders=left)
+        assert kept_in(leaking_run(tmp_path / str(number), counts=[*counts_of(graphs), end])).verdict == "leak"
+
+
+def test_what_grows_ever_slower_may_still_be_filling(tmp_path: Path) -> None:
+    counts = counts_of(lambda step: plain({20: 100, 40: 160, 60: 180}[step]))
+    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "filling"
+
+
+def test_a_few_entries_less_by_chance_are_not_slower(tmp_path: Path) -> None:
+    counts = counts_of(lambda step: plain({20: 3, 40: 10, 60: 14}[step]))
+    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+
+
+def test_a_count_that_was_cut_tells_the_least_there_is(tmp_path: Path) -> None:
+    cut = counts_of(lambda step: graphs(min(step, 45), is_cut=step > 40))
+    one = kept_in(leaking_run(tmp_path / "more", counts=cut))
+    assert (one.verdict, [size.length for size in one.sizes]) == ("leak", [20, 40, 45])
+    less = counts_of(lambda step: graphs(min(step, 40), is_cut=step > 40))
+    assert kept_in(leaking_run(tmp_path / "as much", counts=less)).verdict == "thin"
+
+
+def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None:
+    """A list in a dictionary that is reached by an alias: the watch knows its number only."""
+    counts = containers_of(path="train.history", number=9, holds_tensors=True)
+    for count, holders in zip(counts, counts_of(graphs), strict=True):
+        count.holders = holders.holders
+    run = leaking_run(tmp_path, counts=counts, watches=[watch_of(seen(), path=None, scope=None, file=None, number=9)])
+    assert kept_in(run).site == "train.py:8:train"
+    assert run.get(KeptGrowth).containers == ()
+
+
+def nameless_run(folder: Path, *changes: Change, holder: Callable[[int], Counted | None] = lambda _: None) -> Run:
+    """A dict of tensors that no variable leads to gets longer by a mebibyte a step."""
+    counts = containers_of(type="dict", holds_tensors=True, entry_bytes=184, tensor_bytes=MIB, path=None, number=9)
+    for count, holders in zip(counts, counts_of(holder), strict=True):
+        count.holders = holders.holders
+    return leaking_run(folder, counts=counts, watches=[watch_of(*changes, path=None, scope=None, file=None, number=9)])
+
+
+def test_a_container_of_tensors_without_a_name_is_told_where_a_line_was_seen_to_feed_it(tmp_path: Path) -> None:
+    one = kept_in(nameless_run(tmp_path, seen()))
+    assert (one.path, one.type, one.kind, one.site) == (None, "dict", "tensors", "train.py:8:train")
+    assert one.rate.slope == MIB
+
+
+def test_one_that_no_line_of_the_users_was_seen_to_feed_may_be_a_librarys(tmp_path: Path) -> None:
+    assert nameless_run(tmp_path).get(KeptGrowth).holders == ()
+
+
+def test_a_holder_that_grows_as_fast_as_a_container_without_a_name_has_its_lines(tmp_path: Path) -> None:
+    one = kept_in(nameless_run(tmp_path, seen(), holder=plain))
+    assert (one.path, one.site) == ("train.history", "train.py:8:train")
+
+
+@pytest.mark.parametrize(
+    ("watches", "why"),
+    [
+        ([watch_of(seen(), path="train.other", number=5)], "no line was seen to change it"),
+        ([Watch(first_step=40, last_step=45, watched=[], why_not="a debugger was on")], "a debugger was on"),
+        ([], "lines were not observed when this run was recorded"),
+    ],
+)
+def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_path: Path) -> None:
+    one = kept_in(leaking_run(tmp_path, watches=watches))
+    assert one.site is None
+    assert why in one.unseen
+
+
+def test_a_loss_that_reaches_a_growing_state_is_the_same_memory(tmp_path: Path) -> None:
+    counts = counts_of(lambda step: graphs(step, path="Cell.state", name="state", length=0, tensors=1, number=None))
+    for count in counts:
+        (state,) = count.holders
+        loss = msgspec.structs.replace(state, path="train.loss", name="loss", graph_nodes=state.graph_nodes + 9)
+        count.holders = [loss, state]
+    one = kept_in(leaking_run(tmp_path, counts=counts))
+    assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
+
+
+def test_two_lists_with_lines_of_their_own_are_two(tmp_path: Path) -> None:
+    counts = counts_of(graphs)
+    for count in counts:
+        count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
+    watches = [watch_of(seen()), watch_of(seen("train.py:9:train"), path="train.kept", number=2)]
+    assert len(leaking_run(tmp_path, counts=counts, watches=watches).get(KeptGrowth).holders) == 2
+
+
+def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:
+    one = kept_in(leaking_run(tmp_path, lambda step: plain(step, value_bytes=4 * step)))
+    assert one.is_view
+    assert one.value_rate == pytest.approx(4.0)
+
+
+def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_path: Path) -> None:
+    watches = [watch_of(seen(), path="train.log", number=7)]
+    run = leaking_run(tmp_path, counts=containers_of(), watches=watches)
+    (one,) = run.get(KeptGrowth).containers
+    assert (one.verdict, one.kind, one.name, one.site) == ("leak", "objects", "train.log", "train.py:8:train")
+    assert one.rate.slope == pytest.approx(MIB)
+    assert lengthened(run, "log") is one
+    assert lengthened(run, "other") is None
+
+
+def test_a_container_that_is_shorter_at_a_later_count_is_bounded(tmp_path: Path) -> None:
+    counts = containers_of()
+    shorter = msgspec.structs.replace(counts[-1].containers[0], length=2, length_before=60)
+    counts.append(Count(step=79, moment="step", holders=[], containers=[shorter]))
+    (one,) = leaking_run(tmp_path, counts=counts).get(KeptGrowth).containers
+    assert one.verdict == "bounded"
+
+
+def test_a_run_recorded_before_lines_were_watched_still_reports_its_holders(tmp_path: Path) -> None:
+    old = {
+        "step_before": 9, "step_after": 13,
+        "holders": [
+            {"path": "train.history", "scope": "local", "owner": "train", "name": "history", "file": "train.py",
+             "type": "list", "length_before": 10, "length_after": 14, "tensors_before": 10, "tensors_after": 14,
+             "tensor_bytes_before": 10 * MIB, "tensor_bytes_after": 14 * MIB, "graph_nodes_before": 0,
+             "graph_nodes_after": 0, "graph_bytes_before": 0, "graph_bytes_after": 0, "max_length": None},
+        ],
+    }  # fmt: skip
+    run = write_run(tmp_path, steps=make_steps(20))
+    (run.rank_folder / "holders-1.json").write_bytes(msgspec.json.encode(old))
+    one = kept_in(run)
+    assert (one.verdict, one.kind, one.unseen) == (
+        "leak", "tensors", "lines were not observed when this run was recorded",
+    )  # fmt: skip
+    assert one.rate.slope == MIB
+
+
+def test_an_entry_of_a_dictionary_is_spelled_as_the_program_does(tmp_path: Path) -> None:
+    fields = {"path": "train.stats['train']['outputs']", "name": "stats"}
+    assert (
+        kept_in(leaking_run(tmp_path / "entry", lambda step: plain(step, **fields))).name == "stats['train']['outputs']"
+    )
+    fields = {"path": "table.cache_info", "owner": "table", "name": "cache_info", "type": "lru_cache"}
+    assert kept_in(leaking_run(tmp_path / "cache", lambda step: plain(step, **fields))).name == "table"

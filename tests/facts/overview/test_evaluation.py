@@ -1,0 +1,113 @@
+"""What is told of evaluations: their time, their peak beside training's, what their batches leave behind."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.commands.report import analyse, render
+from efprof.facts.overview.evaluation import evaluations_of, notes_on
+from efprof.facts.run.run import Run
+from efprof.units import MIB
+from tests.support.builders import START_NS, make_steps, write_run
+
+TRAIN = "def evaluate():\n    for batch in loader:\n        outputs.append(model(batch))\n"
+TRAINED = (100 * MIB, 140 * MIB, 140 * MIB, 120 * MIB, 100 * MIB)
+
+
+def evaluation(*, kept: float = 0.0, **fields: Any) -> EvaluationRecord:
+    """40 batches in 200 ms, each of which leaves so many MiB behind, on a heap of 100 MiB."""
+    memory = [EvaluationMemory(n, round((100 + kept * n) * MIB)) for n in range(0, 41, 4)]
+    defaults: dict[str, Any] = {
+        "after_step": 9,
+        "started_ns": START_NS + 10_000_000_000,
+        "total_us": 200_000.0,
+        "fetch_us": 50_000.0,
+        "num_batches": 40,
+        "site": "train.py:2:evaluate",
+        "memory": memory,
+        "peak_bytes": max(each.allocated_bytes for each in memory),
+        "is_peak_exact": False,
+    }
+    return EvaluationRecord(**{**defaults, **fields})
+
+
+def run_of(folder: Path, *records: EvaluationRecord) -> Run:
+    run = write_run(folder, steps=make_steps(20, allocated_bytes=TRAINED), sources={"train.py": TRAIN})
+    (run.rank_folder / EVALUATIONS_FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in records))
+    return run
+
+
+def notes_of(folder: Path, *records: EvaluationRecord) -> str:
+    run = run_of(folder, *records)
+    return "\n".join(notes_on(evaluations_of(run), run))
+
+
+def test_their_time_is_told_beside_that_of_the_steps(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, evaluation(), evaluation())
+    assert notes.startswith("2 evaluations took 200 ms each (median), ")
+    assert "25 % of it was waiting for batches" in notes
+
+
+def test_what_each_batch_leaves_behind_is_told_with_its_loop(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, evaluation(kept=3))
+    assert "What the loop at train.py:2 stores adds 3.00 MiB per batch, 120 MiB by the end of its 40 batches" in notes
+
+
+def test_a_peak_above_training_s_is_told_apart(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, evaluation(kept=3))
+    assert (
+        "The run's highest memory is an evaluation's, not a step's: 220 MiB after step 9, read between batches" in notes
+    )
+    assert "80.0 MiB above the highest that was read of a step (140 MiB)" in notes
+
+
+def test_the_line_of_what_was_measured_names_a_higher_peak_of_an_evaluation(tmp_path: Path) -> None:
+    higher, lower = run_of(tmp_path / "higher", evaluation(kept=3)), run_of(tmp_path / "lower", evaluation())
+    assert "peak memory 140 MiB (220 MiB in an evaluation) read from" in render(analyse(higher.folder), "text")
+    assert "in an evaluation" not in render(analyse(lower.folder), "text")
+
+
+def test_the_allocator_s_own_mark_is_not_called_a_reading(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, evaluation(peak_bytes=300 * MIB, is_peak_exact=True))
+    assert "300 MiB after step 9, 160 MiB above" in notes
+
+
+def test_one_that_stays_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
+    assert notes_of(tmp_path, evaluation()).count("\n") == 0
+
+
+def test_memory_that_rises_once_is_nothing_stored(tmp_path: Path) -> None:
+    sizes = [100, 100, 100, 100, 130, 130, 130, 130, 130]
+    memory = [EvaluationMemory(n, size * MIB) for n, size in enumerate(sizes)]
+    assert "stores" not in notes_of(tmp_path, evaluation(memory=memory, num_batches=8))
+
+
+def test_what_is_small_in_all_is_not_told(tmp_path: Path) -> None:
+    assert "stores" not in notes_of(tmp_path, evaluation(kept=0.05))
+
+
+def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=make_steps(5))
+    assert evaluations_of(run) == ()
+    assert 'id="evaluation"' not in render(analyse(run.folder), "html")
+
+
+def test_the_page_has_a_section_with_a_row_for_each(tmp_path: Path) -> None:
+    page = render(analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder), "html")
+    assert '<h2 id="evaluation-title">Evaluation</h2>' in page
+    assert "Memory through an evaluation" in page
+    assert page.count("<td><code>train.py:2</code></td>") == 2
+
+
+def test_json_and_markdown_have_them_too(tmp_path: Path) -> None:
+    report = analyse(run_of(tmp_path, evaluation(kept=3)).folder)
+    (found,) = msgspec.json.decode(render(report, "json"))["measurements"]["evaluations"]
+    assert found["kept_bytes_per_batch"] == 3 * MIB
+    assert "## Evaluation" in render(report, "markdown")
+
+
+def test_of_many_the_last_are_shown(tmp_path: Path) -> None:
+    page = render(analyse(run_of(tmp_path, *(evaluation() for _ in range(80))).folder), "html")
+    assert "The last 50 of 80" in page

@@ -1,0 +1,160 @@
+"""Memory through the steps of a window: what it is for, whose line made most of it, and which stage ran."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.allocations import AllocationEvent
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.peak.window_memory import MOST_DRAWN, WindowMemory
+from efprof.facts.run.run import Run, open_run
+from efprof.model import NotRecorded, Series, SeriesLine
+from efprof.units import MIB
+from tests.facts.peak.test_peak_composition import (
+    BEFORE,
+    CALL,
+    HEAD,
+    NARROW,
+    SOURCES,
+    STEP,
+    WIDE,
+    Recording,
+    run_of,
+    stacked_blocks,
+)
+from tests.support.builders import make_step, write_run
+
+RUNS = Path(__file__).parents[2] / "runs"
+
+
+def picture_of(run: Run) -> Series:
+    return run.get(WindowMemory).series
+
+
+def line_of(series: Series, label: str) -> SeriesLine:
+    return next(line for line in series.lines if line.label == label)
+
+
+def note_at(line: SeriesLine, at_ms: float) -> str:
+    """What is told of the last point up to then."""
+    return line.notes[max(place for place, x in enumerate(line.x) if x <= at_ms)]
+
+
+def window_step(step: int, window: str = "trace-1") -> StepRecord:
+    return make_step(step, window=window, allocated_bytes=[BEFORE])
+
+
+def a_step_later(recording: Recording) -> list[AllocationEvent]:
+    """The same events in the step after, at addresses of their own."""
+    return [
+        dataclasses.replace(event, time_ns=event.time_ns + 1_000_000_000, address=event.address + 1000)
+        for event in recording.events
+    ]
+
+
+def test_the_layers_add_up_to_what_was_there_before_and_what_is_alive(tmp_path: Path) -> None:
+    series = picture_of(run_of(tmp_path, stacked_blocks()))
+    assert [line.label for line in series.lines] == ["held before", "activations", "work space"]
+    totals = [sum(sizes) for sizes in zip(*(line.y for line in series.lines), strict=True)]
+    assert totals[0] == totals[-1] == BEFORE
+    assert max(totals) == BEFORE + 47 * MIB
+    assert {line.x for line in series.lines} == {series.lines[0].x}
+
+
+def test_each_layer_names_the_line_that_has_most_of_it_at_that_instant(tmp_path: Path) -> None:
+    recording = Recording()
+    wide = recording.make(2, 5, CALL, WIDE)
+    recording.make(3, 4, CALL, NARROW)
+    recording.make(4, 4, CALL, NARROW)
+    recording.free(7, wide)
+    activations = line_of(picture_of(run_of(tmp_path, recording)), "activations")
+    assert note_at(activations, 2.5) == "model.py:10 has 5.00 MiB of it"
+    assert note_at(activations, 3.5) == "model.py:10 has 5.00 MiB of it"
+    assert note_at(activations, 4.5) == "model.py:11 has 8.00 MiB of it"
+    assert note_at(activations, 1.0) == "", "none was alive yet"
+
+
+def test_of_backward_it_names_the_forward_line(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.make(6, 3, CALL, HEAD, backward=True)
+    gradients = line_of(picture_of(run_of(tmp_path, recording)), "gradients")
+    assert note_at(gradients, 7) == "model.py:5 has 3.00 MiB of it"
+
+
+def test_says_where_no_line_of_the_user_made_it(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.make(2, 3, "/usr/lib/python3/site-packages/library.py:3:call")
+    activations = line_of(picture_of(run_of(tmp_path, recording)), "activations")
+    assert note_at(activations, 3) == "none of your lines made it"
+
+
+def test_the_stages_are_bands(tmp_path: Path) -> None:
+    series = picture_of(run_of(tmp_path, stacked_blocks()))
+    assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
+        ("data", 0.0, 1.0, STEP),
+        ("forward", 1.0, 5.0, STEP),
+        ("backward", 5.0, 13.0, STEP),
+        ("optimizer", 13.0, 15.0, STEP),
+    ]
+
+
+def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path: Path) -> None:
+    events = [*stacked_blocks().events, *a_step_later(stacked_blocks())]
+    steps = [window_step(STEP), window_step(STEP + 1)]
+    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[events]))
+    assert series.title.endswith("in steps 5 to 6")
+    assert {band.step for band in series.bands} == {STEP, STEP + 1}
+    assert series.lines[0].x[-1] == 1015.0
+
+
+def test_of_several_windows_the_fullest_is_shown(tmp_path: Path) -> None:
+    windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
+    steps = [window_step(STEP), window_step(STEP + 1, window="trace-2")]
+    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
+    assert series.title.endswith("in step 6")
+
+
+def test_one_whose_memory_at_its_start_is_not_known_gives_way_to_one_that_is_less_full(tmp_path: Path) -> None:
+    windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
+    steps = [window_step(STEP), make_step(STEP + 1, window="trace-2", allocated_bytes=[])]
+    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
+    assert series.title.endswith("in step 5")
+
+
+def test_what_was_there_before_is_left_out_where_it_is_not_known(tmp_path: Path) -> None:
+    steps = [make_step(STEP, allocated_bytes=[])]
+    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[stacked_blocks().events]))
+    assert [line.label for line in series.lines] == ["activations", "work space"]
+    assert note_at(line_of(series, "activations"), 3) == "model.py:10 has 40.0 MiB of it"
+
+
+def test_events_of_no_recorded_step_are_shown_without_stages(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=[make_step(1)], sources=SOURCES, allocations=[stacked_blocks().events])
+    series = picture_of(run)
+    assert series.title.endswith("in allocations-1.parquet")
+    assert series.bands == ()
+
+
+def test_a_long_window_is_drawn_from_few_points_with_its_peak(tmp_path: Path) -> None:
+    recording = Recording()
+    for number in range(4000):
+        recording.free(2, recording.make(2, 700 if number == 2345 else 1, CALL, WIDE))
+    series = picture_of(run_of(tmp_path, recording))
+    work = line_of(series, "work space")
+    assert len(work.x) <= MOST_DRAWN
+    assert max(work.y) == 700 * MIB
+    assert note_at(work, work.x[work.y.index(700.0 * MIB)]) == "model.py:10 has 700 MiB of it"
+
+
+def test_a_run_without_a_window_has_no_such_picture(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match="allocations"):
+        picture_of(write_run(tmp_path, steps=[make_step(0)]))
+
+
+def test_a_recorded_run_shows_what_its_model_keeps_for_backward() -> None:
+    series = picture_of(open_run(RUNS / "oversized_peak-sick"))
+    activations = line_of(series, "activations")
+    highest = activations.notes[activations.y.index(max(activations.y))]
+    assert highest.startswith("tests/casebook/oversized_peak.py:")
+    assert [band.stage for band in series.bands if band.stage != "other"][-3:] == ["forward", "backward", "optimizer"]

@@ -1,0 +1,64 @@
+import pytest
+
+from efprof.facts.source.sources import Sources, place_of
+
+SOURCE = """\
+import torch
+
+class Trainer:
+    def step(self, batch):
+        def closure():
+            return loss(batch)
+        total = [x.item() for x in batch]
+        log(total)
+        log(total)
+
+values = [x.item() for x in data]
+"""
+
+
+@pytest.fixture
+def sources():
+    return Sources(files={"train.py": SOURCE.splitlines()})
+
+
+@pytest.mark.parametrize(
+    ("site", "function"),
+    [
+        ("train.py:8:Trainer.step", "Trainer.step"),
+        ("train.py:8:step", "Trainer.step"),
+        ("train.py:6:closure", "Trainer.step.<locals>.closure"),
+        ("train.py:7:<listcomp>", "Trainer.step"),
+        ("train.py:7:Trainer.step.<locals>.<listcomp>", "Trainer.step"),
+        ("train.py:11:<listcomp>", "<module>"),
+        ("train.py:11:<module>", "<module>"),
+        ("train.py:8:another", "another"),
+        ("other.py:8:step", "step"),
+    ],
+)
+def test_a_line_names_its_function_as_python_does_whoever_recorded_it(sources, site, function):
+    assert sources.line(site).function == function
+
+
+def test_equal_lines_of_one_function_are_told_apart(sources):
+    first, second = sources.line("train.py:8:step"), sources.line("train.py:9:step")
+    assert (first.ordinal, second.ordinal) == (0, 1)
+    assert first.key != second.key
+
+
+def test_code_whose_text_was_not_kept_is_not_the_user_s(sources):
+    assert sources.is_user_code("train.py:1:<module>")
+    assert not sources.is_user_code("/usr/lib/python3/json/decoder.py:1:decode")
+
+
+def test_a_snippet_holds_the_lines_around(sources):
+    snippet = sources.snippet(sources.line("train.py:2:<module>"))
+    assert (snippet.first_line, snippet.highlighted, len(snippet.lines)) == (1, 2, 5)
+
+
+def test_a_place_is_a_site_without_its_function():
+    assert place_of("C:/code/train.py:12:main") == "C:/code/train.py:12"
+
+
+def test_a_file_written_for_another_python_has_no_tree():
+    assert Sources(files={"train.py": ["def f(:"]}).tree("train.py") is None

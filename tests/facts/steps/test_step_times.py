@@ -1,0 +1,152 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efprof.artifacts.steps import StageSpan
+from efprof.facts.run.run import open_run
+from efprof.facts.steps.step_times import MAX_WARM_UP_STEPS, StepTimes, num_warm_up_steps, within_idle
+from efprof.model import STAGES, Gain, NotRecorded, ThinEvidence
+from tests.support.builders import make_busy_step, make_step, make_steps, on_device, write_run
+
+RUNS = Path(__file__).parents[2] / "runs"
+
+
+def test_steady_steps_leave_out_warm_up_and_windows(tmp_path):
+    steps = make_steps(40, window=lambda step: "trace-1" if step in (10, 11) else None)
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert [time.step for time in times.steady] == [step for step in range(3, 40) if step not in (10, 11)]
+    assert len(times.every) == 40
+
+
+def test_spans_of_one_stage_add_up_and_other_is_the_rest(tmp_path):
+    spans = [StageSpan("forward", 0, 3000), StageSpan("backward", 3000, 5000), StageSpan("forward", 5000, 6000)]
+    step = make_step(0, spans=spans, total_us=10_000.0, recorder_us=0.0)
+    times = write_run(tmp_path / "run", steps=[step]).get(StepTimes)
+    stage_ms = dict(zip(STAGES, times.every[0].stage_ms, strict=True))
+    assert stage_ms == {"data": 0, "forward": 4.0, "backward": 2.0, "optimizer": 0, "other": 4.0}
+
+
+def test_the_recorder_s_own_time_is_no_part_of_other(tmp_path):
+    steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert [time.of("other") for time in times.every] == [pytest.approx(0.1), 0.0]
+    assert [time.total_ms for time in times.every] == [15.5, 15.5]
+
+
+def test_a_step_s_share_of_the_recorder_is_no_longer_than_what_is_not_marked(tmp_path):
+    steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
+    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    assert [time.recorder_ms for time in times.every] == [pytest.approx(0.4), pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
+def test_stages_and_the_recorder_make_up_every_recorded_step(folder):
+    every = [time for time in open_run(folder).get(StepTimes).every if time.record.is_full]
+    assert every
+    sums = [sum(time.stage_ms) + time.recorder_ms for time in every]
+    assert sums == pytest.approx([time.total_ms for time in every])
+
+
+def test_a_run_without_a_finished_step_is_not_recorded(tmp_path):
+    with pytest.raises(NotRecorded, match="no finished step"):
+        write_run(tmp_path / "run").get(StepTimes)
+
+
+def test_too_few_steady_steps_are_thin_evidence(tmp_path):
+    times = write_run(tmp_path / "run", steps=make_steps(6)).get(StepTimes)
+    assert len(times.at_least(3)) == 3
+    with pytest.raises(ThinEvidence, match="Only 3 steps"):
+        times.at_least(4)
+
+
+def test_a_torn_line_is_counted(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(4))
+    with (run.rank_folder / "steps.jsonl").open("a") as file:
+        file.write('{"step": 4, "sta')
+    times = run.get(StepTimes)
+    assert (len(times.every), times.num_torn) == (4, 1)
+
+
+@given(st.integers(0, 100_000))
+def test_warm_up_never_takes_more_than_half_of_the_run(num_steps):
+    dropped = num_warm_up_steps(num_steps)
+    assert 0 <= dropped <= min(MAX_WARM_UP_STEPS, num_steps / 2)
+    assert dropped >= 3 or num_steps < 6
+
+
+def time_of(folder, step):
+    return write_run(folder, steps=[step]).get(StepTimes).every[0]
+
+
+def test_a_device_with_work_left_is_idle_for_no_longer_than_the_host_needs_to_give_it_more(tmp_path):
+    host = {"data_ms": 10.0, "forward_ms": 2.0, "backward_ms": 3.0, "optimizer_ms": 1.0, "other_ms": 34.0}
+    step = on_device(make_step(0, recorder_us=0.0, **host), 0.0, 20.0, 29.5, 0.5, total_ms=50.0)
+    time = time_of(tmp_path / "run", step)
+    assert time.device_ms == pytest.approx((0.0, 20.0, 29.5, 0.5, 0.0))
+    assert time.idle_ms == pytest.approx((0.0, 2.0, 0.0, 0.0, 0.0))
+
+
+def test_a_device_without_work_is_idle_until_the_host_gives_it_some(tmp_path):
+    step = on_device(make_step(0, recorder_us=0.0, data_ms=10.0), 7.0, 4.0, 8.0, 2.0, total_ms=21.5)
+    time = time_of(tmp_path / "run", step)
+    assert time.felt_ms("data") == pytest.approx(7.0), "three were left of what it had to do"
+    assert time.device_ms[-1] == time.idle_ms[-1] == pytest.approx(0.5)
+
+
+def test_without_the_time_of_every_stage_the_host_s_is_what_is_known(tmp_path):
+    step = on_device(make_step(0), 0.0, 4.0, 8.0, 2.0, total_ms=15.0)
+    step.spans[1].device_us = None
+    time = time_of(tmp_path / "run", step)
+    assert (time.device_ms, time.idle_ms, time.felt_ms("data")) == ((), (), 1.0)
+
+
+@given(
+    behind=st.integers(0, 50),
+    parts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), min_size=8, max_size=8),
+)
+def test_a_device_is_never_idle_for_longer_than_is_said(behind, parts, tmp_path_factory):
+    """Four stages, each with a gap after it; in each part so much work is queued, when it begins or as it ends."""
+    now, free, idle, marks = 0, behind, 0, [(0, behind)]
+
+    def queue(work):
+        nonlocal free, idle
+        idle, free = idle + max(0, now - free), max(now, free) + work
+
+    for host, work, is_at_end in parts:
+        queue(0 if is_at_end else work)
+        now += host
+        queue(work if is_at_end else 0)
+        marks.append((now, max(now, free)))
+    spans = [
+        StageSpan(stage, *(float(marks[place][0]) for place in (2 * number, 2 * number + 1)))
+        for number, stage in enumerate(("data", "forward", "backward", "optimizer"))
+    ]
+    device = [(marks[2 * number + 1][1] - marks[2 * number][1]) / 1000 for number in range(4)]
+    step = make_step(0, spans=spans, total_us=float(now), recorder_us=0.0)
+    on_device(step, *device, total_ms=(marks[-1][1] - marks[0][1]) / 1000)
+    time = time_of(tmp_path_factory.mktemp("run") / "run", step)
+    assert sum(time.device_ms) == pytest.approx((marks[-1][1] - marks[0][1]) / 1000)
+    assert idle / 1000 - 1e-9 <= sum(time.idle_ms) <= now / 1000 + 1e-9
+
+
+def test_a_gain_is_no_more_than_the_device_was_idle(tmp_path):
+    run = write_run(tmp_path / "run", steps=[make_busy_step(number) for number in range(20)])
+    gain = Gain(basis="measured bound", explanation="all of it", step_ms=3.0, step_ms_interval=(0.1, 4.0))
+    within = within_idle(run, gain)
+    assert within.step_ms == pytest.approx(0.2)
+    assert within.step_ms_interval == pytest.approx((0.1, 0.2))
+    assert within.explanation == "all of it; at most what the device was idle, 200 us"
+
+
+def test_a_gain_of_a_run_without_a_device_is_left_as_it_is(tmp_path):
+    gain = Gain(basis="measured bound", explanation="all of it", step_ms=3.0)
+    assert within_idle(write_run(tmp_path / "run", steps=make_steps(20)), gain) is gain
+
+
+def test_a_gain_where_the_devices_times_are_not_known_may_be_nothing(tmp_path):
+    run = write_run(tmp_path / "run", steps=make_steps(20), memory_source="CUDA allocator")
+    within = within_idle(run, Gain(basis="measured bound", explanation="all of it", step_ms=3.0))
+    assert (within.step_ms, within.step_ms_interval) == (3.0, (0.0, 3.0))
+    assert within.explanation == "all of it; how much of it the device was busy is not known"

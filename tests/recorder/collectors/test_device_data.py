@@ -1,0 +1,229 @@
+"""What is seen of large tensors that a program keeps on a device: which parts of them its steps use, and where."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo import eval_frame
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils.data import DataLoader, TensorDataset
+
+from efprof.artifacts.events import CollectorStopped, DeviceData, DeviceTensor
+from efprof.recorder.collectors import device_data
+from tests.recorder.recording import Recorded, line_of, record_here
+
+HERE = Path(__file__)
+has_compiled = device_data._has_compiled
+NUM_STEPS, BATCH, WIDTH = 6, 8, 16
+ROWS = 10 * BATCH
+ALL, PART = 4 * ROWS * WIDTH, 4 * BATCH * WIDTH
+Batches = Callable[[torch.Tensor], Iterator[torch.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def on_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands for the device, where there is none, and small data for large ones."""
+    monkeypatch.setattr(device_data, "DEVICE", torch.empty(0).device.type)
+    monkeypatch.setattr(device_data, "LEAST_BYTES", ALL)
+    monkeypatch.setattr(device_data, "_has_compiled", lambda: False)  # another test may have
+
+
+def train(batches: Batches, told: Callable[[float], None] = lambda _: None) -> None:
+    """Six steps; each loss is told."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.rand(ROWS, WIDTH)
+    for batch, _ in zip(batches(data), range(NUM_STEPS), strict=False):
+        loss = model(batch.float() / 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told(loss.item())
+
+
+def sliced(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    for first in range(0, ROWS, BATCH):
+        yield data[first : first + BATCH]  # sliced
+
+
+def indexed(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    for index in torch.randperm(len(data)).split(BATCH):
+        yield data[index]
+
+
+def looked_up(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    while True:
+        yield functional.embedding(torch.randint(ROWS, (BATCH,)), data)
+
+
+def split(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from data.split(BATCH)
+
+
+def loaded(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    for (batch,) in DataLoader(TensorDataset(data), batch_size=BATCH):
+        yield batch
+
+
+def whole(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    while True:
+        yield data
+
+
+def cut_to_fit(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    while True:
+        yield data[:BATCH]
+
+
+def written(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    for first in range(0, ROWS, BATCH):
+        data[first : first + BATCH] += 1
+        yield data[first : first + BATCH]
+
+
+def only_asked_for_its_shape(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    while True:
+        yield torch.rand(BATCH, data.shape[1]) + len(data)
+
+
+def recorded(folder: Path, batches: Batches) -> Recorded:
+    found = record_here(folder, partial(train, batches))
+    assert found.events(CollectorStopped) == []
+    return found
+
+
+def use_in(folder: Path, batches: Batches) -> DeviceTensor | None:
+    """Of the data, by its size."""
+    events = recorded(folder, batches).events(DeviceData)
+    assert all(event.num_steps == 2 for event in events)
+    return next((one for event in events for one in event.tensors if one.num_bytes == ALL), None)
+
+
+@pytest.mark.parametrize("batches", [sliced, indexed, looked_up, split, loaded])
+def test_each_step_is_seen_to_use_another_part(tmp_path: Path, batches: Batches) -> None:
+    use = use_in(tmp_path, batches)
+    assert use is not None
+    assert (use.is_varied, use.is_written) == (True, False)
+    assert use.taken_bytes == pytest.approx(2 * PART, abs=PART), "two steps, and at most a batch asked for ahead"
+
+
+def test_the_line_that_takes_a_part_is_named(tmp_path: Path) -> None:
+    use = use_in(tmp_path, sliced)
+    assert use is not None
+    assert use.sites == [f"tests/recorder/collectors/{HERE.name}:{line_of(HERE, 'sliced')}:sliced"]
+
+
+def test_what_is_used_as_a_whole_is_taken_as_a_whole(tmp_path: Path) -> None:
+    use = use_in(tmp_path, whole)
+    assert use is not None
+    assert use.taken_bytes == 2 * ALL
+    assert not use.is_varied
+
+
+def test_what_is_cut_to_fit_is_always_the_same_part(tmp_path: Path) -> None:
+    use = use_in(tmp_path, cut_to_fit)
+    assert use is not None
+    assert not use.is_varied
+
+
+def test_what_steps_write_to_is_told(tmp_path: Path) -> None:
+    use = use_in(tmp_path, written)
+    assert use is not None
+    assert use.is_written
+
+
+def test_to_ask_for_its_shape_is_no_use(tmp_path: Path) -> None:
+    assert use_in(tmp_path, only_asked_for_its_shape) is None
+
+
+def test_parameters_and_buffers_are_no_data(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.weight, table = torch.nn.Parameter(torch.rand(ROWS, WIDTH)), torch.rand(ROWS, WIDTH)
+    model.register_buffer("table", table)
+    uses = device_data._candidates("cpu", lambda storage: storage.data_ptr())
+    found = {use.address for use in uses.values()}
+    assert found.isdisjoint({model.weight.data_ptr(), table.data_ptr()})
+
+
+def test_little_data_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_data, "LEAST_BYTES", 2**50)
+    (event,) = recorded(tmp_path, sliced).events(DeviceData)
+    assert (event.tensors, event.why_not) == ([], "")
+
+
+class Mode(TorchFunctionMode):
+    """The program's own, which counts what it sees."""
+
+    num_calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Mode.num_calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_program_is_left_alone(tmp_path: Path) -> None:
+    def train_within() -> None:
+        with Mode():
+            train(sliced)
+
+    (event,) = record_here(tmp_path, train_within).events(DeviceData)
+    assert (event.tensors, event.why_not) == ([], "a mode of the program's own was on")
+    assert _get_current_function_mode_stack() == []
+
+
+def test_compiled_code_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_data, "_has_compiled", lambda: True)
+    (event,) = recorded(tmp_path, sliced).events(DeviceData)
+    assert (event.tensors, event.why_not) == ([], "the program is compiled, which a mode would have done anew")
+
+
+def test_what_is_to_be_compiled_is_known_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_frame, "cached_backends", {})
+    torch.compiler.disable(len)
+    assert not has_compiled()
+    torch.compile(abs, backend="eager")
+    assert has_compiled()
+
+
+def test_a_mode_that_each_step_enters_still_works(tmp_path: Path) -> None:
+    def within(data: torch.Tensor) -> Iterator[torch.Tensor]:
+        for batch in sliced(data):
+            before = Mode.num_calls
+            with Mode():
+                halved = batch / 2
+            assert Mode.num_calls == before + 1
+            yield halved
+
+    assert use_in(tmp_path, within) is not None
+    assert _get_current_function_mode_stack() == []
+
+
+def test_an_error_of_ours_does_not_reach_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(device_data, "_tensors_in", fail)
+    found = record_here(tmp_path, partial(train, sliced))
+    assert len(found.steps) == NUM_STEPS
+    assert [event.collector for event in found.events(CollectorStopped)] == ["device_data"]
+
+
+def test_training_is_the_same_with_and_without_the_watch(tmp_path: Path) -> None:
+    def losses(run: Callable[[Callable[[], None]], object]) -> list[float]:
+        found: list[float] = []
+        run(partial(train, sliced, told=found.append))
+        return found
+
+    alone, watched = losses(lambda work: work()), losses(partial(record_here, tmp_path))
+    assert len(alone) == NUM_STEPS
+    assert alone == watched
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    recorded(tmp_path, sliced)
+    assert _get_current_function_mode_stack() == []

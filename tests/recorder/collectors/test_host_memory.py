@@ -1,0 +1,133 @@
+"""`--host-memory`: a file that memray itself reads, whatever becomes of the program."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import memray
+import pytest
+import torch
+
+from efprof.artifacts.events import WindowOpened
+from efprof.recorder.session.options import parse_options
+from tests.recorder.recording import EFPROF, environment_of, record_command, record_here, record_script
+
+TRAINING = """
+import os, signal
+import torch
+
+def hoard(size):
+    return torch.zeros(size, dtype=torch.uint8)
+
+class Halve(torch.optim.Optimizer):
+    def step(self):
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].mul_(0.5)
+
+weight = torch.ones(1, requires_grad=True)
+optimizer = Halve([weight], {})
+kept = []
+for step in range(3):
+    weight.sum().backward()
+    optimizer.step()
+    kept.append(hoard(5_000_000))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def bytes_by_function(file: Path) -> dict[str, int]:
+    """What was allocated at the peak, by the function that allocated it."""
+    found: dict[str, int] = {}
+    with memray.FileReader(file) as reader:
+        for record in reader.get_high_watermark_allocation_records(merge_threads=True):
+            stack = record.stack_trace(1)
+            function = stack[0][0] if stack else ""
+            found[function] = found.get(function, 0) + record.size
+    return found
+
+
+def train() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    kept = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+        kept.append(torch.zeros(5_000_000, dtype=torch.uint8))
+
+
+def test_memray_reads_what_a_training_allocated(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path / "run", train, host_memory=True)
+    assert bytes_by_function(recorded.rank / "host.memray")["train"] >= 15_000_000
+    assert list(recorded.folder.glob("host-*")) == []
+
+
+def test_memray_reads_what_a_program_allocated_until_it_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    options = ("--host-memory", "--windows", "none")
+    recorded = record_command(tmp_path / "home", [sys.executable, "train.py"], options=options)
+    assert recorded.run.ended == "killed"
+    assert bytes_by_function(recorded.rank / "host.memray")["hoard"] >= 15_000_000
+
+
+def test_a_program_that_never_trains_leaves_no_file(tmp_path: Path) -> None:
+    assert list(record_here(tmp_path / "run", lambda: None, host_memory=True).folder.rglob("*.memray")) == []
+
+
+def test_a_program_that_fails_before_its_first_step_leaves_its_file_beside_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        torch.zeros(20_000_000)
+        monkeypatch.setattr(sys, "last_value", MemoryError(), raising=False)  # as Python leaves what ended it
+
+    (file,) = record_here(tmp_path / "run", fail, host_memory=True).folder.glob("host-*.memray")
+    assert bytes_by_function(file)["fail"] >= 80_000_000
+
+
+def test_memray_that_is_not_installed_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['memray'] = None")
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [EFPROF, "record", "--host-memory", "--", sys.executable, "-c", "open('started', 'w')"],
+        env=environment_of(home, {"PYTHONPATH": str(tmp_path)}), cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "efprof: --host-memory needs memray, which is not installed: run 'pip install memray'.\n"
+    assert not (tmp_path / "started").exists()
+    assert not home.exists()
+
+
+def test_no_trace_is_taken_beside_it(tmp_path: Path) -> None:
+    text = TRAINING.rpartition("os.kill")[0].replace("range(3)", "range(40)").replace("5_000_000", "50_000")
+    recorded = record_script(tmp_path / "home", text, options=("--host-memory",))
+    assert len(recorded.steps) == 40
+    assert recorded.events(WindowOpened) == []
+    assert [step.step for step in recorded.steps if step.window] == []
+    assert {file.name for file in recorded.rank.iterdir()} >= {"host.memray", "steps.jsonl"}
+    assert list(recorded.rank.glob("trace-*")) + list(recorded.rank.glob("allocations-*")) == []
+
+
+def test_the_windows_of_the_cuda_allocator_stay_beside_it() -> None:
+    options, default = parse_options(host_memory=True), parse_options()
+    assert (options.trace_steps, options.triggers) == ((), ())
+    assert options.memory_steps == default.memory_steps != ()
+
+
+@pytest.mark.parametrize("more", [(), ("--windows", "none")], ids=" ".join)
+def test_a_trace_that_is_asked_for_by_its_steps_is_refused_beside_it(more: tuple[str, ...], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [EFPROF, "record", "--host-memory", "--trace-steps", "5:7", *more, "--", "touch", "started"],
+        env=environment_of(tmp_path / "home", {}), cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "efprof: --trace-steps and --host-memory both need Python's one profile hook; record twice, once with each.\n"
+    )
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_memray_is_imported_by_no_other_recording(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import torch, sys; print('memray' in sys.modules)"]
+    assert record_command(tmp_path / "home", command).output == "False\n"

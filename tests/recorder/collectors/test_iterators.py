@@ -1,0 +1,383 @@
+"""Loops that feed themselves from iterators of their own."""
+
+import functools
+import io
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.steps import StepRecord
+from tests.recorder.loop.test_loop import BATCH, error_of, make_model, stages
+from tests.recorder.recording import record_here
+
+NUM_STEPS = 8
+
+LONG = 80
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+WITHOUT_DATA = ["forward", "backward", "optimizer"]
+WITH_DATA = ["data", *WITHOUT_DATA]
+
+
+def make_batch() -> Batch:
+    inputs = torch.randn(BATCH, 3)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+class Batches:
+    """An iterator."""
+
+    def __init__(self, num_batches: int = NUM_STEPS) -> None:
+        self.num_left = num_batches
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Batch:
+        if not self.num_left:
+            raise StopIteration
+        self.num_left -= 1
+        return make_batch()
+
+
+class Data:
+    """What makes iterators of another class."""
+
+    def __iter__(self) -> Batches:
+        return Batches()
+
+
+class Yielding:
+    """What iterates by a generator function."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            for _ in range(4):
+                yield make_batch()
+        finally:
+            self.num_closed += 1
+
+
+class Epochs:
+    """An iterator of numbers."""
+
+    def __init__(self) -> None:
+        self.numbers = iter(range(4))
+
+    def __iter__(self) -> "Epochs":
+        return self
+
+    def __next__(self) -> int:
+        return next(self.numbers)
+
+
+class Trainer:
+    """Makes one step at a time."""
+
+    def __init__(self) -> None:
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.batches = Batches()
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        error_of(self.model, inputs, targets).backward()
+        self.optimizer.step()
+
+    def fit(self) -> None:
+        for inputs, targets in self.batches:
+            self.step(inputs, targets)
+
+
+def by_name() -> None:
+    trainer, batches = Trainer(), Batches()
+    for batch in batches:
+        trainer.step(*batch)
+
+
+def by_attribute() -> None:
+    Trainer().fit()
+
+
+def by_class() -> None:
+    trainer = Trainer()
+    for batch in Batches():
+        trainer.step(*batch)
+
+
+def by_what_it_makes() -> None:
+    trainer, data = Trainer(), Data()
+    for batch in data:
+        trainer.step(*batch)
+
+
+def enumerated() -> None:
+    trainer, batches = Trainer(), Batches()
+    for _, batch in enumerate(batches, start=1):
+        trainer.step(*batch)
+
+
+def sliced() -> None:
+    trainer, batches = Trainer(), iter(Batches(2 * NUM_STEPS))
+    for batch, _ in zip(itertools.islice(batches, NUM_STEPS), range(100), strict=False):
+        trainer.step(*batch)
+
+
+def asked_for() -> None:
+    trainer, batches = Trainer(), Batches()
+    for _ in range(NUM_STEPS):
+        trainer.step(*next(batches))
+
+
+def chained() -> None:
+    trainer = Trainer()
+    for batch in itertools.chain(Batches(6), Batches(NUM_STEPS - 6)):
+        trainer.step(*batch)
+
+
+def cycled() -> None:
+    trainer = Trainer()
+    for _, batch in zip(range(NUM_STEPS), itertools.cycle(Batches(100)), strict=False):
+        trainer.step(*batch)
+
+
+def progress_bar() -> Callable[..., Any]:
+    """tqdm's, without its thread, and with nobody to see it."""
+    tqdm = pytest.importorskip("tqdm", reason="needs tqdm").tqdm
+    return functools.partial(type("Bar", (tqdm,), {"monitor_interval": 0}), file=io.StringIO())
+
+
+def with_a_progress_bar() -> None:
+    trainer, tqdm = Trainer(), progress_bar()
+    for batch in tqdm(Batches()):
+        trainer.step(*batch)
+
+
+def in_an_outer_loop() -> None:
+    trainer, batches = Trainer(), Batches()
+    for inputs, targets in batches:
+        for part in (slice(0, 2), slice(2, 4)):
+            (error_of(trainer.model, inputs[part], targets[part]) / 2).backward()
+        trainer.optimizer.step()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[[Callable[[], object]], list[StepRecord]]:
+    def record_whole(train: Callable[[], object]) -> list[StepRecord]:
+        recorded = record_here(tmp_path, train)
+        assert recorded.events(CollectorStopped) == []
+        return recorded.steps
+
+    return record_whole
+
+
+Record = Callable[[Callable[[], object]], list[StepRecord]]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        by_name,
+        by_attribute,
+        by_class,
+        by_what_it_makes,
+        enumerated,
+        sliced,
+        asked_for,
+        chained,
+        cycled,
+        with_a_progress_bar,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_steps_begin_where_the_iterator_is_asked_for_a_batch(train: Callable[[], None], record: Record) -> None:
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 4 + [WITH_DATA] * (NUM_STEPS - 4)
+    assert [step.samples for step in steps] == [0] * 4 + [BATCH] * (NUM_STEPS - 4)
+
+
+def test_many_short_steps_are_seen_like_few(record: Record) -> None:
+    def train() -> None:
+        trainer, batches = Trainer(), Batches(120)
+        for batch in batches:
+            trainer.step(*batch)
+
+    steps = record(train)
+    assert [stages(step) for step in steps[4:]] == [WITH_DATA] * 116
+    assert {step.samples for step in steps[4:]} == {BATCH}
+
+
+def test_an_inner_loop_over_parts_of_a_batch_is_passed_over(record: Record) -> None:
+    steps = record(in_an_outer_loop)
+    assert [step.micro_batches for step in steps] == [2] * NUM_STEPS
+    assert stages(steps[-1]) == ["data", *["forward", "backward"] * 2, "optimizer"]
+
+
+def test_a_generator_function_is_seen_from_its_next_epoch_on(record: Record) -> None:
+    data = Yielding()
+
+    def train() -> None:
+        trainer = Trainer()
+        for _ in range(3):
+            for batch in data:
+                trainer.step(*batch)
+
+    steps = record(train)
+    assert len(steps) == 12
+    assert [stages(step) for step in steps[5:]] == [WITH_DATA] * 7, "the first item shows that it is a batch"
+    assert {step.samples for step in steps[5:]} == {BATCH}
+    assert data.num_closed == 3
+
+
+def test_a_generator_that_the_loop_leaves_early_is_closed(record: Record) -> None:
+    data = Yielding()
+
+    def train() -> None:
+        trainer = Trainer()
+        for _ in range(4):
+            for batch in data:
+                trainer.step(*batch)
+                if data.num_closed:
+                    break
+
+    record(train)
+    assert data.num_closed == 4
+
+
+def made() -> Iterator[Batch]:
+    for _ in range(LONG):
+        yield make_batch()
+
+
+GENERATORS: dict[str, Callable[[], Iterable[Batch]]] = {
+    "a generator's call": made,
+    "a generator expression": lambda: (make_batch() for _ in range(LONG)),
+    "an enumerated one": lambda: map(operator.itemgetter(1), enumerate(made())),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_what_a_generator_that_runs_already_takes_is_no_stage(name: str, record: Record) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for batch in GENERATORS[name]():
+            trainer.step(*batch)
+
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * LONG
+    assert {(step.samples, step.loader, step.micro_batches) for step in steps} == {(0, None, 1)}
+
+
+def test_an_iterator_is_seen_that_a_generator_takes_from(record: Record) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for batch in (batch for batch in Batches()):
+            trainer.step(*batch)
+
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 4 + [WITH_DATA] * (NUM_STEPS - 4)
+
+
+def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record) -> None:
+    class Averages:
+        """Of the parameters."""
+
+        def __next__(self) -> torch.Tensor:
+            return torch.zeros(3)
+
+    of_averages, of_batches = Averages.__next__, Batches.__next__
+
+    def update(averages: Averages) -> None:
+        for _ in range(2):
+            next(averages)
+
+    def train() -> None:
+        trainer, averages, batches = Trainer(), Averages(), Batches()
+        for batch in batches:
+            trainer.step(*batch)
+            update(averages)
+
+    steps = record(train)
+    assert [stages(step) for step in steps[4:]] == [WITH_DATA] * (NUM_STEPS - 4)
+    assert vars(Averages)["__next__"] is of_averages
+    assert vars(Batches)["__next__"] is of_batches
+
+
+def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> None:
+    advance, seen = Epochs.__next__, []
+
+    def train() -> None:
+        trainer = Trainer()
+        for epoch in Epochs():
+            for _ in range(3):
+                trainer.step(*make_batch())
+            seen.append((epoch, vars(Epochs)["__next__"] is advance))
+
+    steps = record(train)
+    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 12
+    assert seen == [(0, False), (1, True), (2, True), (3, True)]
+
+
+def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(record: Record) -> None:
+    advance = Batches.__next__
+    seen = []
+
+    def train() -> None:
+        trainer, batches = Trainer(), Batches(6)
+        for batch in batches:
+            for _ in range(3):
+                trainer.step(*batch)
+            seen.append(vars(Batches)["__next__"] is advance)
+
+    steps = record(train)
+    assert len(steps) == 18
+    assert seen[-2:] == [True, True]
+    assert [stages(step) for step in steps[-6:]] == [WITHOUT_DATA] * 6
+
+
+def test_the_class_is_as_it_was_in_the_end(record: Record) -> None:
+    advance, start = Batches.__next__, Yielding.__iter__
+    record(by_name)
+    assert vars(Batches)["__next__"] is advance
+    assert vars(Yielding)["__iter__"] is start
+
+
+def test_an_error_in_the_iterator_reaches_the_program(record: Record) -> None:
+    class Failing(Batches):
+        def __next__(self) -> Batch:
+            if self.num_left == 1:
+                raise ValueError("no such file")
+            return super().__next__()
+
+    def train() -> None:
+        trainer, batches = Trainer(), Failing()
+        for _ in range(NUM_STEPS - 1):
+            trainer.step(*next(batches))
+        with pytest.raises(ValueError, match="no such file"):
+            next(batches)
+
+    assert len(record(train)) == NUM_STEPS - 1
+
+
+def test_an_evaluation_on_the_same_class_belongs_to_no_step(record: Record) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for _ in range(2):
+            for batch in Batches():
+                trainer.step(*batch)
+            with torch.no_grad():
+                for inputs, targets in Batches(5):
+                    error_of(trainer.model, inputs, targets)
+
+    steps = record(train)
+    assert [step.samples for step in steps[4:]] == [BATCH] * (2 * NUM_STEPS - 4)

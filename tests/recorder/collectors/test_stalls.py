@@ -1,0 +1,172 @@
+"""Calls that make a step wait, at the line that made them."""
+
+import gc
+import pkgutil
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.steps import SiteCalls
+from tests.recorder.recording import Recorded, line_of, open_session, record_here
+
+HERE = Path(__file__)
+
+WITHOUT_DEVICE = (AssertionError, AttributeError, RuntimeError)
+"""What torch raises for want of a GPU; such a call is counted all the same."""
+
+
+WAITING = (
+    "torch.cuda.synchronize",
+    "torch.cuda.empty_cache",
+    "torch.cuda.memory.empty_cache",
+    "torch.cuda.reset_peak_memory_stats",
+    "torch.cuda.memory.reset_peak_memory_stats",
+    "torch.cuda.Stream.synchronize",
+    "torch.cuda.Event.synchronize",
+    "torch.accelerator.synchronize",
+    "torch.accelerator.empty_cache",
+    "torch.accelerator.memory.empty_cache",
+    "torch.accelerator.reset_peak_memory_stats",
+    "torch.accelerator.memory.reset_peak_memory_stats",
+    "gc.collect",
+)
+"""Wherever torch has them; those of `memory` are counted under their first name."""
+
+
+def step_with(stall: Callable[[], object], num_steps: int = 2) -> Callable[[], None]:
+    """So many training steps that call `stall`."""
+
+    def train() -> None:
+        weight = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(num_steps):
+            weight.sum().backward()
+            stall()
+            optimizer.step()
+
+    return train
+
+
+def collect() -> None:
+    gc.collect(0)  # collect
+
+
+def empty() -> None:
+    torch.cuda.empty_cache()  # empty
+
+
+def reset_peak() -> None:
+    with suppress(*WITHOUT_DEVICE):
+        torch.cuda.reset_peak_memory_stats()  # reset peak
+
+
+def reset_maximum() -> None:
+    with suppress(*WITHOUT_DEVICE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.cuda.reset_max_memory_allocated()  # reset maximum
+
+
+def synchronize() -> None:
+    with suppress(*WITHOUT_DEVICE):
+        torch.cuda.synchronize()  # synchronize
+
+
+def synchronize_any() -> None:
+    with suppress(*WITHOUT_DEVICE):
+        torch.accelerator.synchronize()  # synchronize any
+
+
+def stalls_of(recorded: Recorded) -> list[SiteCalls]:
+    return [stall for step in recorded.steps for stall in step.stalls]
+
+
+@pytest.mark.parametrize(
+    ("stall", "call", "marker"),
+    [
+        (collect, "gc.collect", "collect"),
+        (empty, "torch.cuda.empty_cache", "empty"),
+        (reset_peak, "torch.cuda.reset_peak_memory_stats", "reset peak"),
+        (reset_maximum, "torch.cuda.reset_peak_memory_stats", "reset maximum"),
+        (synchronize, "torch.cuda.synchronize", "synchronize"),
+        (synchronize_any, "torch.accelerator.synchronize", "synchronize any"),
+    ],
+)
+def test_a_stall_is_counted_once_at_its_line(
+    stall: Callable[[], object], call: str, marker: str, tmp_path: Path
+) -> None:
+    stalls = stalls_of(record_here(tmp_path, step_with(stall)))
+    site = f"tests/recorder/collectors/test_stalls.py:{line_of(HERE, marker)}:{stall.__name__}"
+    assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, call, 1)] * 2
+
+
+@pytest.mark.parametrize("place", WAITING)
+def test_every_call_that_would_wait_for_a_device_is_counted_wherever_it_is_looked_up(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, waits = place.replace(".memory.", "."), []
+
+    def pretended(*args: object) -> None:
+        waits.append(args)
+
+    for each in {place, name}:
+        monkeypatch.setattr(each, pretended, raising=False)  # an older torch lacks some
+
+    def wait() -> None:
+        pkgutil.resolve_name(place)("for", "it")  # wait
+
+    stalls = stalls_of(record_here(tmp_path, step_with(wait)))
+    site = f"tests/recorder/collectors/test_stalls.py:{line_of(HERE, 'wait')}:{wait.__qualname__}"
+    assert [(stall.site, stall.call, stall.count) for stall in stalls] == [(site, name, 1)] * 2
+    assert waits == [("for", "it")] * 2
+
+
+def test_a_stall_in_every_step_of_a_long_run_is_counted_in_each(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, step_with(collect, num_steps=120)).steps
+    assert [[(stall.call, stall.count) for stall in step.stalls] for step in steps] == [[("gc.collect", 1)]] * 120
+
+
+def test_the_error_of_a_call_comes_through(tmp_path: Path) -> None:
+    def collect_wrongly() -> None:
+        with pytest.raises(ValueError, match="invalid generation"):
+            gc.collect(7)
+
+    assert [stall.call for stall in stalls_of(record_here(tmp_path, step_with(collect_wrongly)))] == ["gc.collect"] * 2
+
+
+def test_several_calls_at_one_line_are_added_up(tmp_path: Path) -> None:
+    stalls = stalls_of(record_here(tmp_path, step_with(lambda: [gc.collect(0) for _ in range(3)])))
+    assert [stall.count for stall in stalls] == [3, 3]
+    assert all(stall.us > 0 for stall in stalls)
+
+
+def test_a_call_outside_of_steps_is_not_counted(tmp_path: Path) -> None:
+    def collect_before() -> None:
+        gc.collect(0)
+        step_with(lambda: None)()
+
+    assert stalls_of(record_here(tmp_path, collect_before)) == []
+
+
+def test_what_the_recorder_collects_itself_is_not_counted(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        step_with(session.shell.guarded("test", gc.collect))()
+    finally:
+        session.end()
+    assert stalls_of(Recorded(folder=tmp_path)) == []
+
+
+def test_every_call_is_given_back_at_the_end(tmp_path: Path) -> None:
+    def owned() -> list[object]:
+        return [gc.collect, torch.cuda.empty_cache, torch.cuda.memory.empty_cache, torch.cuda.Stream.synchronize]
+
+    before = owned()
+    seen: list[list[object]] = []
+    record_here(tmp_path, lambda: seen.append(owned()))
+    assert owned() == before
+    assert all(while_recorded is not at_rest for while_recorded, at_rest in zip(seen[0], before, strict=True))

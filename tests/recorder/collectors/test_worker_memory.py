@@ -1,0 +1,127 @@
+"""When the training process and its data workers are read, and what of."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from efprof.artifacts.worker_memory import WORKER_MEMORY_FILE, ProcessMemory, read_worker_memory
+from efprof.recorder.budget import sampling
+from efprof.recorder.collectors import worker_memory
+from efprof.recorder.collectors.worker_memory import descendants_of, read_process
+from efprof.units import MIB
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, line_of, record_here
+
+NUM_BATCHES = 6
+
+
+class Texts(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.texts = [f"text number {number:09d}" for number in range(50_000)]  # filled
+
+    def __len__(self) -> int:
+        return 4 * NUM_BATCHES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2,), float(len(self.texts[index])))
+
+
+class Program:
+    def __init__(self, *, num_workers: int = 2, persistent_workers: bool = False, num_epochs: int = 1) -> None:
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+        self.loader = DataLoader(Texts(), batch_size=4, num_workers=num_workers, persistent_workers=persistent_workers)
+        self.num_epochs = num_epochs
+
+    def run(self) -> None:
+        for _ in range(self.num_epochs):
+            for batch in self.loader:
+                self.optimizer.zero_grad()
+                self.model(batch).mean().backward()
+                self.optimizer.step()
+
+
+def workers_in(processes: list[ProcessMemory]) -> set[int | None]:
+    return {process.worker for process in processes if process.loader is not None}
+
+
+def test_workers_are_read_once_they_run_and_before_they_end(tmp_path: Path) -> None:
+    samples, _ = read_worker_memory(record_here(tmp_path, Program().run).rank)
+    assert len(samples) >= 2
+    for sample in (samples[0], samples[-1]):
+        assert workers_in(sample.processes) == {0, 1}
+        assert sum(process.is_training for process in sample.processes) == 1
+    assert samples[-1].step >= NUM_BATCHES - 1
+    first, last = ({process.pid for process in sample.processes} for sample in (samples[0], samples[-1]))
+    assert first == last
+
+
+def test_each_sample_comes_after_twice_as_many_steps(tmp_path: Path) -> None:
+    program = Program()
+    program.loader = DataLoader(Subset(Texts(), [0] * 180), batch_size=4, num_workers=1)
+    samples, _ = read_worker_memory(record_here(tmp_path, program.run, holders=False).rank)
+    assert [sample.step for sample in samples] == [0, 10, 20, 40, 45]
+
+
+def test_what_a_process_shares_and_has_alone_adds_up(tmp_path: Path) -> None:
+    samples, _ = read_worker_memory(record_here(tmp_path, Program().run).rank)
+    for process in samples[0].processes[:2]:  # the workers
+        assert 0 < process.private_bytes <= process.pss_bytes
+        assert process.anonymous_bytes > process.shared_anonymous_bytes > MIB
+
+
+def test_the_data_set_is_looked_at_once_with_the_line_that_fills_it(tmp_path: Path) -> None:
+    _, (data_set,) = read_worker_memory(record_here(tmp_path, Program(num_epochs=2).run).rank)
+    assert (data_set.start_method, data_set.loader) == ("fork", 0)
+    (held,) = data_set.containers
+    assert (held.path, held.length, held.element_type) == ("Texts.texts", 50_000, "str")
+    assert held.site is not None
+    assert held.site.endswith(f"test_worker_memory.py:{line_of(Path(__file__), 'filled')}:Texts.__init__")
+
+
+def test_workers_that_are_kept_are_the_same_in_every_epoch(tmp_path: Path) -> None:
+    program = Program(persistent_workers=True, num_epochs=3)
+    samples, _ = read_worker_memory(record_here(tmp_path, program.run).rank)
+    pids = {process.pid for sample in samples for process in sample.processes if process.loader is not None}
+    assert len(pids) == 2
+
+
+def test_a_loader_without_workers_writes_nothing(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, Program(num_workers=0).run)
+    assert not (recorded.rank / WORKER_MEMORY_FILE).exists()
+
+
+def test_what_the_budget_does_not_afford_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "ALLOWANCE_NS", 0)
+    recorded = record_here(tmp_path, Program().run, overhead=HARDLY_ANY_IN_FULL)
+    assert not (recorded.rank / WORKER_MEMORY_FILE).exists()
+
+
+def test_a_system_that_does_not_tell_of_processes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_memory, "Path", lambda _: tmp_path / "missing")
+    recorded = record_here(tmp_path / "run", Program().run)
+    assert not (recorded.rank / WORKER_MEMORY_FILE).exists()
+
+
+def test_the_loader_is_given_back(tmp_path: Path) -> None:
+    before = DataLoader.__iter__, _MultiProcessingDataLoaderIter._shutdown_workers
+    record_here(tmp_path, Program().run)
+    assert (DataLoader.__iter__, _MultiProcessingDataLoaderIter._shutdown_workers) == before
+
+
+def test_a_process_that_is_no_more_is_none() -> None:
+    assert read_process(2**22 + 1) is None
+    assert descendants_of(2**22 + 1) == []
+
+
+def test_a_process_is_read_by_its_id() -> None:
+    own = read_process(os.getpid())
+    assert own is not None
+    assert own.is_training
+    assert own.pss_bytes > 10 * MIB

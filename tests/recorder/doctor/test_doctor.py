@@ -1,0 +1,237 @@
+"""What `efprof doctor` finds on this machine, and on machines with something amiss."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from efprof.commands.doctor import examine
+from efprof.recorder.doctor import device, host
+from efprof.recorder.doctor.host import Check, can_record
+from efprof.recorder.launch import machine
+from efprof.recorder.launch.machine import driver_version
+
+
+def named(checks: Iterable[Check], name: str) -> Check:
+    (check,) = [check for check in checks if check.name == name]
+    return check
+
+
+def write_executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_training_can_be_recorded_here_and_each_check_says_why(tmp_path: Path) -> None:
+    checks = examine(tmp_path, tmp_path / "home" / "runs")
+    assert can_record(checks)
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(check.why.endswith(".") for check in checks)
+    assert all(check.advice for check in checks if check.status == "careful")
+    assert not torch.cuda.is_initialized()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["MPS", "XPU"])
+def test_of_another_kind_of_device_it_says_what_is_recorded_and_what_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"MPS": torch.backends.mps, "XPU": torch.xpu}[name]
+    assert [check.name for check in device.checks(torch) if check.name in ("MPS", "XPU")] == []
+    monkeypatch.setattr(module, "is_available", lambda: True)
+    check = named(device.checks(torch), name)
+    assert check.status == "careful"
+    assert "the host's times" in check.why
+    assert "Losses, gradient norms and the device's times and memory are not" in check.why
+
+
+def test_a_python_that_ignores_its_environment_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolated = write_executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
+    monkeypatch.setattr(sys, "executable", str(isolated))
+    checks = list(host.checks_of_python(torch))
+    assert named(checks, "start-up hook").status == "no"
+    assert not can_record(checks)
+
+
+def test_what_a_customization_of_the_site_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = named(host.checks_of_python(torch), "start-up hook")
+    assert check.status == "careful"
+    assert "mine is broken" in check.why
+
+
+def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_executable(tmp_path / "python", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    check = named(host.checks_of_python(torch), "'python' of a command")
+    assert check.status == "careful"
+    assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
+
+
+def test_the_same_python_by_a_relative_path_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = write_executable(tmp_path / "python", "#!/bin/sh\n")
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setattr(host, "find_program", lambda _: f"{tmp_path.name}/python")
+    assert named(host.checks_of_python(torch), "'python' of a command").status == "yes"
+
+
+def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    checks = examine(tmp_path, tmp_path)
+    assert named(checks, "torch").status == "no"
+    assert "cannot be imported" in named(checks, "torch").why
+    assert not can_record(checks)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = named(host.checks_of_place(tmp_path, tmp_path / "file" / "runs"), "folder for runs")
+    assert (check.status, check.is_essential) == ("no", True)
+    assert "EFPROF_HOME" in check.advice
+
+
+@pytest.mark.parametrize("text", ["[recrod]\n", 'configuration = "missing.toml"\n', "["])
+def test_settings_that_record_would_refuse_are_found_before(text: str, tmp_path: Path) -> None:
+    (tmp_path / "efprof.toml").write_text(text)
+    check = named(host.checks_of_place(tmp_path, tmp_path), "settings")
+    assert (check.status, check.is_essential) == ("no", True)
+    assert str(tmp_path / "efprof.toml") in check.why
+
+
+def test_a_folder_outside_of_git_is_no_obstacle(tmp_path: Path) -> None:
+    checks = list(host.checks_of_place(tmp_path, tmp_path))
+    assert named(checks, "git").status == "no"
+    assert can_record(checks)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56\nGCC version: 12\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (x@y)\nGCC version: 12\n",
+    ],
+)
+def test_the_driver_is_read_from_its_kernel_module(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
+    assert driver_version() == "550.54.15"
+
+
+def test_a_build_for_the_cpu_on_a_machine_with_a_driver_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("needs a build of torch for the CPU")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path)
+    check = named(device.checks(torch), "CUDA")
+    assert "there is an NVIDIA driver 550.54.15" in check.why
+    assert "Install a CUDA build" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("activities", "has_device", "status", "said"),
+    [
+        (["CPU"], True, "no", "has no tracer of GPU kernels"),
+        (["CPU", "CUDA"], False, "unknown", "there is no device to try it on"),
+        (["CPU", "CUDA"], True, "yes", "has the tracer"),
+    ],
+)
+def test_kernels_are_traced_where_torch_has_the_tracer_and_a_device(
+    activities: list[str], has_device: bool, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supported = {getattr(torch.profiler.ProfilerActivity, name) for name in activities}
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or the doctor would leave it set
+    check = named(device.checks(torch), "GPU kernels (CUPTI)")
+    assert check.status == status
+    assert said in check.why
+
+
+class NVMLError(Exception):
+    """As pynvml has one."""
+
+
+def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None) -> ModuleType:
+    """NVML with GPUs of these names, or with a driver that answers with this error."""
+
+    def init() -> None:
+        if error is not None:
+            raise error
+
+    fake = ModuleType("pynvml")
+    functions = {
+        "nvmlInit": init,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(names),
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: names[handle],
+    }
+    fake.__dict__.update(functions, NVMLError=NVMLError)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("pynvml", "status", "said"),
+    [
+        (None, "no", "The package nvidia-ml-py is not installed."),
+        (fake_pynvml([], NVMLError("Driver Not Loaded")), "no", "the driver says: Driver Not Loaded."),
+        (fake_pynvml([b"NVIDIA H200", b"Tesla T4"]), "yes", "It sees NVIDIA H200, Tesla T4."),
+        (fake_pynvml(["NVIDIA H200"]), "yes", "It sees NVIDIA H200."),
+    ],
+    ids=["without its package", "without a driver", "that names devices in bytes", "that names devices in text"],
+)
+def test_nvml_is_asked_for_its_devices(
+    pynvml: ModuleType | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    check = named(device.checks(torch), "NVML")
+    assert check.status == status
+    assert said in check.why
+
+
+def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "memray", None)
+    check = named(host.checks_of_memory(torch), "memray")
+    assert (check.status, check.advice) == ("no", "Run 'pip install memray'.")
+
+
+def test_an_allocator_that_counts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from efprof.recorder.loop import memory
+
+    monkeypatch.setattr(memory.Memory, "choose", lambda self: "C allocator (malloc)")
+    monkeypatch.setattr(memory.Memory, "read", lambda self: (1, 1))
+    assert "another malloc is preloaded" in named(host.checks_of_memory(torch), "host memory counters").why
+
+
+def fake_torch(**members: object) -> ModuleType:
+    """torch, with other C functions or other signatures."""
+    fake = ModuleType("torch")
+    fake.__dict__.update({"__version__": "2.13.0", "_C": ModuleType("_C"), "cuda": torch.cuda, **members})
+    return fake
+
+
+def test_the_history_needs_its_function_its_arguments_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = ModuleType("_C")
+    compiled.__dict__["_cuda_record_memory_history"] = None
+    cuda_build = fake_torch(_C=compiled)
+    assert named(device.allocator_checks(fake_torch()), "allocator history").status == "no"
+    assert named(device.allocator_checks(cuda_build), "allocator history").status == "yes"
+    old = ModuleType("cuda")
+    old.__dict__["memory"] = ModuleType("memory")
+    old.__dict__["memory"]._record_memory_history = lambda enabled, device=None: None
+    check = named(device.allocator_checks(fake_torch(_C=compiled, cuda=old)), "allocator history")
+    assert check.why == "This torch records it without context, max_entries, stacks."
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert "keeps none" in named(device.allocator_checks(cuda_build), "allocator history").why
+    assert named(device.allocator_checks(cuda_build), "allocator backend").status == "careful"

@@ -1,0 +1,472 @@
+"""When holders are counted, within what time, and which lines are seen to make them grow."""
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from weakref import ref
+
+import pytest
+import torch
+
+from efprof.artifacts.events import Census as CensusEvent
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
+from efprof.recorder.holders import holder_count as census_module
+from efprof.recorder.holders.grown_containers import Grown, GrownContainers
+from efprof.recorder.holders.growth_watch import GrowthWatch
+from efprof.recorder.holders.holder_count import Census
+from efprof.recorder.holders.paths import Clock, Held
+from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from tests.recorder.conftest import Begin
+from tests.recorder.programs import growth_programs as programs
+from tests.recorder.recording import Recorded, line_of, record_here, record_script
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time enough to count pytest's own heap on a busy machine."""
+    monkeypatch.setattr(census_module, "MAX_SECONDS", 20.0)
+
+
+@pytest.fixture
+def _hurry(_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little time for 400,000 objects."""
+    monkeypatch.setattr(census_module, "MAX_SECONDS", 0.2)
+
+
+class Sample:
+    """An element of a data set in memory."""
+
+    def __init__(self) -> None:
+        self.texts = ["a", "b"]
+        self.place = object()
+
+
+def big_loss(weight: torch.Tensor) -> torch.Tensor:
+    """A loss whose graph keeps 40 kB."""
+    return (weight * torch.ones(10_000)).square().mean()
+
+
+def keep_many(tmp_path: Path) -> Census:
+    """With a data set of more objects than a census has time for, before the list that is asked about."""
+    dataset = [Sample() for _ in range(400_000)]
+    history = [torch.ones(3)]
+    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    del dataset
+    history.clear()
+    return census
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_census_of_a_heap_too_large_says_so_and_counts_what_stands_beside_it(tmp_path: Path) -> None:
+    census = keep_many(tmp_path)
+    assert census.is_partial
+    assert census.held["local", "keep_many.history"].tensors == 1
+    assert ("local", "keep_many.history") not in census.cut
+
+
+def keep_tensors(tmp_path: Path) -> Census:
+    """With more tensors than a census has time for."""
+    dataset = [torch.ones(1)] * 400_000
+    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    dataset.clear()
+    return census
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_variable_that_is_not_counted_to_its_end_is_marked(tmp_path: Path) -> None:
+    census = keep_tensors(tmp_path)
+    assert ("local", "keep_tensors.dataset") in census.cut
+    assert 0 < census.held["local", "keep_tensors.dataset"].tensors < 400_000
+
+
+def keep_losses(tmp_path: Path) -> Census:
+    """Each of which has a graph of its own."""
+    weight = torch.ones(1, requires_grad=True)
+    history = [big_loss(weight) for _ in range(6)]
+    census = Census(Sites(Path(__file__).parents[3], LineWriter(RankFolder(tmp_path), "sources.jsonl")))
+    census.count()
+    history.clear()
+    return census
+
+
+def test_the_graphs_that_there_is_no_time_for_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_graphs(held: Held, known: Nodes, clock: Clock) -> None:
+        """As if the time were up by then."""
+        clock.limit = 0.0
+        count_graphs(held, known, clock)
+
+    count_graphs = Held.add_graphs
+    monkeypatch.setattr(Held, "add_graphs", add_graphs)
+    census = keep_losses(tmp_path)
+    assert census.is_partial
+    assert ("local", "keep_losses.history") in census.cut_graphs - census.cut
+    assert census.held["local", "keep_losses.history"].tensors == 6
+
+
+def record(begin: Begin, text: str, **fields: object) -> Recorded:
+    """In a process of its own, whose heap is not that of all tests."""
+    child = begin(text, **fields)
+    assert child.wait() == 0, child.errors
+    assert not Recorded(folder=child.folder).events(CollectorStopped)
+    return Recorded(folder=child.folder)
+
+
+def holder_at(count: Count, path: str) -> Counted | None:
+    return next((one for one in count.holders if one.path == path), None)
+
+
+def container_at(count: Count, path: str | None) -> Container | None:
+    return next((one for one in count.containers if one.path == path), None)
+
+
+def changes_of(recorded: Recorded, path: str | None) -> list[Change]:
+    """All that was seen of this path."""
+    return [change for one in watched(recorded) if one.path == path for change in one.changes]
+
+
+def watched(recorded: Recorded) -> list[Watched]:
+    return [one for watch in read_watches(recorded.rank) for one in watch.watched]
+
+
+def fed_line(begin_folder: Path) -> int:
+    return line_of(begin_folder / "train.py", "fed")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "kind"),
+    [
+        (programs.DICT_IN_HELPER, "__main__.cache", "dict"),
+        (programs.EXCEPTIONS, "train.errors", "list"),
+        (programs.HOOK_WITH_ALIAS, "Taps.d['last']", "list"),
+        (programs.ALIAS, "train.runs", "list"),
+        (programs.CALLBACK_DEQUE, "Callback.recent", "deque"),
+        (programs.CLASS_ATTRIBUTE, "Registry.seen", "dict"),
+        (programs.LOGGING_HANDLER, "Keeper.records", "list"),
+        (programs.BUFFERS, "Sequential._buffers", "dict"),
+        (programs.LRU_CACHE, "Extractor.features.cache_info", "lru_cache"),
+        (programs.METRICS, "Metrics.losses", "list"),
+        (programs.IN_BACKWARD, "__main__.gradients", "list"),
+        (programs.IN_LIBRARY, "__main__.queue", "Queue"),
+    ],
+)
+def test_a_container_that_fills_with_tensors_is_counted_and_its_line_seen(
+    text: str, path: str, kind: str, begin: Begin, tmp_path: Path
+) -> None:
+    recorded = record(begin, text)
+    # A count that a busy machine stops before it comes there tells nothing of the holder.
+    first, second = [count for count in read_counts(recorded.rank) if holder_at(count, path) is not None][:2]
+    before, after = holder_at(first, path), holder_at(second, path)
+    assert before is not None
+    assert after is not None
+    assert after.type == kind
+    assert after.number == before.number is not None
+    num_steps = second.step - first.step
+    assert after.length - before.length in (num_steps, num_steps // 3, num_steps // 3 + 1)
+    assert after.tensor_bytes > before.tensor_bytes
+    container = container_at(second, path)
+    assert container is not None
+    assert (container.number, container.length_before, container.length) == (
+        after.number,
+        before.length,
+        after.length,
+    )
+    (change,) = changes_of(recorded, path)
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert change.how == "grew"
+    assert change.entries == change.times >= 2
+    assert change.is_within_call == (text in (programs.BUFFERS, programs.IN_LIBRARY))
+
+
+def test_plain_python_beside_it_neither_uses_up_the_watch_nor_is_blamed(begin: Begin, tmp_path: Path) -> None:
+    recorded = record(begin, programs.BESIDE_PLAIN_PYTHON)
+    (change,) = changes_of(recorded, "train.history")
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert (change.how, change.is_within_call) == ("grew", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (programs.ATTRIBUTE, "Meter.total"),
+        (programs.LOCAL, "train.total"),
+        (programs.JOINED, "train.bank"),
+        (programs.TOTAL_IN_PLACE, "train.total"),
+        (programs.NONLOCAL, "train.total"),
+    ],
+)
+def test_what_is_bound_anew_and_keeps_more_each_time_is_seen_at_its_line(
+    text: str, path: str, begin: Begin, tmp_path: Path
+) -> None:
+    recorded = record(begin, text)
+    first, second = read_counts(recorded.rank)[:2]
+    before, after = holder_at(first, path), holder_at(second, path)
+    assert before is not None
+    assert after is not None
+    assert after.tensor_bytes + after.graph_nodes > before.tensor_bytes + before.graph_nodes
+    assert (after.tensors, after.number) == (before.tensors, None)
+    (change,) = changes_of(recorded, path)
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert (change.how, change.candidates) == ("bound", [])
+    assert change.times >= 2
+
+
+def test_of_two_statements_that_bind_a_local_variable_both_are_named(begin: Begin, tmp_path: Path) -> None:
+    (change,) = changes_of(record(begin, programs.BOUND_TWICE), "train.total")
+    line = fed_line(tmp_path)
+    assert (change.site, change.candidates) == (f"train.py:{line}:train", [f"train.py:{line + 1}:train"])
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "is_within_call"),
+    [
+        (programs.HOOKS_PILE_UP, "Linear._forward_hooks", True),
+        (programs.PARAMETER_GROUPS, "SGD.param_groups", True),
+        (programs.PLAIN_RECORDS, "train.records", False),
+        (programs.ARRAYS_IN_A_DICT, "train.arrays", False),
+    ],
+)
+def test_a_container_that_fills_with_other_things_is_found_and_its_line_seen(
+    text: str, path: str, is_within_call: bool, begin: Begin, tmp_path: Path
+) -> None:
+    recorded = record(begin, text)
+    first, second = read_counts(recorded.rank)[:2]
+    container = container_at(second, path)
+    assert container is not None
+    assert container.length - container.length_before == second.step - first.step
+    assert container.holds_tensors == (text == programs.PARAMETER_GROUPS)
+    (change,) = changes_of(recorded, path)
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert (change.how, change.is_within_call) == ("grew", is_within_call)
+
+
+def test_an_entry_is_told_with_the_bytes_of_host_memory_that_it_takes(begin: Begin) -> None:
+    container = container_at(read_counts(record(begin, programs.ARRAYS_IN_A_DICT).rank)[1], "train.arrays")
+    assert container is not None
+    assert 8000 <= container.entry_bytes <= 8500
+
+
+def test_figures_that_nobody_closes_are_a_container_by_pyplots_name(begin: Begin, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    recorded = record(begin, programs.FIGURES)
+    (change,) = changes_of(recorded, "matplotlib.pyplot.get_fignums")
+    assert change.site.startswith(f"train.py:{fed_line(tmp_path)}:")
+    assert change.is_within_call
+
+
+@pytest.mark.parametrize(
+    "text", [programs.BOUNDED_CACHE, programs.TRIMMED_WINDOW, programs.BOUNDED_DEQUE, programs.BOUNDED_LRU_CACHE]
+)
+def test_what_is_bounded_does_not_grow_between_two_counts(text: str, begin: Begin) -> None:
+    recorded = record(begin, text)
+    assert len(read_counts(recorded.rank)) >= 2
+    assert [one for count in read_counts(recorded.rank)[:2] for one in count.containers if one.path] == []
+    assert [one for one in watched(recorded) if one.changes] == []
+
+
+def test_a_limit_is_told_while_it_is_not_reached(begin: Begin) -> None:
+    recorded = record(begin, programs.FILLING_DEQUE)
+    second = read_counts(recorded.rank)[1]
+    holder, container = holder_at(second, "train.recent"), container_at(second, "train.recent")
+    assert holder is not None
+    assert container is not None
+    assert holder.max_length == container.max_length == 1000
+    (limited,) = [
+        one
+        for one in read_counts(record(begin, programs.BOUNDED_LRU_CACHE, folder=recorded.folder / "b").rank)[1].holders
+        if one.type == "lru_cache"
+    ]
+    assert (limited.path, limited.length, limited.max_length) == ("features.cache_info", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "marker", "path"),
+    [
+        (programs.COMPILED, "fed", "train.outputs"),
+        (programs.AT_MODULE_LEVEL, "fed", "__main__.total"),
+        (programs.AT_MODULE_LEVEL, "drawn", "batches.seen"),
+    ],
+)
+def test_lines_beside_compiled_functions_of_modules_and_in_generators_are_seen(
+    text: str, marker: str, path: str, begin: Begin, tmp_path: Path
+) -> None:
+    (change,) = changes_of(record(begin, text), path)
+    assert change.site.startswith(f"train.py:{line_of(tmp_path / 'train.py', marker)}:")
+    assert not change.is_within_call
+
+
+def test_a_line_that_takes_out_is_seen_too(begin: Begin) -> None:
+    changes = changes_of(record(begin, programs.FILLS_FASTER_THAN_IT_FALLS), "train.outputs")
+    assert {(change.how, change.entries // change.times) for change in changes} == {("grew", 3), ("shrank", 2)}
+
+
+@pytest.mark.parametrize(
+    ("kept", "entry"),
+    [
+        ("outputs.append(out.detach())", ["Tensor"]),
+        ("outputs.append((step, out.detach()))", ["tuple", "int", "Tensor"]),
+        ("outputs.append({'at': step, 'out': out.detach()})", ["dict", "int", "Tensor"]),
+        ("outputs.append(out.detach() if step % 2 else [out.detach()])", []),
+    ],
+)
+def test_what_the_last_entries_are_is_told_where_they_are_alike(kept: str, entry: list[str], begin: Begin) -> None:
+    recorded = record(begin, programs.program(kept, first="outputs = []", num_steps=24))
+    holder = holder_at(read_counts(recorded.rank)[0], "train.outputs")
+    assert holder is not None
+    assert holder.entry == entry
+
+
+def test_counts_around_the_restart_of_the_loader_show_what_an_epoch_clears(begin: Begin) -> None:
+    counts = read_counts(record(begin, programs.EPOCHS).rank)
+    lengths: dict[str, list[int]] = {}
+    for count in counts:
+        holder = holder_at(count, "train.outputs")
+        lengths.setdefault(count.moment, []).append(holder.length if holder is not None else 0)
+    assert lengths["loader_ended"] == [30, 30]
+    assert lengths["loader_began"] == [0, 0]
+    began = next(count for count in counts if count.moment == "loader_began")
+    container = container_at(began, "train.outputs")
+    assert container is not None
+    assert (container.length_before, container.length) == (30, 0)
+
+
+def test_a_detached_scalar_is_told_with_the_storage_that_it_keeps(begin: Begin) -> None:
+    holder = holder_at(read_counts(record(begin, programs.METRICS).rank)[1], "Metrics.losses")
+    assert holder is not None
+    assert holder.value_bytes == 4 * holder.tensors
+    assert holder.tensor_bytes == 16 * 8 * holder.value_bytes
+
+
+def test_what_the_end_finds_is_counted_then(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", programs.DICT_IN_HELPER)
+    last = read_counts(recorded.rank)[-1]
+    holder = holder_at(last, "__main__.cache")
+    assert (last.moment, last.step) == ("end", 59)
+    assert holder is not None
+    assert holder.length == 60
+    assert [event.file for event in recorded.events(CensusEvent)] == [
+        "holders-1.json",
+        "holders-2.json",
+        "holders-3.json",
+    ]
+
+
+def test_nothing_is_counted_where_it_is_forbidden(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", programs.DICT_IN_HELPER, options=("--windows", "none", "--no-holders"))
+    assert len(recorded.steps) == 60
+    assert recorded.events(CensusEvent) == []
+
+
+def test_a_debuggers_tracer_is_left_alone_and_the_watch_says_so(begin: Begin) -> None:
+    recorded = record(begin, programs.UNDER_A_TRACER)
+    (watch,) = read_watches(recorded.rank)
+    assert watch.watched == []
+    assert watch.why_not == "another tracer was at work, a debugger's or a coverage tool's"
+    assert "tracer still there" in (recorded.folder.parent / "output").read_text()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="From Python 3.13 on `locals()` is a copy, and may be traced.")
+def test_a_function_that_takes_its_variables_is_not_traced_and_the_watch_says_so(begin: Begin) -> None:
+    recorded = record(begin, programs.TAKES_LOCALS)
+    (watch,) = read_watches(recorded.rank)
+    assert watch.why_not is not None
+    assert watch.why_not.startswith("train calls locals()")
+    assert (recorded.folder.parent / "output").read_text() == "['settings']\n"
+
+
+def test_a_watch_leaves_nothing_behind(begin: Begin) -> None:
+    recorded = record(begin, programs.LOOKS_BEHIND)
+    assert changes_of(recorded, "train.kept")
+    assert (recorded.folder.parent / "output").read_text().split() == ["None", "None", "gone"]
+
+
+def test_a_forked_child_is_not_traced(begin: Begin) -> None:
+    recorded = record(begin, programs.FORKS)
+    assert (recorded.folder.parent / "output").read_text().splitlines() == ["traced", "not traced"]
+    assert [change.times for change in changes_of(recorded, "train.kept")] == [2]
+
+
+def test_a_watch_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: GrowthWatch, *_: object) -> None:
+        if sys.gettrace() is not None:
+            raise ValueError("as a test would have it")
+
+    monkeypatch.setattr(GrowthWatch, "_check", fail)
+    kept: list[torch.Tensor] = []
+    recorded = record_here(tmp_path, train_for(60, kept))
+    assert len(recorded.steps) == len(kept) == 60
+    (stopped,) = recorded.events(CollectorStopped)
+    assert "as a test would have it" in stopped.reason
+    assert sys.gettrace() is None
+
+
+def test_a_count_that_raises_costs_a_sentence_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("as a test would have it")
+
+    monkeypatch.setattr(Census, "count", fail)
+    recorded = record_here(tmp_path, train_for(45))
+    assert len(recorded.steps) == 45
+    (stopped,) = recorded.events(CollectorStopped)
+    assert stopped.collector == "holders"
+    assert "as a test would have it" in stopped.reason
+
+
+def train_for(num_steps: int, kept: list[torch.Tensor] | None = None) -> Callable[[], None]:
+    """A training that keeps as many tensors in a list, if there is one."""
+
+    def train() -> None:
+        total = torch.zeros(())
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+            if kept is not None:
+                kept.append(total + 1)
+
+    return train
+
+
+def test_all_counts_are_taken_when_asked_for_whatever_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("efprof.recorder.budget.sampling.ALLOWANCE_NS", 0)
+    counts = read_counts(record_here(tmp_path / "a", train_for(45)).rank)
+    assert [count.moment for count in counts] == ["end"], "which no step waits for"
+    asked = read_counts(record_here(tmp_path / "b", train_for(45), holders=True).rank)
+    assert [count.moment for count in asked] == ["step", "step", "end"]
+
+
+def test_to_look_for_the_recorder_s_own_containers_keeps_no_caller_alive() -> None:
+    """A loader's iterator among its variables would keep the workers, until Python collects garbage."""
+    calls: list[ref[FunctionType]] = []
+
+    def count() -> None:
+        def kept() -> None: ...
+
+        calls.append(ref(kept))
+        containers, value = GrownContainers(object()), [1, 2]
+        containers.grown[id(value)] = Grown(value=value, length=2, length_before=1)
+        containers.leave_out_others()
+
+    gc.disable()
+    try:
+        count()
+        assert calls[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_the_last_step_of_a_function_that_is_over_is_not_counted_as_if_it_went_on(begin: Begin) -> None:
+    """The 40th step ends with the program: by then `train` has returned, and `outputs` with it."""
+    text = programs.program("outputs.append(out.detach().clone())", first="outputs = []", num_steps=40)
+    counts = read_counts(record(begin, text).rank)
+    assert [(count.moment, count.step) for count in counts] == [("step", 19), ("end", 39)]

@@ -1,0 +1,300 @@
+"""What `torch.compile` makes of a program, with and without the recorder; and its steps."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.steps import StepRecord
+from efprof.recorder.hooks.compiled_functions import CompiledFunction, CompiledFunctions
+from efprof.recorder.loop.open_step import Span
+from tests.recorder.loop.test_loop import error_of, make_loader, stages
+from tests.recorder.programs import compiled_programs
+from tests.recorder.programs.compiled_programs import NUM_STEPS, PROGRAMS
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_command, record_script
+from tests.support.patience import MAX_WAIT_S
+
+ROOT = Path(__file__).parents[3]
+COMMAND = (sys.executable, str(Path(compiled_programs.__file__)))
+
+PLAIN = ["data", "forward", "backward", "optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """What the programs said without the recorder and with it."""
+
+    bare: dict[str, Any]
+    recorded: dict[str, Any]
+    recording: Recorded
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    home = tmp_path_factory.mktemp("compiled") / "efprof"
+    with ThreadPoolExecutor() as pool:
+        bare = pool.submit(run_bare)
+        recording = record_command(home, COMMAND, options=["--windows", "none"], working_folder=ROOT)
+    return Both(bare=bare.result(), recorded=said(recording.output), recording=recording)
+
+
+def run_bare(command: Sequence[str] = COMMAND, **variables: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_S, check=True, env=environment)
+    return said(done.stdout)
+
+
+def said(output: str) -> dict[str, Any]:
+    return json.loads(output.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+NAMES = [program.__name__ for program in PROGRAMS]
+
+BOUNDS = list(accumulate((2 * NUM_STEPS if name == "trained_before" else NUM_STEPS for name in NAMES), initial=0))
+"""The number of the step that each program begins with, and of all steps."""
+
+
+@pytest.fixture(scope="module")
+def steps(both: Both) -> dict[str, list[StepRecord]]:
+    return {name: both.recording.steps[start:end] for name, (start, end) in zip(NAMES, pairwise(BOUNDS), strict=True)}
+
+
+every_program = pytest.mark.parametrize("name", NAMES)
+
+
+@every_program
+def test_nothing_is_compiled_otherwise_than_without_the_recorder(name: str, both: Both) -> None:
+    assert both.recorded[name]["compiled"] == both.bare[name]["compiled"]
+    assert both.bare[name]["compiled"]["stats"]["unique_graphs"] > 0
+
+
+@every_program
+def test_the_losses_are_those_without_the_recorder(name: str, both: Both) -> None:
+    assert both.recorded[name]["losses"] == both.bare[name]["losses"]
+
+
+@every_program
+def test_steps_and_stages_are_seen(name: str, steps: dict[str, list[StepRecord]]) -> None:
+    """But for the first step of a model of another class, which shows that it is another one."""
+    begun = (0, NUM_STEPS)
+    found = [stages(step) for number, step in enumerate(steps[name]) if number not in begun]
+    assert [list(dict.fromkeys(each)) for each in found] == [PLAIN] * len(found)
+    assert {step.micro_batches for step in steps[name][1:]} == {1}
+
+
+def test_the_first_model_of_a_program_is_seen_from_its_first_step_on(steps: dict[str, list[StepRecord]]) -> None:
+    assert [stages(step) for step in steps["whole_model"]] == [["data", *PLAIN]] + [PLAIN] * (NUM_STEPS - 1)
+
+
+def test_the_compiler_has_nothing_to_say_of_the_recorder(both: Both) -> None:
+    assert "global hooks" not in both.recording.errors
+    assert "efprof/recorder" not in both.recording.errors
+    assert both.recording.events(CollectorStopped) == []
+
+
+@pytest.mark.slow
+def test_a_window_at_the_end_of_every_program_changes_nothing(both: Both, tmp_path: Path) -> None:
+    windows = ",".join(f"{end - 2}:{end}" for end in BOUNDS[1:])
+    recording = record_command(
+        tmp_path / "efprof", COMMAND, options=["--trace-steps", windows, "--no-holders"], working_folder=ROOT
+    )
+    assert said(recording.output) == both.bare
+    assert recording.events(CollectorStopped) == []
+    assert [stages(step) for step in recording.steps] == [stages(step) for step in both.recording.steps]
+    assert [step.step for step in recording.steps if step.window] == [
+        number for end in BOUNDS[1:] for number in (end - 2, end - 1)
+    ]
+
+
+DEFAULT_BACKEND = """
+import json
+import torch
+from torch._dynamo.utils import counters
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+
+@torch.compile
+def error(inputs, targets, is_early):
+    limit = 1e9 if is_early else 1e8  # it is compiled for each
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    return loss if loss.item() < limit else 0 * loss  # here the graph breaks
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+losses = []
+for step in range(10):
+    inputs = torch.randn(16, 16)
+    optimizer.zero_grad()
+    loss = error(inputs, inputs.sum(1, keepdim=True), step < 3)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+kept = ("frames", "stats", "graph_break", "aot_autograd", "inductor")
+print(json.dumps({"losses": losses, "compiled": {name: dict(counters[name]) for name in kept}}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
+def test_the_default_backend_makes_the_same_under_the_recorder_and_within_a_window(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DEFAULT_BACKEND)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    # The recorded one comes first, so that the C++ compiler runs under the recorder. The other one then finds what it
+    # generates alike compiled already, but generates it anew: its graphs are in no cache.
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # or five programs more are compiled to see which instructions the CPU has
+    }
+    recording = record_command(tmp_path / "home", command, options=("--trace-steps", "5:7"), environment=caches)
+    found, expected = said(recording.output), run_bare(command, **caches)
+    assert found["losses"] == expected["losses"]
+    assert found["compiled"] == expected["compiled"]
+    compiled = expected["compiled"]
+    assert (compiled["stats"]["unique_graphs"], sum(compiled["graph_break"].values())) == (2, 2), "as they are meant"
+    assert recording.events(CollectorStopped) == []
+    assert [step.step for step in recording.steps if step.window] == [5, 6]
+    assert [stages(step) for step in recording.steps[1:]] == [PLAIN[1:]] * 9, "the first call shows what it does"
+
+
+def train_steps(num_steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Stops between the passes of each step."""
+    (inputs, targets), *_ = make_loader(1)
+    for _ in range(num_steps):
+        error_of(model, inputs, targets).backward()
+        yield
+        optimizer.step()
+
+
+WITHOUT_LOADER = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+@torch.compile(backend="aot_eager")
+def step(inputs):
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for inputs in torch.randn(12, 16, 16):
+    step(inputs)
+"""
+
+
+def test_a_whole_step_compiled_in_a_loop_without_a_loader_begins_with_its_forward_pass(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path / "home", WITHOUT_LOADER)
+    assert [stages(step) for step in recorded.steps[1:]] == [PLAIN[1:]] * 11, "the first call shows what it does"
+    assert recorded.steps[5].gradient_norm is not None
+
+
+class CompiledSteps:
+    """Whole steps as the compiler leaves them: backward is seen, and nothing else."""
+
+    def __init__(self, num_passes: int = 1) -> None:
+        self.num_passes = num_passes
+        self.weight = torch.ones(3, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.01)
+        self.calls: list[list[int]] = []
+        """Of each, in ns: when it began, began and ended each backward pass, and returned."""
+
+    def __call__(self, factor: float = 1.0) -> None:
+        instants = [perf_counter_ns()]
+        self.optimizer.zero_grad()
+        for _ in range(self.num_passes):
+            loss = (self.weight * factor).square().sum()
+            if factor > 1e9:
+                raise FloatingPointError("this batch is bad")
+            instants.append(perf_counter_ns())
+            loss.backward()
+            instants.append(perf_counter_ns())
+        torch.optim.SGD.step.__wrapped__(self.optimizer)  # type: ignore[attr-defined]
+        self.calls.append([*instants, perf_counter_ns()])
+
+
+@contextmanager
+def called(functions: CompiledFunctions, function: CompiledFunction) -> Iterator[None]:
+    functions.began(function)
+    try:
+        yield
+    finally:
+        functions.ended(function)
+    if not function.is_known:
+        functions.returned(function, None)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_the_stages_of_a_compiled_step_are_what_ran_before_and_after_its_passes(
+    num_passes: int, has_loader: bool, tmp_path: Path
+) -> None:
+    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps(num_passes)
+    spans: list[list[Span]] = []
+    session.start()
+    session.subscribe(session.loop.step_ended, "test", lambda step, _: spans.append(list(step.spans)))
+    functions = CompiledFunctions(session.loop)
+    try:
+        for _ in make_loader(40) if has_loader else range(40):
+            with called(functions, function):
+                step()
+    finally:
+        session.end()
+    steps = Recorded(folder=tmp_path).steps
+    data = ["data"] if has_loader else []
+    assert [stages(one) for one in steps[1:]] == [[*data, *["forward", "backward"] * num_passes, "optimizer"]] * 39
+    assert {one.micro_batches for one in steps} == {num_passes}
+    assert sum(one.gradient_norm is not None for one in steps[1:]) > 10, "they are there when the update begins"
+    for found, instants in zip(spans[1:], step.calls[1:], strict=True):
+        ran = list(pairwise(instants))
+        for (stage, start, end), (began, ended) in zip(found[len(data) :], ran, strict=True):
+            is_within = began <= start and end <= ended
+            assert is_within if stage == "backward" else start <= began and ended <= end
+
+
+def test_a_compiled_step_that_raised_before_its_backward_pass_updated_nothing(tmp_path: Path) -> None:
+    session, function, step = open_session(tmp_path), CompiledFunction(), CompiledSteps()
+    session.start()
+    functions = CompiledFunctions(session.loop)
+    try:
+        for number, _ in enumerate(make_loader(8)):
+            with contextlib.suppress(FloatingPointError), called(functions, function):
+                step(1e10 if number == 4 else 1.0)
+    finally:
+        session.end()
+    steps = Recorded(folder=tmp_path).steps
+    assert [one.micro_batches for one in steps] == [1] * 7
+    assert stages(steps[4]) == ["data", "forward", *PLAIN]
+
+
+def test_a_compiled_step_is_counted_in_light_steps_too(tmp_path: Path) -> None:
+    session, function, step = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL), CompiledFunction(), CompiledSteps()
+    session.start()
+    functions = CompiledFunctions(session.loop)
+    try:
+        for _ in range(60):
+            with called(functions, function):
+                step()
+    finally:
+        session.end()
+    steps = Recorded(folder=tmp_path).steps
+    assert sum(not one.is_full for one in steps) > 20
+    assert [one.micro_batches for one in steps] == [1] * 60
+    assert all(one.loss is not None for one in steps)

@@ -1,0 +1,219 @@
+"""What the hooks leave of torch and of the user's objects: everything as it was."""
+
+import copy
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.hooks.loop_hooks import replace
+from tests.recorder.loop.test_loop import make_loader, make_model, stages, train, train_plainly
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here
+
+OWNERS = (
+    torch,
+    torch.Tensor,
+    torch.autograd,
+    torch.autograd.profiler.profile,
+    torch.nn.utils,
+    torch.nn.utils.clip_grad,
+    torch._tensor_str,
+    torch.nn.Sequential,
+    torch.nn.Module,
+    DataLoader,
+    _BaseDataLoaderIter,
+)
+
+
+def patched() -> list[dict[str, int]]:
+    return [{name: id(value) for name, value in vars(owner).items()} for owner in OWNERS]
+
+
+def num_global_hooks() -> int:
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    tables = (
+        module._global_forward_hooks, module._global_forward_pre_hooks,
+        optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks,
+    )  # fmt: skip
+    return sum(len(table) for table in tables)
+
+
+def test_every_hook_is_taken_out_at_the_end(tmp_path: Path) -> None:
+    train_plainly(1)  # torch imports parts of itself when they are first used
+    before = patched(), num_global_hooks()
+    session = open_session(tmp_path, windows=((2, 3),))
+    session.start()
+    assert num_global_hooks() > before[1]
+    train_plainly()
+    session.end()
+    assert (patched(), num_global_hooks()) == before
+
+
+def test_ending_twice_is_harmless(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    train_plainly(2)
+    session.end()
+    session.end()
+
+
+def test_the_users_objects_hold_nothing_of_the_recorder(tmp_path: Path) -> None:
+    model, loader = make_model(), make_loader(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    stored = io.BytesIO()
+
+    def train_and_store() -> None:
+        train(model, loader, optimizer)
+        torch.save({"model": model, "optimizer": optimizer.state_dict()}, stored)
+        assert b"efprof" not in pickle.dumps((model, optimizer, loader))
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(torch.ones(1, 3)), model(torch.ones(1, 3)))
+        assert not any("efprof" in name for thing in (model, optimizer, loader) for name in vars(thing))
+
+    recorded = record_here(tmp_path, train_and_store)
+    assert recorded.events(CollectorStopped) == []
+    assert b"efprof" not in stored.getvalue()
+
+
+def test_a_model_can_be_traced_while_it_is_watched(tmp_path: Path) -> None:
+    model = make_model()
+    unwatched = [str(node) for node in torch.fx.symbolic_trace(torch.nn.Sequential(model)).graph.nodes]
+    traced: list[list[str]] = []
+
+    def train_and_trace() -> None:
+        train(model, make_loader(5), torch.optim.SGD(model.parameters(), lr=0.01))
+        traced.append([str(node) for node in torch.fx.symbolic_trace(torch.nn.Sequential(model)).graph.nodes])
+
+    record_here(tmp_path, train_and_trace)
+    assert traced == [unwatched]
+
+
+def test_light_steps_have_no_hooks_on_modules(tmp_path: Path) -> None:
+    session = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL)
+    session.start()
+    try:
+        at_start = num_global_hooks()
+        train_plainly(25)
+        assert session.loop.light.is_on
+        assert num_global_hooks() == at_start - 2
+    finally:
+        session.end()
+
+
+class Encoder(torch.nn.Sequential):
+    """A model of a class of its own."""
+
+
+class Critic(torch.nn.Sequential):
+    """Another one, which comes later."""
+
+
+def test_a_model_that_joins_another_one_late_is_seen(tmp_path: Path) -> None:
+    joins, num_steps = 30, 60
+
+    def train_both() -> None:
+        models = [Encoder(torch.nn.Linear(3, 1)), Critic(torch.nn.Linear(3, 1))]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        for number, (inputs, targets) in enumerate(make_loader(num_steps)):
+            for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number >= joins else 1]:
+                optimizer.zero_grad()
+                (model(inputs) - targets).square().mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_both).steps
+    one = ["forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[1:joins]] == [["data", *one]] * 29
+    assert [stages(step) for step in steps[joins + 1 :]] == [["data", *one, *one]] * 29
+
+
+def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> None:
+    class Endless(DataLoader[torch.Tensor]):
+        def _get_iterator(self):  # type: ignore[no-untyped-def]
+            return iter([torch.ones(2)])
+
+    batches: list[torch.Tensor] = []
+    record_here(tmp_path, lambda: batches.extend(Endless([torch.ones(1)])))  # type: ignore[arg-type]
+    assert len(batches) == 1
+
+
+def test_the_error_of_the_users_own_call_comes_through(tmp_path: Path) -> None:
+    def call_wrongly() -> None:
+        train_plainly(4)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            make_model()(torch.ones(1, 7))
+
+    record_here(tmp_path, call_wrongly)
+
+
+def test_a_collector_that_fails_stops_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = open_session(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("a fault of ours")
+
+    session.subscribe(session.loop.step_ended, "faulty", fail)
+    session.start()
+    try:
+        train_plainly(5)
+    finally:
+        session.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("efprof: the faulty collector stopped, training goes on: ArithmeticError: a fault of")
+    from efprof.artifacts.events import read_events
+    from efprof.artifacts.steps import read_steps
+
+    assert len(read_steps(tmp_path / "rank0")[0]) == 5
+    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
+    assert [stop.collector for stop in stops] == ["faulty"]
+
+
+def test_a_fault_in_the_loop_itself_ends_the_recording_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = patched(), num_global_hooks()
+    session = open_session(tmp_path)
+    session.start()
+    monkeypatch.setattr(session.loop.steps, "note_memory", lambda *_: 1 / 0)
+    train_plainly(5)
+    assert (patched(), num_global_hooks()) == before
+    assert capsys.readouterr().err.count("efprof:") == 1
+
+
+def test_torchscript_knows_what_is_replaced_as_torch_does(tmp_path: Path) -> None:
+    from torch.jit import _builtins
+
+    functions = {
+        "aten::grad": (torch.autograd, "grad"),
+        "aten::backward": (torch.autograd, "backward"),
+    }
+    known = dict(_builtins._get_builtin_table())
+
+    def find() -> None:
+        for name, (owner, attribute) in functions.items():
+            assert _builtins._find_builtin(getattr(owner, attribute)) == name
+
+    record_here(tmp_path, find)
+    assert _builtins._get_builtin_table() == known
+
+
+def test_what_the_program_has_changed_since_is_left_as_it_is() -> None:
+    class Owner:
+        def taken_out(self) -> None: ...
+
+        def changed(self) -> None: ...
+
+    undo = [replace(Owner, name, lambda self: None) for name in ("taken_out", "changed")]
+    del Owner.taken_out
+    of_the_program = Owner.changed = lambda self: None  # type: ignore[method-assign]
+    for back in undo:
+        back()
+    assert "taken_out" not in vars(Owner)
+    assert vars(Owner)["changed"] is of_the_program

@@ -1,0 +1,114 @@
+"""The calls of modules are seen, and their classes are as they were: to a program, to a pickle, to who traces them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.recorder.loop.test_loop import stages
+from tests.recorder.recording import Recorded, open_session, record_here
+
+FEW, MANY = 8, 60
+
+PLAIN = ["forward", "backward", "optimizer"]
+
+
+class Plain(torch.nn.Linear):
+    """A module that is called as any."""
+
+
+class Own(torch.nn.Linear):
+    """A module with a `__call__` of its own."""
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        return super().__call__(*args)  # type: ignore[no-any-return]
+
+
+WEIGHT = torch.ones(3, 1, requires_grad=True)
+
+
+def train(model: torch.nn.Module, num_steps: int = FEW, each: Callable[[int], object] = lambda _: None) -> None:
+    optimizer = torch.optim.SGD([*model.parameters(), WEIGHT], lr=0.0)
+    for number in range(num_steps):
+        each(number)
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, requires_grad=True)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [Plain, Own])
+def test_a_class_whose_calls_are_seen_is_as_it_was(kind: type[torch.nn.Module], tmp_path: Path) -> None:
+    before, called = dict(vars(kind)), kind.__call__
+    model = kind(3, 1)
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        train(model)
+        assert dict(vars(kind)) == before
+        assert kind.__call__ is called
+        train(model)
+    finally:
+        session.end()
+    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [PLAIN] * (2 * FEW)
+
+
+def test_a_class_made_of_a_watched_one_is_called_by_its_own_way(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def call(self: torch.nn.Module, *args: Any) -> Any:
+        called.append(type(self).__name__)
+        return Plain.__call__(self, *args)
+
+    def train_both() -> None:
+        train(Plain(3, 1))
+        train(type("Inheriting", (Plain,), {})(3, 1))
+        train(type("Calling", (Plain,), {"__call__": call})(3, 1))
+
+    recorded = record_here(tmp_path, train_both)
+    assert called == ["Calling"] * FEW
+    assert {"forward" in stages(step) for step in recorded.steps[-3:]} == {True}
+
+
+def test_a_call_that_the_program_puts_in_meanwhile_is_called_and_outlives_the_recording(tmp_path: Path) -> None:
+    kind, called = type("Changed", (torch.nn.Linear,), {}), []
+
+    def call(self: torch.nn.Module, *args: Any) -> Any:
+        called.append(1)
+        return torch.nn.Linear.__call__(self, *args)
+
+    def change(number: int) -> None:
+        if number == 30:
+            kind.__call__ = call  # type: ignore[method-assign]
+
+    recorded = record_here(tmp_path, lambda: train(kind(3, 1), MANY, each=change))
+    assert len(called) == 30
+    assert vars(kind)["__call__"] is call
+    assert [stages(step) for step in recorded.steps[40:]] == [PLAIN] * 20
+
+
+def test_a_model_that_was_traced_is_seen_again(tmp_path: Path) -> None:
+    """torch.fx replaces every module's `__call__` for a while."""
+    model = Plain(3, 1)
+
+    def trace(number: int) -> None:
+        if number == 30:
+            torch.fx.symbolic_trace(torch.nn.Sequential(model))
+
+    recorded = record_here(tmp_path, lambda: train(model, MANY, each=trace))
+    assert sum(stages(step) != PLAIN for step in recorded.steps) <= 2, "the ones after it"
+
+
+def test_a_model_that_is_called_by_another_way_is_seen_at_last(tmp_path: Path) -> None:
+    model = Plain(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def train_by_name() -> None:
+        for _ in range(MANY):
+            optimizer.zero_grad()
+            model.__call__(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_by_name)
+    assert [stages(step) for step in recorded.steps[20:]] == [PLAIN] * 40

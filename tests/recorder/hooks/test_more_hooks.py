@@ -1,0 +1,304 @@
+"""Loops whose calls come to torch by way of others: schedules of schedules, and what passes a loader's batches on."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.steps import StepRecord
+from tests.recorder.collectors.test_iterators import progress_bar
+from tests.recorder.light import record_both_ways, told
+from tests.recorder.loop.test_loop import BATCH, Loader, error_of, make_loader, make_model, stages
+from tests.recorder.recording import record_here
+
+FEW, MANY = 12, 80
+"""Steps: those of a short run are all in full, most of a long one are light."""
+
+PLAIN = ["data", "forward", "backward", "optimizer"]
+
+Batch = tuple[torch.Tensor, ...]
+Optimizer = torch.optim.Optimizer
+
+
+def whole(step: StepRecord) -> list[str]:
+    """Its stages; one that goes on is named once."""
+    return [stage for stage, _ in groupby(stages(step))]
+
+
+class Trainer:
+    """Makes one step at a time."""
+
+    def __init__(self) -> None:
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = error_of(self.model, inputs, targets)
+        loss.backward()
+        return loss.detach()
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.backward(inputs, targets)
+        self.optimizer.step()
+
+
+def warm_up(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.LinearLR(optimizer, total_iters=30)
+
+
+def decay(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], Callable[[torch.Tensor], object]]] = {
+    "LinearLR": lambda optimizer: without_metric(warm_up(optimizer)),
+    "CosineAnnealingWarmRestarts": lambda optimizer: without_metric(
+        lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)
+    ),
+    "SequentialLR": lambda optimizer: without_metric(
+        lr_scheduler.SequentialLR(optimizer, [warm_up(optimizer), decay(optimizer)], milestones=[7])
+    ),
+    "ChainedScheduler": lambda optimizer: without_metric(
+        lr_scheduler.ChainedScheduler([warm_up(optimizer), decay(optimizer)], optimizer)
+    ),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2).step,
+}
+
+
+def without_metric(schedule: lr_scheduler.LRScheduler) -> Callable[[torch.Tensor], object]:
+    return lambda _: schedule.step()
+
+
+@pytest.mark.parametrize("num_steps", [FEW, MANY])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_moves_on_in_each_step_belongs_to_its_update(name: str, num_steps: int) -> None:
+    rates: list[float] = []
+
+    def train() -> None:
+        rates.clear()
+        trainer = Trainer()
+        move_on = SCHEDULES[name](trainer.optimizer)
+        for batch in make_loader(num_steps):
+            loss = trainer.backward(*batch)
+            trainer.optimizer.step()
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+            move_on(loss)
+
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light >= (num_steps == MANY) * MANY / 3
+    assert [whole(step) for step in steps] == [PLAIN] * num_steps
+    assert min(stages(step).count("optimizer") for step in steps) >= 2, "the schedule's share is seen"
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
+    assert [step.learning_rate for step in steps] == rates
+    assert [step.reads for step in steps] == [[]] * num_steps, "what it reads of its metric is torch's own business"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_moves_on_after_each_epoch_is_of_no_step(name: str, tmp_path: Path) -> None:
+    def train() -> None:
+        trainer, loader = Trainer(), make_loader(3)
+        move_on = SCHEDULES[name](trainer.optimizer)
+        for _ in range(4):
+            for batch in loader:
+                trainer.step(*batch)
+            move_on(torch.ones(()))
+
+    steps = record_here(tmp_path, train).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN] * 4
+
+
+def test_what_torch_warns_of_a_schedule_names_the_program_s_line(tmp_path: Path) -> None:
+    def move_on_too_early() -> None:
+        trainer = Trainer()
+        schedule = decay(trainer.optimizer)
+        schedule.step()
+
+    with pytest.warns(UserWarning, match="before `optimizer.step") as warned:
+        record_here(tmp_path, move_on_too_early)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.parametrize("is_fed", [True, False], ids=["fed by a loader", "fed by a list"])
+def test_clipping_gradients_by_their_value_is_the_first_part_of_the_update(is_fed: bool) -> None:
+    def train() -> None:
+        trainer, loader = Trainer(), make_loader(MANY)
+        for batch in loader if is_fed else list(loader):
+            trainer.backward(*batch)
+            torch.nn.utils.clip_grad_value_(trainer.model.parameters(), 0.01)
+            trainer.optimizer.step()
+
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
+    expected = [*PLAIN, "optimizer"] if is_fed else [*PLAIN[1:], "optimizer"]
+    assert [stages(step) for step in steps[1:]] == [expected] * (MANY - 1)
+    assert [step.micro_batches for step in steps] == [1] * MANY
+
+
+def endless(loader: Loader) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+FEEDS: dict[str, tuple[Callable[[], Iterable[Batch]], int]] = {
+    "chain": (lambda: itertools.chain(make_loader(MANY - 30), make_loader(30)), 2),
+    "chain.from_iterable": (lambda: itertools.chain.from_iterable([make_loader(MANY - 30), make_loader(30)]), 2),
+    "islice": (lambda: itertools.islice(make_loader(MANY + 5), MANY), 1),
+    "cycle": (lambda: itertools.islice(itertools.cycle(make_loader(MANY + 5)), MANY), 1),
+    "enumerate": (lambda: (batch for _, batch in enumerate(make_loader(MANY))), 1),
+    "map": (lambda: map(tuple, make_loader(MANY)), 1),
+    "zip with numbers": (lambda: (batch for _, batch in zip(range(MANY), make_loader(MANY + 5), strict=False)), 1),
+    "a generator over it": (lambda: itertools.islice(endless(make_loader(MANY // 4)), MANY), 4),
+    "tqdm": (lambda: progress_bar()(make_loader(MANY)), 1),
+}
+"""Each with the number of times that a loader starts."""
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_a_loader_whose_batches_are_passed_on_is_seen_at_each(name: str) -> None:
+    make, num_starts = FEEDS[name]
+
+    def train() -> None:
+        trainer = Trainer()
+        for batch in make():
+            trainer.step(*batch)
+
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
+    assert [whole(step) for step in steps] == [PLAIN] * MANY
+    assert sum(stages(step).count("data") for step in steps) == MANY + num_starts
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * MANY
+    assert [step.loader for step in steps[-30:]] == [int("chain" in name)] * 30
+
+
+def test_two_loaders_side_by_side_feed_one_step() -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for (inputs, targets), (others, _) in zip(make_loader(MANY), make_loader(MANY + 5), strict=False):
+            trainer.step(inputs + others, targets)
+
+    light, steps, num_light = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert num_light > MANY / 3
+    assert [stages(step) for step in steps] == [["data"] * 3 + PLAIN] + [["data", *PLAIN]] * (MANY - 1)
+    assert [(step.samples, step.micro_batches) for step in steps] == [(2 * BATCH, 1)] * MANY
+
+
+def test_batches_that_cycle_has_kept_are_fetched_no_more(tmp_path: Path) -> None:
+    def train() -> None:
+        trainer = Trainer()
+        for batch in itertools.islice(itertools.cycle(make_loader(FEW)), MANY):
+            trainer.step(*batch)
+
+    recorded = record_here(tmp_path, train)
+    assert recorded.events(CollectorStopped) == []
+    assert sum(step.micro_batches for step in recorded.steps) == len(recorded.steps) == MANY
+    fetched, kept = recorded.steps[:FEW], recorded.steps[FEW + 2 :]  # two steps later it is clear that nothing feeds it
+    assert [(whole(step), step.samples) for step in fetched] == [(PLAIN, BATCH)] * FEW
+    assert [(stages(step), step.samples) for step in kept] == [(PLAIN[1:], 0)] * (MANY - FEW - 2)
+
+
+@pytest.mark.parametrize("num_steps", [FEW, MANY])
+def test_a_step_that_one_loader_fed_lasts_when_another_ends_and_starts_again(num_steps: int) -> None:
+    """As where few labelled batches go with many others."""
+
+    def train() -> None:
+        trainer, labelled = Trainer(), make_loader(7)
+        batches = iter(labelled)
+        for others, _ in make_loader(num_steps):
+            try:
+                inputs, targets = next(batches)
+            except StopIteration:
+                batches = iter(labelled)
+                inputs, targets = next(batches)
+            trainer.step(inputs + others, targets)
+
+    light, steps, _ = record_both_ways(train)
+    assert told(light) == told(steps)
+    assert [(step.samples, step.micro_batches) for step in steps] == [(2 * BATCH, 1)] * num_steps
+    assert [whole(step) for step in steps] == [PLAIN] * num_steps
+
+
+def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_the_epoch() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer, loader = accelerate.Accelerator(cpu=True).prepare(model, optimizer, make_loader(MANY))
+        for _ in range(2):
+            for inputs, targets in loader:
+                error_of(model, inputs, targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    _, steps, num_light = record_both_ways(train)
+    assert num_light > MANY / 3
+    assert [step.samples for step in steps] == [BATCH] * (2 * MANY)
+    assert all("data" in stages(step) for step in (steps[MANY - 1], steps[-1]))
+
+
+def test_a_generator_keeps_no_error_of_whoever_resumed_it(tmp_path: Path) -> None:
+    handled: list[BaseException | None] = []
+
+    def epochs() -> Iterator[object]:
+        while True:
+            yield from make_loader(2)
+            handled.append(sys.exception())
+
+    def train() -> None:
+        batches = epochs()
+        for _ in range(2):
+            next(batches)
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError:
+            next(batches)  # in here the epoch ends
+        for _ in range(2):
+            next(batches)
+
+    recorded = record_here(tmp_path, train)
+    assert isinstance(handled[0], RuntimeError)
+    assert handled[1] is None
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_a_fetch_that_is_called_wrongly_is_the_program_s_error(tmp_path: Path) -> None:
+    def train() -> None:
+        with pytest.raises(TypeError):
+            _BaseDataLoaderIter.__next__()  # type: ignore[call-arg]
+
+    assert record_here(tmp_path, train).events(CollectorStopped) == []
+
+
+def test_clipping_that_another_tool_has_wrapped_is_recorded_under_whatever_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torch.nn.utils.clip_grad_norm_
+
+    def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", wrapped)
+    trainer = Trainer()
+
+    def train_clipped() -> None:
+        for inputs, targets in make_loader(4):
+            trainer.backward(inputs, targets)
+            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+            trainer.optimizer.step()
+
+    steps = record_here(tmp_path, train_clipped).steps
+    assert [stages(step)[-4:] for step in steps] == [["forward", "backward", "optimizer", "optimizer"]] * 4
+    assert torch.nn.utils.clip_grad_norm_ is wrapped

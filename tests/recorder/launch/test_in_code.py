@@ -1,0 +1,416 @@
+"""`with efprof.record():`, `efprof.step()` and `efprof.stage()` in a training program."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import grad
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+import efprof
+from efprof.artifacts.events import CollectorStopped, OutOfMemory, TrainingRaised
+from efprof.model import EfprofError
+from efprof.recorder.session import current
+from tests.recorder.conftest import Begin
+from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
+from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages, train_plainly
+from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
+from tests.support.patience import MAX_WAIT_S
+
+PLAIN = ["data", "forward", "backward", "optimizer"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "home"
+    assert current.session is None
+
+
+def test_a_with_statement_records_the_loop_inside_and_nothing_else() -> None:
+    train_plainly(2)
+    with efprof.record("mine", windows="none") as recording:
+        train_plainly(5)
+    train_plainly(2)
+    recorded = Recorded(folder=recording.folder)
+    assert [stages(step) for step in recorded.steps[1:]] == [PLAIN] * 4
+    assert [step.samples for step in recorded.steps] == [BATCH] * 5
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_the_run_is_described_as_that_of_a_command(home: Path) -> None:
+    with efprof.record(windows="none") as recording:
+        train_plainly(2)
+    assert recording.folder == only_run(home).absolute()
+    run = Recorded(folder=recording.folder).run
+    assert run.command == sys.orig_argv
+    assert run.working_folder == str(Path.cwd())
+    assert (run.ended, run.exit_code) == ("finished", 0)
+    assert run.duration_s is not None
+    assert {"python", "torch", "efprof"} <= set(run.versions)
+
+
+def test_a_repository_that_is_changed_is_described_with_its_diff(tmp_path: Path) -> None:
+    for arguments in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-q", "--allow-empty", "-m", "c"],
+    ):
+        subprocess.run(["git", *arguments], check=True)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    with efprof.record(windows="none") as recording:
+        train_plainly(2)
+    with efprof.record(windows="none", keeps_diff=False) as without:
+        train_plainly(2)
+    git = Recorded(folder=recording.folder).run.git
+    assert git is not None
+    assert (git.root, git.is_dirty) == (str(tmp_path), True)
+    assert "+print(1)" in (recording.folder / "uncommitted.diff").read_text()
+    assert not (without.folder / "uncommitted.diff").exists()
+
+
+def test_every_with_statement_is_a_run_of_its_own(home: Path) -> None:
+    folders = []
+    for name in ("first", "second"):
+        with efprof.record(name, windows="none") as recording:
+            train_plainly(3)
+        folders.append(recording.folder)
+    assert [Recorded(folder=folder).run.name for folder in folders] == ["first", "second"]
+    assert [[step.step for step in Recorded(folder=folder).steps] for folder in folders] == [[0, 1, 2]] * 2
+
+
+def test_a_decorated_function_is_recorded_at_every_call(home: Path) -> None:
+    @efprof.record(windows="none")
+    def train(num_steps: int) -> str:
+        train_plainly(num_steps)
+        return "trained"
+
+    assert [train(2), train(3)] == ["trained"] * 2
+    assert sorted(len(Recorded(folder=run).steps) for run in (home / "runs").iterdir()) == [2, 3]
+
+
+def test_a_recording_within_another_is_refused_in_one_sentence(home: Path) -> None:
+    with efprof.record("outer", windows="none") as recording:
+        train_plainly(2)
+        with pytest.raises(EfprofError) as refused, efprof.record("inner"):
+            raise AssertionError("never entered")
+        train_plainly(2)
+    assert str(refused.value) == (
+        f"this process is being recorded already, into {recording.folder}; "
+        "let that recording end before the next one begins."
+    )
+    assert len(Recorded(folder=only_run(home)).steps) == 4
+
+
+def end_by(error: BaseException) -> Callable[[], None]:
+    def train() -> None:
+        train_plainly(3)
+        raise error
+
+    return train
+
+
+ENDINGS = {
+    "raised": (end_by(KeyError("the user's own")), 1),
+    "out_of_memory": (lambda: torch.empty(1 << 50), 1),
+    "interrupted": (end_by(KeyboardInterrupt()), 1),
+}
+
+
+@pytest.mark.parametrize("ended", ENDINGS)
+def test_an_error_passes_through_and_is_the_ending(ended: str, home: Path) -> None:
+    train, code = ENDINGS[ended]
+    with pytest.raises((KeyError, RuntimeError, KeyboardInterrupt)) as raised, efprof.record(windows="none"):
+        train()
+    recorded = Recorded(folder=only_run(home))
+    assert (recorded.run.ended, recorded.run.exit_code) == (ended, code)
+    assert [event.error for event in recorded.events(TrainingRaised)] == [raised.type.__name__]
+    assert len(recorded.events(OutOfMemory)) == (ended == "out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"), [(None, "finished"), (256, "finished"), (3, "raised"), ("no data", "raised")]
+)
+def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: str, home: Path) -> None:
+    with pytest.raises(SystemExit), efprof.record(windows="none"):
+        end_by(SystemExit(code))()
+    recorded = Recorded(folder=only_run(home))
+    assert recorded.run.ended == ended
+    assert recorded.events(TrainingRaised) == []
+
+
+def test_an_error_that_becomes_an_exit_within_is_told(home: Path) -> None:
+    def train() -> None:
+        try:
+            end_by(KeyError("the user's own"))()
+        except KeyError:
+            raise SystemExit(3) from None
+
+    with pytest.raises(SystemExit), efprof.record(windows="none"):
+        train()
+    recorded = Recorded(folder=only_run(home))
+    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyError"]
+
+
+def test_an_error_of_before_is_not_the_one_that_ended_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = ValueError("of an earlier cell")
+    monkeypatch.setattr(sys, "last_value", older, raising=False)
+    with efprof.record(windows="none"):
+        train_plainly(2)
+    recorded = Recorded(folder=only_run(home))
+    assert (recorded.run.ended, recorded.events(TrainingRaised)) == ("finished", [])
+    assert sys.last_value is older
+
+
+def test_every_hook_is_taken_out_at_the_end(home: Path) -> None:
+    train_plainly(1)  # torch imports parts of itself when they are first used
+    before, variables = (patched(), num_global_hooks()), dict(os.environ)
+    with efprof.record(trace_steps="2:3", memory_steps="none"):
+        assert (patched(), num_global_hooks()) != before
+        train_plainly()
+    assert (patched(), num_global_hooks(), dict(os.environ)) == (*before, variables)
+    with pytest.raises(KeyError), efprof.record(windows="none"):
+        end_by(KeyError())()
+    assert (patched(), num_global_hooks()) == before
+
+
+def test_the_options_are_those_of_the_command(home: Path) -> None:
+    with efprof.record(trace_steps="2:3", triggers="none") as recording:
+        train_plainly()
+    recorded = Recorded(folder=recording.folder)
+    assert [step.step for step in recorded.steps if step.window] == [2]
+    with pytest.raises(EfprofError, match="knows no 'windws'; it takes windows,"), efprof.record(windws="none"):  # type: ignore[call-arg]
+        pass
+    with pytest.raises(EfprofError, match="--trace-steps 'two' is not"), efprof.record(trace_steps="two"):
+        raise AssertionError("never entered")
+
+
+def test_the_projects_settings_hold_in_code_too(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text("depth = 3\n")
+    (tmp_path / "efprof.toml").write_text('configuration = "model.toml"\n[record]\nname = "theirs"\nwindows = "none"\n')
+    with efprof.record() as recording:
+        train_plainly(8)
+    run = Recorded(folder=recording.folder).run
+    assert (run.name, run.configuration) == ("theirs", {"depth": "3"})
+    assert not list(recording.folder.glob("rank0/trace-*"))
+
+
+def test_a_run_folder_that_cannot_be_made_is_an_error_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "file"))
+    with pytest.raises(EfprofError, match="cannot be made: Not a directory; set EFPROF_HOME"), efprof.record():
+        raise AssertionError("never entered")
+
+
+Prepared = tuple[Any, torch.nn.Module, Any, Any, Any]
+
+
+def prepare(num_batches: int, num_accumulated: int) -> Prepared:
+    """What Accelerate makes of a training: itself, model, optimizer, loader and schedule."""
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=num_accumulated)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    return (accelerator, *accelerator.prepare(model, optimizer, make_loader(num_batches), schedule))
+
+
+def train_prepared(prepared: Prepared) -> None:
+    accelerator, model, optimizer, loader, schedule = prepared
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("num_accumulated", [1, 2])
+@pytest.mark.parametrize("is_prepared_before", [True, False], ids=["prepared before", "prepared within"])
+def test_a_loop_of_accelerate_is_recorded_inside_a_with_statement(
+    num_accumulated: int, is_prepared_before: bool
+) -> None:
+    before = prepare(12, num_accumulated)
+    with efprof.record(windows="none") as recording:
+        train_prepared(before if is_prepared_before else prepare(12, num_accumulated))
+    recorded = Recorded(folder=recording.folder)
+    num_steps = 12 // num_accumulated
+    assert [[stage for stage, _ in groupby(stages(step))] for step in recorded.steps] == [
+        PLAIN[:3] * num_accumulated + PLAIN[3:]
+    ] * num_steps
+    assert [(step.samples, step.micro_batches) for step in recorded.steps] == [
+        (BATCH * num_accumulated, num_accumulated)
+    ] * num_steps
+    assert recorded.events(CollectorStopped) == []
+
+
+@pytest.mark.parametrize("num_steps", [12, 80])
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_], ids=lambda clip: clip.__name__)
+def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
+    clip: Callable[[object, float], object], num_steps: int
+) -> None:
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(num_steps):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            clip(model.parameters(), 1.0)
+            optimizer.step()
+
+    with efprof.record(windows="none", overhead="100%") as recording:
+        train()
+    steps = Recorded(folder=recording.folder).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * (num_steps - 1)
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
+
+
+def test_a_penalty_by_a_name_bound_before_leaves_steps_and_stages_as_they_are() -> None:
+    def train() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(12):
+            outputs = model(inputs.requires_grad_())
+            (slope,) = grad(outputs.sum(), inputs, create_graph=True)
+            optimizer.zero_grad()
+            ((outputs - targets).square().mean() + slope.square().mean()).backward()
+            optimizer.step()
+
+    with efprof.record(windows="none") as recording:
+        train()
+    steps = Recorded(folder=recording.folder).steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 11
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 12
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import efprof
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(num_steps=6, then=lambda step: None):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (inputs,) in enumerate(DataLoader(TensorDataset(torch.randn(num_steps * 4, 3)), batch_size=4)):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        then(step)
+
+{main}
+"""
+
+
+def start(home: Path, main: str, **environment: str) -> "subprocess.Popen[str]":
+    script = home.parent / "train.py"
+    script.write_text(SCRIPT.format(main=main))
+    return subprocess.Popen(
+        [sys.executable, "train.py"],
+        cwd=home.parent,
+        env=environment_of(home, environment),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_in_a_recorded_process_it_changes_nothing(home: Path) -> None:
+    main = """
+train()
+with efprof.record("inner") as recording, efprof.record("nested"):
+    train()
+train()
+print(recording.folder)
+"""
+    recorded = record_script(home, SCRIPT.format(main=main))
+    assert recorded.exit_code == 0, recorded.errors
+    assert recorded.output == f"{recorded.folder}\n"
+    assert (recorded.run.name, recorded.run.ended) == ("train", "finished")
+    assert [step.step for step in recorded.steps] == list(range(18))
+
+
+def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path, begin_unrecorded: Begin) -> None:
+    main = """
+with efprof.record(windows="none"):
+    train(then=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 3 else None)
+"""
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
+    recorded = Recorded(folder=only_run(home))
+    assert code == -signal.SIGTERM
+    assert (recorded.run.ended, recorded.run.exit_code) == ("killed", 128 + signal.SIGTERM)
+    assert len(recorded.steps) >= 3
+
+
+def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path) -> None:
+    main = """
+from efprof.recorder.launch.in_code import begin_recording
+begin_recording(windows="none")
+train(then=lambda step: 1 / 0)  # the error
+"""
+    process = start(home, main)
+    errors = process.communicate(timeout=MAX_WAIT_S)[1]
+    recorded = Recorded(folder=only_run(home))
+    assert "ZeroDivisionError" in errors
+    assert recorded.run.ended == "raised"
+    (raised,) = recorded.events(TrainingRaised)
+    assert raised.sites[0] == f"train.py:{line_of(home.parent / 'train.py', 'the error')}:<module>"
+
+
+def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path, begin_unrecorded: Begin) -> None:
+    main = """
+from efprof.recorder.launch.in_code import begin_recording
+begin_recording(windows="none")
+try:
+    train(then=lambda step: 1 / 0)
+except ZeroDivisionError:
+    sys.exit(3)
+"""
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
+    recorded = Recorded(folder=only_run(home))
+    assert code == 3
+    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
+    assert [event.error for event in recorded.events(TrainingRaised)] == ["ZeroDivisionError"]
+
+
+def test_an_exit_that_the_program_trained_on_after_is_not_its_ending(home: Path, begin_unrecorded: Begin) -> None:
+    main = """
+from contextlib import suppress
+from efprof.recorder.launch.in_code import begin_recording
+begin_recording(windows="none")
+with suppress(SystemExit):
+    train(then=lambda step: sys.exit(3) if step == 4 else None)
+train()
+"""
+    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
+    recorded = Recorded(folder=only_run(home))
+    assert code == 0
+    assert (recorded.run.ended, recorded.run.exit_code) == ("finished", 0)
+
+
+def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path, begin_unrecorded: Begin) -> None:
+    main = """
+from efprof.artifacts.run_file import read_run_file
+with efprof.record(windows="none") as recording:
+    train(3)
+    if os.fork() == 0:
+        sys.exit(5)
+    os.wait()
+    assert read_run_file(recording.folder).ended == "running"
+    train(3)
+"""
+    child = begin_unrecorded(SCRIPT.format(main=main), home)
+    assert (child.wait(), child.errors) == (0, "")
+    recorded = Recorded(folder=only_run(home))
+    assert (recorded.run.ended, len(recorded.steps)) == ("finished", 6)

@@ -1,0 +1,315 @@
+"""Starting a command and closing its run, for commands that need no torch."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.events import LoaderBuilt
+from efprof.artifacts.run_file import read_run_file
+from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
+from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def record_python(home: Path, program: str) -> Recorded:
+    return record_command(home, [sys.executable, "-c", program])
+
+
+def write_executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_program_that_never_trains_ends_as_finished_and_that_is_said(home: Path) -> None:
+    recorded = record_python(home, "print('hello')")
+    assert (recorded.exit_code, recorded.output, recorded.run.ended) == (0, "hello\n", "finished")
+    assert not recorded.rank.exists()
+    (line,) = recorded.our_lines
+    assert "holds no training step" in line
+
+
+def test_a_program_that_only_evaluates_holds_no_step_though_its_loader_was_seen(home: Path) -> None:
+    program = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(8, 1)
+with torch.no_grad():
+    for batch in DataLoader(torch.randn(64, 8), batch_size=8):
+        model(batch)
+"""
+    recorded = record_python(home, program)
+    assert recorded.exit_code == 0, recorded.errors
+    assert recorded.events(LoaderBuilt)
+    (line,) = recorded.our_lines
+    assert "holds no training step" in line
+
+
+def test_a_training_of_which_nothing_is_seen_learns_how_to_mark_its_steps(home: Path) -> None:
+    program = """
+import torch
+{marks}
+weight = torch.zeros(8)
+for _ in range(5):
+    weight = weight - 0.01 * torch.func.grad(lambda one: (torch.randn(16, 8) @ one - 1).square().mean())(weight)
+    {mark}
+"""
+    recorded = record_python(home, program.format(marks="", mark=""))
+    (line,) = recorded.our_lines
+    assert "torch.func" in line
+    assert "efprof.step()" in line
+    marked = record_python(home / "marked", program.format(marks="import efprof", mark="efprof.step()"))
+    assert len(marked.steps) == 5
+
+
+@pytest.mark.parametrize("code", [3, 200])
+def test_the_exit_code_is_the_programs(code: int, home: Path) -> None:
+    recorded = record_python(home, f"raise SystemExit({code})")
+    assert (recorded.exit_code, recorded.run.exit_code, recorded.run.ended) == (code, code, "raised")
+
+
+def test_a_missing_script_ends_as_python_ends_it(home: Path) -> None:
+    recorded = record_command(home, [sys.executable, "missing.py"])
+    assert (recorded.exit_code, recorded.run.ended, recorded.run.name) == (2, "raised", "missing")
+    assert "can't open file" in recorded.errors
+    assert recorded.our_lines == [
+        f"efprof: {recorded.folder.name} holds no training step: the command ended with exit code 2; "
+        "what it printed itself says why."
+    ]
+
+
+def test_an_error_before_the_first_step_is_recorded_and_that_is_said(home: Path) -> None:
+    recorded = record_python(home, "import torch; raise ValueError('no data')")
+    assert recorded.our_lines == [
+        "efprof: the training stopped with an error after 0 steps (exit code 1)",
+        f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
+    ]
+
+
+def test_a_shell_script_without_a_first_line_runs_as_in_a_shell(home: Path, tmp_path: Path) -> None:
+    script = write_executable(tmp_path / "train.sh", 'echo "$@"\nexit 5\n')
+    recorded = record_command(home, [str(script), "a b", "c"])
+    assert (recorded.exit_code, recorded.output) == (5, "a b c\n")
+
+
+def test_a_program_that_cannot_be_executed_closes_the_run(home: Path, tmp_path: Path) -> None:
+    script = write_executable(tmp_path / "train", "#!/no/such/interpreter\n")
+    recorded = record_command(home, [str(script)])
+    assert (recorded.exit_code, recorded.run.ended) == (126, "raised")
+    assert recorded.our_lines[0] == f"efprof: {script} cannot be started: No such file or directory"
+
+
+def refuse(home: Path, *command: str) -> str:
+    """What efprof says, in one line, of a command that it does not start."""
+    done = subprocess.run(
+        [EFPROF, "record", *command], env=environment_of(home, {}), cwd=home.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_program_that_is_not_on_the_path_is_named_before_anything_is_written(home: Path) -> None:
+    assert "'no-such-program' is not on PATH" in refuse(home, "--", "no-such-program")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["echo a"], "the program 'echo a' is not on PATH"),
+        (["."], "the program '.' is not on PATH"),
+        ([""], "the program '' is not on PATH"),
+    ],
+    ids=["in quotes", "a folder", "nothing"],
+)
+def test_what_is_no_program_is_answered_with_how_to_write_it(words: list[str], answer: str, home: Path) -> None:
+    advice = "write the command after -- as you would run it, such as 'python train.py'."
+    assert refuse(home, "--", *words) == f"efprof: {answer}; {advice}"
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "answer"),
+    [
+        ("--trace-steps", "5", "is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
+                               "step 20 alone is 20:21."),
+        ("--memory-steps", "7:5", "is not 'default', 'none' or ranges of steps such as 20:25,500:503; "
+                                  "step 20 alone is 20:21."),
+        ("--triggers", "slow-step,slow", "is not 'default', 'none' or some of "
+                                         "slow-step,memory-peak,non-finite,signal."),
+        ("--windows", "5:7", "is not 'default' or 'none'; name steps by --trace-steps 5:7,100:102."),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named_with_what_it_may_be(option: str, text: str, answer: str, home: Path) -> None:
+    assert refuse(home, option, text, "--", "true") == f"efprof: {option} {text!r} {answer}"
+    assert not home.exists()
+
+
+def test_a_python_file_given_as_a_program_is_answered_with_how_to_write_it(home: Path) -> None:
+    (home.parent / "train.py").write_text("")
+    assert "'./train.py' may not be executed; write the command" in refuse(home, "--", "./train.py")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = refuse(tmp_path / "file", "--", sys.executable, "-c", "open('started', 'w')")
+    assert "cannot be made: Not a directory; set EFPROF_HOME" in line
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_program_that_removes_the_run_folder_still_passes_its_exit_code_through(home: Path) -> None:
+    home.mkdir()
+    program = f"import shutil; shutil.rmtree({str(home)!r}); raise SystemExit(4)"
+    done = subprocess.run(
+        [EFPROF, "record", "--", sys.executable, "-c", program],
+        env=environment_of(home, {}), cwd=home.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_is_written_without_its_secrets(home: Path) -> None:
+    recorded = record_command(home, [sys.executable, "-c", "pass", "--token=abcdefgh", "--lr", "0.1"])
+    assert recorded.run.command[1:] == ["-c", "pass", "--token=<hidden>", "--lr", "0.1"]
+
+
+def test_arguments_that_are_not_text_are_passed_on_and_recorded(home: Path) -> None:
+    odd = os.fsdecode(b"\xff.csv")
+    recorded = record_command(home, [sys.executable, "-c", "import os, sys; print(os.fsencode(sys.argv[1]))", odd])
+    assert recorded.output == "b'\\xff.csv'\n"
+    assert recorded.run.command[-1] == "\ufffd.csv"
+
+
+def test_two_recordings_at_once_have_a_run_each(home: Path) -> None:
+    command = [EFPROF, "record", "--", sys.executable, "-c", "pass"]
+    both = [subprocess.Popen(command, env=environment_of(home, {}), stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0]
+    assert len(list((home / "runs").iterdir())) == 2
+
+
+WAITING = f"import time; print('up', flush=True); time.sleep({FOR_EVER_S})"
+
+
+def start_waiting(home: Path, program: str = WAITING) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [EFPROF, "record", "--", sys.executable, "-c", program],
+        env=environment_of(home, {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_ctrl_c_reaches_the_program_and_the_run_is_interrupted(home: Path) -> None:
+    process = start_waiting(home)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=MAX_WAIT_S)
+    assert process.returncode == 130
+    assert "KeyboardInterrupt" in errors
+    assert "efprof/" not in errors, "no traceback of ours"
+    assert read_run_file(only_run(home)).ended == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [
+        (signal.SIGTERM, "killed"),
+        (signal.SIGHUP, "killed"),
+        (signal.SIGQUIT, "killed"),
+        (signal.SIGINT, "interrupted"),
+    ],
+)
+def test_a_signal_sent_to_us_alone_is_passed_on_and_the_run_closed(
+    number: signal.Signals, ended: str, home: Path
+) -> None:
+    process = start_waiting(home)
+    process.send_signal(number)
+    process.communicate(timeout=MAX_WAIT_S)
+    run = read_run_file(only_run(home))
+    assert (process.returncode, run.exit_code, run.ended) == (128 + number, 128 + number, ended)
+
+
+COUNTING = """
+import signal, time
+count = 0
+def note(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+print('up', flush=True)
+while not count:
+    time.sleep(0.01)
+time.sleep(1)
+print(count)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_reaches_the_program_once(number: signal.Signals, home: Path) -> None:
+    process = start_waiting(home, COUNTING)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=MAX_WAIT_S)
+    assert output == "1\n"
+    assert read_run_file(only_run(home)).ended == "finished"
+
+
+@pytest.mark.parametrize(("code", "ended"), [(1, "killed"), (0, "finished")])
+def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
+    code: int, ended: str, home: Path
+) -> None:
+    program = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); {WAITING}"
+    process = start_waiting(home, program)
+    process.terminate()
+    process.communicate(timeout=MAX_WAIT_S)
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (code, ended)
+
+
+def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) -> None:
+    program = "import time; print('up', flush=True); time.sleep(1)"
+    process = start_waiting(home, program)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=MAX_WAIT_S)
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
+
+
+def test_a_signal_ignored_before_stays_ignored_in_the_program(home: Path) -> None:
+    program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    command = ["efprof", "record", "--", sys.executable, "-c", program]
+    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({EFPROF!r}, {command!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring], env=environment_of(home, {}), capture_output=True, text=True
+    )
+    assert done.stdout == "True\n"
+
+
+def test_an_existing_sitecustomize_still_runs(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('the site is customized')")
+    program = "import sys; print('sitecustomize' in sys.modules, any('efprof/recorder' in path for path in sys.path))"
+    recorded = record_command(home, [sys.executable, "-c", program], environment={"PYTHONPATH": str(tmp_path / "site")})
+    said = "the site is customized\n"
+    assert recorded.output == f"{said}{said}True False\n", "by efprof's own Python, then by the program's"
+
+
+def test_a_child_that_never_imports_torch_loads_the_start_up_hook_alone(home: Path) -> None:
+    program = "import sys; print(*sorted(sys.modules))"
+    bare = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    recorded = record_python(home, program)
+    added = set(recorded.output.split()) - set(bare.stdout.split())
+    assert added <= {"sitecustomize", "__future__"}
+    hook = Path(__file__).parents[3] / "efprof" / "recorder" / "launch" / "startup"
+    timed = [sys.executable, "-X", "importtime", "-c", "pass"]
+    environment = {**os.environ, "PYTHONPATH": str(hook), "EFPROF_RECORD": "{}"}
+    report = subprocess.run(timed, env=environment, capture_output=True, text=True, check=True).stderr
+    print([line for line in report.splitlines() if line.endswith("sitecustomize")], "microseconds: self, cumulative")

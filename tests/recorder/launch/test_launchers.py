@@ -1,0 +1,222 @@
+"""Programs that start the training: launchers, spawned children, scripts of the shell; each rank is recorded once."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.attempts import list_attempts
+from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.run_file import read_run_file
+from efprof.artifacts.steps import read_steps
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
+from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
+from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
+
+PROGRAMS = Path(sys.executable).parent
+
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Without it torchrun 2.13 itself, on gloo, fails or hangs once it restarts its workers."""
+
+STEPS = """
+def train(num_steps, after_step=lambda step: None):
+    model = torch.nn.Linear(4, 1)
+    if torch.distributed.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(num_steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        after_step(step)
+"""
+
+
+def record(home: Path, text: str, *command: str, environment: Mapping[str, str] | None = None) -> Recorded:
+    """Record a command in a folder that holds train.py of this text."""
+    (home.parent / "train.py").write_text(text)
+    return record_command(home, command, options=("--windows", "none"), environment=environment)
+
+
+def counts_of(recorded: Recorded) -> list[dict[str, int]]:
+    """The number of steps of each rank, for each attempt."""
+    return [
+        {rank.name: len(read_steps(rank)[0]) if (rank / "steps.jsonl").exists() else 0 for rank in attempt.rank_folders}
+        for attempt in list_attempts(recorded.folder)
+    ]
+
+
+def errors_of(rank: Path) -> list[str]:
+    return [event.error for event in read_events(rank)[0] if isinstance(event, TrainingRaised)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+RESTARTED = f"""
+import os, torch
+torch.distributed.init_process_group("gloo")
+{STEPS}
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+def fail(step):
+    if is_first and step == 3 and torch.distributed.get_rank() == 1:
+        raise ArithmeticError("first")
+train(6, fail)
+torch.distributed.destroy_process_group()
+raise LookupError("second")
+"""
+
+
+@pytest.mark.slow
+def test_a_restart_by_torchrun_is_a_further_attempt_and_its_agent_is_no_rank(home: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    recorded = record(home, RESTARTED, *launcher, "--max-restarts", "1", "train.py", environment=OWN_STORE)
+    assert (recorded.exit_code, recorded.run.ended, recorded.run.name) == (1, "raised", "train")
+    first, second = counts_of(recorded)
+    assert second == {"rank0": 6, "rank1": 6}
+    assert first["rank1"] == 4
+    run = open_run(recorded.folder)
+    places = [folder.relative_to(recorded.folder).as_posix() for folder in run.rank_folders]
+    assert places == ["attempt1/rank0", "attempt1/rank1"]
+    (warning,) = [warning for warning in warnings_of(run) if "attempt 1" in warning]
+    assert warning.startswith("This run trained in one process after another; ")
+    assert "attempt 1 was ended by ArithmeticError (first) at step 3" in warning
+    errors = {error for rank in run.rank_folders for error in errors_of(rank)}
+    assert errors == {"LookupError"}, "not the agent's ChildFailedError"
+
+
+ACCELERATED = """
+import gc
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(4):
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+    optimizer.step()
+accelerator.end_training()
+del accelerator, model, optimizer
+gc.collect()  # the model's cycles hold the group, which must not outlive Python: gloo aborts then, now and then
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counts"),
+    [
+        (["--cpu", "--num_processes", "1"], {"rank0": 4}),
+        (["--multi_gpu", "--num_processes", "2"], {"rank0": 4, "rank1": 4}),
+    ],
+    ids=["one process", "two processes"],
+)
+def test_accelerate_launch_is_recorded_and_its_launcher_is_not(
+    arguments: list[str], counts: dict[str, int], home: Path
+) -> None:
+    launcher = [str(PROGRAMS / "accelerate"), "launch", *arguments, "--num_machines", "1", "--mixed_precision", "no"]
+    recorded = record(
+        home, ACCELERATED, *launcher, "--dynamo_backend", "no", "train.py",
+        environment={"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert recorded.exit_code == 0, recorded.errors
+    assert counts_of(recorded) == [counts]
+
+
+SPAWNED = f"""
+import torch
+{STEPS}
+def work(index, file):
+    rank = 1 - index
+    torch.distributed.init_process_group("gloo", init_method=f"file://{{file}}", rank=rank, world_size=2)
+    train(5)
+    if rank == 1:
+        raise ArithmeticError("in a child")
+
+if __name__ == "__main__":
+    import os
+    torch.multiprocessing.spawn(work, args=(os.path.abspath("rendezvous"),), nprocs=2)
+"""
+
+
+def test_spawned_children_are_numbered_as_torch_distributed_numbers_them(home: Path) -> None:
+    recorded = record(home, SPAWNED, sys.executable, "train.py")
+    assert (recorded.exit_code, recorded.run.ended) == (1, "raised")
+    assert counts_of(recorded) == [{"rank0": 5, "rank1": 5}]
+    assert [errors_of(recorded.folder / rank) for rank in ("rank0", "rank1")] == [[], ["ArithmeticError"]]
+
+
+def test_a_module_and_a_console_script_started_by_a_shell_script_are_two_attempts(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__main__.py").write_text(f"import torch\n{STEPS}\ntrain(3)\n")
+    console = tmp_path / "train-it"
+    console.write_text(f"#!{sys.executable}\nimport torch\n{STEPS}\ntrain(5)\n")
+    console.chmod(console.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "run.sh").write_text(f"{sys.executable} -m trainer\n./train-it\nexit 7\n")
+    recorded = record(home, "", "sh", "run.sh")
+    assert (recorded.exit_code, recorded.run.ended) == (7, "raised")
+    assert counts_of(recorded) == [{"rank0": 3}, {"rank0": 5}]
+    assert recorded.our_lines == [
+        "efprof: the training stopped with an error after 5 steps (exit code 7)",
+        f"efprof: recorded {recorded.folder.name}; read it with 'efprof report'",
+    ]
+    assert "attempt 1 ended after 3 steps" in warnings_of(open_run(recorded.folder))[-1]
+
+
+SEARCH = f"""
+import torch
+{STEPS}
+if __name__ == "__main__":
+    context = torch.multiprocessing.get_context("spawn")
+    for num_steps in (3, 4):
+        child = context.Process(target=train, args=(num_steps,))
+        child.start()
+        child.join()
+"""
+
+
+def test_a_search_that_spawns_one_training_after_another_is_no_restart(home: Path) -> None:
+    recorded = record(home, SEARCH, sys.executable, "train.py")
+    assert counts_of(recorded) == [{"rank0": 3}, {"rank0": 4}]
+    assert [warning for warning in warnings_of(open_run(recorded.folder)) if "attempt" in warning] == [
+        "This run trained in one process after another; the report is about attempt 2: attempt 1 ended after 3 steps."
+    ]
+
+
+WAITING = f"""
+import signal, time, torch
+{STEPS}
+signal.signal(signal.SIGUSR1, lambda *_: print("asked", flush=True))
+train(2)
+print("trained", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_request_for_a_window_reaches_what_trains_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    (tmp_path / "run.sh").write_text(
+        f"{sys.executable} -c 'import time; time.sleep({FOR_EVER_S})' &\n{sys.executable} train.py\n"
+    )
+    process = subprocess.Popen(
+        [EFPROF, "record", "--windows", "none", "--", "sh", "run.sh"],
+        env=environment_of(home, {}), cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "asked\n", "neither the shell nor efprof died of the first"
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=MAX_WAIT_S)
+    folder = only_run(home)
+    assert read_run_file(folder).ended == "killed"
+    ends = [event for event in read_events(folder / "rank0")[0] if isinstance(event, RecordingEnded)]
+    assert [end.signal for end in ends] == ["SIGTERM"]

@@ -1,0 +1,188 @@
+"""Whole training programs, each in a process of its own: how they end, and what is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.run_file import read_run_file
+from efprof.artifacts.sources import read_sources
+from efprof.artifacts.steps import read_steps
+from tests.recorder.recording import (
+    EFPROF,
+    Recorded,
+    environment_of,
+    only_run,
+    record_command,
+    record_script,
+)
+from tests.support.patience import MAX_WAIT_S
+
+TRAINING = """
+import importlib.util, sys
+importlib.util.find_spec("torch")  # as libraries do that can do without it
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def build():
+    torch.manual_seed(0)
+    inputs = torch.randn(200 * 8, 16)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, num_workers={workers})
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+    return model, loader, torch.optim.Adam(model.parameters(), lr=0.01)
+
+def train(num_epochs={epochs}):
+    model, loader, optimizer = build()
+    losses = []
+    for epoch in range(num_epochs):
+        for step, (inputs, targets) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            {then}
+    return losses
+
+losses = train()
+print(*(loss.hex() for loss in losses))
+"""
+
+
+def training(then: str = "pass", epochs: int = 1, workers: int = 0) -> str:
+    return TRAINING.format(then=then, epochs=epochs, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A whole recording with its default windows, its data loaded by a worker."""
+    return record_script(tmp_path_factory.mktemp("healthy") / "home", training(workers=1), options=())
+
+
+def test_the_losses_are_the_same_to_the_bit_with_and_without_the_recorder(healthy: Recorded) -> None:
+    folder = healthy.folder.parents[2]
+    bare = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=environment_of(folder, {}), capture_output=True, text=True
+    )
+    assert len(bare.stdout.split()) == 200
+    assert healthy.output == bare.stdout
+
+
+def test_a_recording_is_whole_and_says_one_line(healthy: Recorded) -> None:
+    assert (healthy.exit_code, healthy.run.ended, healthy.run.name) == (0, "finished", "train")
+    assert [step.step for step in healthy.steps] == list(range(200))
+    assert healthy.our_lines == [
+        f"efprof: recorded {healthy.folder.name}; read it with 'efprof report'",
+    ]
+    assert healthy.events(CollectorStopped) == []
+    assert sorted(path.name for path in healthy.folder.iterdir()) == ["rank0", "run.json"]
+
+
+def test_the_training_process_adds_its_versions_and_settings(healthy: Recorded) -> None:
+    assert {"python", "torch", "efprof"} <= set(healthy.run.versions)
+    assert healthy.run.settings["intra-op threads"] == "1"
+    assert healthy.run.memory_source
+
+
+def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded) -> None:
+    assert set(read_sources(healthy.rank)) == {"train.py"}
+    assert {step.backward_site for step in healthy.steps} == {"train.py:21:train"}
+
+
+def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
+    """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
+    text = training(epochs=10).replace("losses.append(loss.item())", "loss.item()")
+    recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32", "--no-holders"))
+    if recorded.run.memory_source != "C allocator (malloc)":
+        pytest.skip("needs glibc's mallinfo2")
+    allocated = [(step.step, step.memory[-1].allocated_bytes) for step in recorded.steps if step.memory]
+    # The least of each stretch: what waits to be written together comes and goes, by some KB. Not before step 800: up
+    # to there the lists of the last few hundred steps fill up, by another 5 KB.
+    early, late = (
+        min(size for step, size in allocated if step in steps) for steps in (range(800, 1000), range(1800, 2000))
+    )
+    assert late - early < 1000 * 8
+
+
+@contextmanager
+def running_training(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A long training under `efprof record`, after its first step; it prints a line per step."""
+    (home.parent / "train.py").write_text(training("print(step, flush=True)", epochs=100_000))
+    with subprocess.Popen(
+        [EFPROF, "record", "--", sys.executable, "train.py"],
+        env=environment_of(home, {}),
+        cwd=home.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def child_of(process: "subprocess.Popen[bytes]") -> int:
+    """The recorded program; efprof has another child, a copy of itself."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    own = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    (child,) = (int(number) for number in children if Path(f"/proc/{number}/cmdline").read_bytes() != own)
+    return child
+
+
+def count_lines(home: Path) -> int:
+    path = only_run(home) / "rank0" / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_training_that_is_killed_misses_one_step_at_most(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_training(home) as process:
+        assert process.stdout is not None
+        for _ in range(20):
+            process.stdout.readline()
+        os.kill(child_of(process), signal.SIGKILL)
+        num_printed = 21 + process.stdout.read().count(b"\n")
+    steps, num_torn = read_steps(only_run(home) / "rank0")
+    assert num_printed - len(steps) <= 1
+    assert num_torn <= 1
+    assert (process.returncode, read_run_file(only_run(home)).ended) == (137, "killed")
+
+
+def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_training(home) as process:
+        assert process.stdout is not None
+        child = child_of(process)
+        process.kill()
+        process.wait(timeout=MAX_WAIT_S)
+        before = count_lines(home)
+        for _ in range(20):
+            process.stdout.readline()
+        os.kill(child, signal.SIGKILL)
+    assert count_lines(home) >= before + 10
+    assert read_run_file(only_run(home)).ended == "running"
+
+
+def test_a_module_recorded_from_a_subfolder_is_named_from_the_repository(tmp_path: Path) -> None:
+    package = tmp_path / "code" / "trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(training())
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    command = [sys.executable, "-m", "trainer.train"]
+    recorded = record_command(
+        tmp_path / "home",
+        command,
+        options=["--trace-steps", "3:4", "--no-holders", "--triggers", "none"],
+        working_folder=tmp_path / "code",
+    )
+    assert (recorded.exit_code, recorded.run.name) == (0, "train")
+    assert set(read_sources(recorded.rank)) == {"code/trainer/train.py"}
+    assert recorded.run.git is not None
+    assert [step.step for step in recorded.steps if step.window] == [3]

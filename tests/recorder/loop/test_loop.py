@@ -1,0 +1,743 @@
+"""Steps and stages of training loops as people write them."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
+from efprof.artifacts.steps import STEPS_FILE, StepRecord
+from efprof.model import BOUNDARIES
+from efprof.recorder.hooks.loop_hooks import failed_stage
+from efprof.recorder.loop import manual_updates
+from tests.recorder.recording import Recorded, line_of, open_session, record_here
+
+BATCH = 4
+
+Loader = DataLoader[tuple[torch.Tensor, ...]]
+
+
+def make_loader(num_batches: int, **settings: object) -> Loader:
+    inputs = torch.randn(num_batches * BATCH, 3)
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, **settings)  # type: ignore[arg-type]
+
+
+def make_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def error_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(model(inputs), targets)
+
+
+def train(model: torch.nn.Module, loader: Loader, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        error_of(model, inputs, targets).backward()
+        optimizer.step()
+
+
+def train_plainly(num_steps: int = 6) -> None:
+    model = make_model()
+    train(model, make_loader(num_steps), torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def stages(step: StepRecord) -> list[str]:
+    return [span.stage for span in step.spans]
+
+
+def boundaries(step: StepRecord) -> list[str]:
+    return [memory.boundary for memory in step.memory]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Recorded:
+    return record_here(tmp_path, train_plainly)
+
+
+def test_every_step_has_its_four_stages_in_order(plain: Recorded) -> None:
+    assert [stages(step) for step in plain.steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+
+
+def test_making_the_loader_start_is_data_too(plain: Recorded) -> None:
+    assert stages(plain.steps[0]) == ["data", "data", "forward", "backward", "optimizer"]
+
+
+def test_memory_is_read_at_every_boundary_in_order(plain: Recorded) -> None:
+    assert [boundaries(step) for step in plain.steps] == [list(BOUNDARIES)] * 6
+
+
+def test_stages_follow_each_other_within_the_step(plain: Recorded) -> None:
+    for step in plain.steps:
+        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+        assert instants == sorted(instants)
+        assert instants[-1] <= step.total_us
+
+
+def test_steps_are_numbered_and_follow_each_other(plain: Recorded) -> None:
+    steps = plain.steps
+    assert [step.step for step in steps] == list(range(6))
+    ends = [step.started_ns + step.total_us * 1000 for step in steps]
+    assert all(end <= after.started_ns + 1e6 for end, after in zip(ends, steps[1:], strict=False))
+
+
+def test_the_recorders_own_time_lies_within_the_step(plain: Recorded) -> None:
+    assert all(0 < step.recorder_us < step.total_us for step in plain.steps)
+
+
+def test_samples_micro_batches_and_loader_are_counted(plain: Recorded) -> None:
+    assert {(step.samples, step.micro_batches, step.loader) for step in plain.steps} == {(BATCH, 1, 0)}
+
+
+def test_the_line_that_called_backward_is_kept(plain: Recorded) -> None:
+    text = "        error_of(model, inputs, targets).backward()"
+    line = Path(__file__).read_text().splitlines().index(text) + 1
+    assert {step.backward_site for step in plain.steps} == {f"tests/recorder/loop/test_loop.py:{line}:train"}
+
+
+def test_accumulated_micro_batches_make_one_step(tmp_path: Path) -> None:
+    def accumulate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(12), start=1):
+            (error_of(model, inputs, targets) / 4).backward()
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    steps = record_here(tmp_path, accumulate).steps
+    assert [(step.micro_batches, step.samples) for step in steps] == [(4, 4 * BATCH)] * 3
+    assert stages(steps[1]) == ["data", "forward", "backward"] * 4 + ["optimizer"]
+    assert boundaries(steps[1]) == [*BOUNDARIES[:4]] * 4 + ["post_optimizer_step"]
+
+
+def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        training, validation = make_loader(4), make_loader(5)
+        for _ in range(3):
+            train(model, training, optimizer)
+            with torch.no_grad():
+                for inputs, targets in validation:
+                    error_of(model, inputs, targets)
+
+    steps = record_here(tmp_path, train_and_evaluate).steps
+    assert [(step.loader, step.samples) for step in steps] == [(0, BATCH)] * 12
+    assert all(stages(step)[-3:] == ["forward", "backward", "optimizer"] for step in steps)
+    assert all(stages(step).count("data") <= 2 for step in steps)
+
+
+def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Path) -> None:
+    def accumulate_over_epochs() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        training, validation = make_loader(3), make_loader(5)
+        for epoch in range(6):
+            model.train()
+            for number, (inputs, targets) in enumerate(training, start=3 * epoch + 1):
+                error_of(model, inputs, targets).backward()
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                for inputs, targets in validation:
+                    error_of(model, inputs, targets)
+
+    steps = record_here(tmp_path, accumulate_over_epochs).steps
+    assert [(step.micro_batches, step.samples) for step in steps] == [(2, 2 * BATCH)] * 9
+
+
+def test_a_batch_that_a_teacher_sees_first_counts_between_accumulated_ones(tmp_path: Path) -> None:
+    def distil() -> None:
+        model, teacher = make_model(), make_model().eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, _) in enumerate(make_loader(6), start=1):
+            with torch.no_grad():
+                targets = teacher(inputs)
+            error_of(model, inputs, targets).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert [step.samples for step in record_here(tmp_path, distil).steps] == [3 * BATCH] * 2
+
+
+def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
+    looked_ns = 0
+
+    def look_and_train() -> None:
+        nonlocal looked_ns
+        loader = make_loader(4)
+        for inputs, _ in loader:
+            assert inputs.shape == (BATCH, 3)
+            break
+        model = make_model()
+        looked_ns = time.time_ns()
+        train(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    steps = record_here(tmp_path, look_and_train).steps
+    assert [step.samples for step in steps] == [BATCH] * 4
+    assert steps[0].started_ns > looked_ns, "building the model is no part of it either"
+
+
+def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None:
+    def train_on_pairs() -> None:
+        loader, model = make_loader(4), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            (first, _), (second, targets) = next(iter(loader)), next(iter(loader))
+            error_of(model, first + second, targets).backward()
+            optimizer.step()
+
+    assert [step.samples for step in record_here(tmp_path, train_on_pairs).steps][1:] == [2 * BATCH] * 2
+
+
+def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:
+    model, loader = make_model(), make_loader(4, num_workers=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_twice() -> None:
+        for _ in range(2):
+            for batch in loader:  # first used
+                error_of(model, *batch).backward()
+                optimizer.step()
+
+    recorded = record_here(tmp_path, train_twice)
+    (built,) = recorded.events(LoaderBuilt)
+    line = line_of(Path(__file__), "first used")
+    assert built.site == f"tests/recorder/loop/test_loop.py:{line}:{train_twice.__qualname__}"
+    assert (built.batch_size, built.num_batches) == (BATCH, 4)
+    assert [step.loader for step in recorded.steps] == [0] * 8
+
+
+def test_a_teacher_without_gradients_is_part_of_the_step(tmp_path: Path) -> None:
+    def distil() -> None:
+        model, teacher = make_model(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, _ in make_loader(5):
+            with torch.no_grad():
+                targets = teacher(inputs)
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+
+    assert [step.samples for step in record_here(tmp_path, distil).steps] == [BATCH] * 5
+
+
+def test_a_loop_without_a_loader_steps_from_forward_to_forward(tmp_path: Path) -> None:
+    def train_on_made_tensors() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(5):
+            inputs = torch.randn(BATCH, 3)
+            optimizer.zero_grad()
+            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_on_made_tensors).steps
+    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
+    assert [boundaries(step) for step in steps] == [list(BOUNDARIES)] * 5
+
+
+def test_a_loop_without_modules_steps_from_backward_to_backward(tmp_path: Path) -> None:
+    def descend() -> None:
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        for _ in range(4):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                weight.fill_(2.0)
+
+    steps = record_here(tmp_path, descend).steps
+    assert [stages(step) for step in steps] == [["backward", "optimizer"]] * 4
+    assert [step.loss for step in steps] == [3.0, 12.0, 12.0, 12.0]
+
+
+def test_batches_listed_beforehand_are_no_loader_of_the_loop(tmp_path: Path) -> None:
+    def train_on_a_list() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = list(make_loader(5))
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_on_a_list).steps
+    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
+    assert {step.micro_batches for step in steps} == {1}
+
+
+def test_two_optimizers_that_take_turns_make_one_step_per_batch(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for real, _ in make_loader(5):
+            critics.zero_grad()
+            (critic(generator(torch.randn(BATCH, 2)).detach()).mean() - critic(real).mean()).backward()
+            critics.step()
+            generators.zero_grad()
+            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
+            generators.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert len(steps) == 5
+    assert {step.micro_batches for step in steps} == {2}
+    assert stages(steps[2]) == [
+        "data", "forward", "forward", "forward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+
+
+def test_what_updates_share_of_a_batch_is_counted_at_the_one_that_fetched_it(tmp_path: Path) -> None:
+    def train_on_parts() -> None:
+        model, teacher, loader = make_model(), make_model(), make_loader(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            for inputs, _ in loader:
+                with torch.no_grad():
+                    targets = teacher(inputs)
+                for _ in range(2):
+                    (error_of(model, inputs, targets) / 2).backward()
+                    (error_of(model, inputs, targets) / 2).backward()
+                    optimizer.step()
+
+    steps = record_here(tmp_path, train_on_parts).steps
+    passes = ["forward", "backward"] * 2 + ["optimizer"]
+    assert len(steps) == 16
+    assert [stages(step)[-5:] for step in steps[2:]] == [passes] * 14, "the first batch shows that it is shared"
+    assert [step.samples for step in steps] == [BATCH, 0] * 8
+    assert [set(stages(step)[:-5]) for step in steps[2:]] == [{"data"}, set()] * 7
+
+
+def test_a_critic_that_steps_more_often_on_a_batch_makes_each_update_a_step(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in make_loader(6):
+            for optimizer in (critics, critics, critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert len(steps) == 24
+    update = ["forward", "forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[8:]] == [["data", *update], update, update, update] * 4
+    assert [step.samples for step in steps] == [BATCH, 0, 0, 0] * 6
+
+
+def test_optimizers_that_take_turns_twice_on_a_batch_make_one_step_per_round(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in make_loader(6):
+            for optimizer in (critics, generators) * 2:
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    update = ["forward", "forward", "backward", "optimizer"]
+    assert [stages(step) for step in steps[4:]] == [["data", *update, *update], [*update, *update]] * 4
+
+
+def test_an_optimizer_that_steps_twice_on_one_batch_in_three_divides_no_other_batch(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for number, _ in enumerate(make_loader(12)):
+            for optimizer in (critics, critics, generators) if number % 3 == 0 else (critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [step.micro_batches for step in steps if step.samples][1::3] == [2] * 4
+    assert [step.micro_batches for step in steps if step.samples][2::3] == [2] * 4
+
+
+def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_path: Path) -> None:
+    def look_and_train() -> None:
+        loader, model = make_loader(4), make_model()
+        (inputs, targets) = next(iter(loader))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(12):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+            if number % 4 == 2:
+                with torch.no_grad():
+                    for place, batch in enumerate(loader):
+                        error_of(model, *batch)
+                        if number == 6 and place == 1:
+                            break
+
+    steps = record_here(tmp_path, look_and_train).steps
+    assert len(steps) == 12
+    assert [stages(step) for step in steps[2:]] == [["forward", "backward", "optimizer"]] * 10
+    assert [step.samples for step in steps[1:]] == [0] * 11
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_follow_each_other_without_a_step_between(workers: dict[str, object], tmp_path: Path) -> None:
+    def train_epochs() -> None:
+        model, loader = make_model(), make_loader(3, **workers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            train(model, loader, optimizer)
+
+    recorded = record_here(tmp_path, train_epochs)
+    assert [step.samples for step in recorded.steps] == [BATCH] * 9
+    assert [stages(step).count("data") for step in recorded.steps] == [2, 1, 1] * 3
+    assert not (tmp_path / "rank1").exists(), "a worker must record nothing"
+
+
+def test_a_training_function_that_is_called_twice_goes_on_counting(tmp_path: Path) -> None:
+    def train_twice() -> None:
+        train_plainly(3)
+        train_plainly(3)
+
+    steps = record_here(tmp_path, train_twice).steps
+    assert [(step.step, step.loader) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+
+
+class Wrapped(torch.optim.SGD):
+    """As Lookahead and sharpness-aware optimizers do: its step calls another optimizer's."""
+
+    def __init__(self, inner: torch.optim.Optimizer, parameters: Iterator[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.inner = inner
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        super().step(closure)
+
+
+def test_an_optimizer_that_calls_another_is_one_stage(tmp_path: Path) -> None:
+    def train_wrapped() -> None:
+        model = make_model()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, make_loader(4), Wrapped(inner, model.parameters()))
+
+    steps = record_here(tmp_path, train_wrapped).steps
+    assert [stages(step)[-4:] for step in steps] == [["data", "forward", "backward", "optimizer"]] * 4
+
+
+class Failing(torch.optim.SGD):
+    """Raises at its second step."""
+
+    calls = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        if self.calls == 2:
+            raise FloatingPointError("this batch is bad")
+        super().step(closure)
+
+
+def test_a_step_that_raised_and_was_caught_does_not_end_the_recording(tmp_path: Path) -> None:
+    def train_on() -> None:
+        model = make_model()
+        optimizer = Failing(model.parameters(), lr=0.01)
+        for inputs, targets in make_loader(5):
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            try:
+                optimizer.step()
+            except FloatingPointError:
+                continue
+
+    steps = record_here(tmp_path, train_on).steps
+    assert [step.micro_batches for step in steps] == [1] * 5
+    assert [step.is_skipped for step in steps] == [False, True, False, False, False]
+
+
+def in_a_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_loop_in_another_thread_is_the_training_where_ours_trains_nothing(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, lambda: in_a_thread(train_plainly).join()).steps
+    assert [stages(step) for step in steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+
+
+def test_training_goes_on_in_our_thread_once_the_other_one_is_over(tmp_path: Path) -> None:
+    def train_by_turns() -> None:
+        in_a_thread(train_plainly).join()
+        train_plainly(3)
+
+    assert len(record_here(tmp_path, train_by_turns).steps) == 9
+
+
+def test_what_another_thread_trains_beside_ours_is_not_mixed_in(tmp_path: Path) -> None:
+    def train_beside_a_thread() -> None:
+        train_plainly(2)
+        in_a_thread(train_plainly).join()
+        train_plainly(2)
+
+    steps = record_here(tmp_path, train_beside_a_thread).steps
+    assert [step.samples for step in steps] == [BATCH] * 4
+
+
+def test_several_threads_that_call_backward_work_for_one_step(tmp_path: Path) -> None:
+    def train_in_threads() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def work() -> None:
+            inputs = torch.randn(BATCH, 3)
+            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
+
+        for _ in range(4):
+            optimizer.zero_grad()
+            for thread in [in_a_thread(work) for _ in range(2)]:
+                thread.join()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_in_threads).steps
+    assert [step.micro_batches for step in steps] == [2] * 4
+    assert [stages(step)[-1] for step in steps] == ["optimizer"] * 4
+    assert [{*stages(step)} for step in steps] == [{"forward", "backward", "optimizer"}] * 4
+    for step in steps:
+        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+        assert instants == sorted(instants)
+
+
+def test_a_closure_s_passes_are_no_part_of_the_optimizer(tmp_path: Path) -> None:
+    def fit() -> None:
+        model, inputs = make_model(), torch.randn(BATCH, 3)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = error_of(model, inputs, inputs.sum(1, keepdim=True))
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)  # type: ignore[arg-type]
+
+    steps = record_here(tmp_path, fit).steps
+    assert len(steps) == 4
+    for step in steps:
+        assert stages(step) == ["forward", "backward", "optimizer"] * step.micro_batches
+        assert step.gradient_norm is not None
+
+
+def test_updates_by_hand_divide_steps_at_the_loader(tmp_path: Path) -> None:
+    def train_by_hand() -> None:
+        model = make_model()
+        for inputs, targets in make_loader(5):
+            error_of(model, inputs, targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
+                    parameter.grad = None
+
+    recorded = record_here(tmp_path, train_by_hand)
+    assert [stages(step)[-3:] for step in recorded.steps] == [["data", "forward", "backward"]] * 5
+    assert [step.samples for step in recorded.steps] == [BATCH] * 5
+    assert len(recorded.events(StepsWithoutOptimizer)) == 1
+
+
+def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_path: Path) -> None:
+    def descend() -> None:
+        weight = torch.ones(3, requires_grad=True)
+        for _ in range(4):
+            (gradient,) = torch.autograd.grad(weight.square().sum(), [weight])
+            with torch.no_grad():
+                weight -= 0.1 * gradient
+
+    assert [stages(step) for step in record_here(tmp_path, descend).steps] == [["backward"]] * 4
+
+
+def update_in_place(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter -= 0.01 * parameter.grad  # type: ignore[operator]
+    parameter.grad = None
+
+
+def update_unseen_by_autograd(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data.add_(parameter.grad, alpha=-0.01)
+    parameter.grad.zero_()
+
+
+@pytest.mark.parametrize("update", [update_in_place, update_unseen_by_autograd])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_updates_within_the_hooks_of_gradients_divide_steps(
+    has_loader: bool, update: Callable[[torch.Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manual_updates, "living_optimizers", lambda: ())  # other tests' may be, in this process
+
+    def train_in_hooks() -> None:
+        model = make_model()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        batches = make_loader(5) if has_loader else [(torch.randn(BATCH, 3), torch.randn(BATCH, 1)) for _ in range(5)]
+        for inputs, targets in batches:
+            error_of(model, inputs, targets).backward()
+
+    recorded = record_here(tmp_path, train_in_hooks)
+    whole = ["data", "forward", "backward"] if has_loader else ["forward", "backward"]
+    assert [stages(step)[-len(whole) :] for step in recorded.steps] == [whole] * 5
+    assert len(recorded.events(StepsWithoutOptimizer)) == 1
+
+
+def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> None:
+    model, norms = make_model(), list[float]()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: norms.append(one.grad.norm().item()))
+
+    def accumulate() -> None:
+        for inputs, targets in make_loader(5):
+            error_of(model, inputs, targets).backward()
+
+    recorded = record_here(tmp_path, accumulate)
+    assert not (recorded.rank / STEPS_FILE).exists()
+
+
+def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Path) -> None:
+    def accumulate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, (inputs, targets) in enumerate(make_loader(8), start=1):
+            error_of(model, inputs, targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if number % 4 == 0:
+                optimizer.step()
+
+    recorded = record_here(tmp_path, accumulate)
+    assert [step.micro_batches for step in recorded.steps] == [4, 4]
+    assert recorded.events(StepsWithoutOptimizer) == []
+
+
+def test_adversaries_without_a_loader_make_one_step_per_round(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in range(6):
+            real = torch.randn(BATCH, 3, requires_grad=True)
+            critics.zero_grad()
+            score = critic(real).sum()
+            (slope,) = torch.autograd.grad(score, [real], create_graph=True)
+            (slope.square().sum() - score).backward()
+            critics.step()
+            generators.zero_grad()
+            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
+            generators.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [len(step.spans) for step in steps] == [4, 4, *[8] * 5], "the first round shows who takes turns"
+    assert stages(steps[-1]) == [
+        "forward", "backward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+
+
+def test_a_critic_that_steps_more_often_makes_each_update_a_step(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for _ in range(4):
+            for optimizer in (critics, critics, generators):
+                critic(generator(torch.randn(BATCH, 2))).mean().backward()
+                optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [stages(step) for step in steps] == [["forward", "forward", "backward", "optimizer"]] * 12
+
+
+def test_a_critic_that_is_trained_ahead_takes_turns_once_a_whole_round_has_shown_it(tmp_path: Path) -> None:
+    def train_adversaries() -> None:
+        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
+        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for optimizer in [critics] * 4 + [critics, generators] * 4:
+            critic(generator(torch.randn(BATCH, 2))).mean().backward()
+            optimizer.step()
+
+    steps = record_here(tmp_path, train_adversaries).steps
+    assert [stages(step).count("optimizer") for step in steps] == [1] * 8 + [2] * 2
+
+
+def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
+    def train_on_schedule() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for inputs, targets in make_loader(4):
+            error_of(model, inputs, targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+
+    steps = record_here(tmp_path, train_on_schedule).steps
+    assert [stages(step)[-6:] for step in steps] == [["data", "forward", "backward", *["optimizer"] * 3]] * 4
+    assert [step.learning_rate for step in steps] != [0.01] * 4
+
+
+def test_an_evaluation_that_keeps_gradients_on_belongs_to_no_step(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            train(model.train(), make_loader(3), optimizer)
+            model.eval()
+            for inputs, targets in make_loader(4):
+                error_of(model, inputs, targets)
+
+    assert [step.samples for step in record_here(tmp_path, train_and_evaluate).steps] == [BATCH] * 6
+
+
+def test_fine_tuning_in_evaluation_mode_is_training(tmp_path: Path) -> None:
+    def tune() -> None:
+        model = make_model().eval()
+        train(model, make_loader(4), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    assert [step.samples for step in record_here(tmp_path, tune).steps] == [BATCH] * 4
+
+
+def test_a_program_that_never_trains_leaves_no_rank_folder(tmp_path: Path) -> None:
+    def infer() -> None:
+        with torch.no_grad():
+            make_model()(torch.randn(2, 3))
+
+    assert not record_here(tmp_path, infer).rank.exists()
+
+
+def fail_in(stage: str) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(make_loader(3)):
+        if stage == "data":
+            next(iter(DataLoader([None], collate_fn=lambda _: 1 / 0)))  # type: ignore[arg-type]
+        loss = error_of(model, inputs[:, :2] if stage == "forward" else inputs, targets)
+        if stage == "other" and number == 1:
+            raise KeyError("the user's own")
+        (loss.detach() if stage == "backward" else loss).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "backward", "other"])
+def test_the_stage_that_an_error_ended_is_known(stage: str, tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    try:
+        with pytest.raises((RuntimeError, KeyError, ZeroDivisionError)) as raised:
+            fail_in(stage)
+        assert (failed_stage(raised.value) or "other") == stage
+    finally:
+        session.end()

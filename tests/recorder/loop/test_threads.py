@@ -1,0 +1,279 @@
+"""Several threads that train: by turns, at the same time, or for one another."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
+from efprof.recorder.windows.windows import SEVERAL_THREADS
+from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
+
+NUM_UPDATES = 40
+"""More than are in full at the start."""
+
+
+def make_step(model: torch.nn.Module | None = None) -> tuple[Callable[[], None], list[float]]:
+    """A function that makes one whole training step of a model, and the losses it has had."""
+    model = model or make_model()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), list[float]()
+
+    def step() -> None:
+        inputs = torch.randn(BATCH, 3)
+        optimizer.zero_grad()
+        loss = error_of(model, inputs, inputs.sum(1, keepdim=True))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+
+    return step, losses
+
+
+def train_by_turns(step: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        for number in range(NUM_UPDATES):
+            (second if number % 2 else first).submit(step).result()
+
+
+def at_once(*functions: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def follow_one_another(steps: list[StepRecord]) -> bool:
+    ends = [step.started_ns + step.total_us * 1000 for step in steps]
+    slack = 1_000_000  # two clocks: one tells when a step began, the other how long it took
+    return all(step.started_ns > end - slack for step, end in zip(steps[1:], ends, strict=False))
+
+
+def has_spans_in_order(step: StepRecord) -> bool:
+    instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
+    return instants == sorted(instants) and instants[-1] <= step.total_us
+
+
+def updates_elsewhere(recorded: Recorded) -> int | None:
+    return recorded.events(OtherThreadTrained)[-1].num_updates
+
+
+def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
+    step, losses = make_step()
+    recorded = record_here(tmp_path, lambda: train_by_turns(step))
+    steps = recorded.steps
+    assert [record.step for record in steps] == list(range(NUM_UPDATES))
+    assert [stages(record) for record in steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
+    assert [record.loss for record in steps[2:]] == pytest.approx(losses[2:])
+    assert follow_one_another(steps)
+    assert all(map(has_spans_in_order, steps))
+    assert not recorded.events(OtherThreadTrained)
+    assert not recorded.events(CollectorStopped)
+
+
+def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        batches = iter(make_loader(NUM_UPDATES))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            error_of(model, *next(batches)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+        train_by_turns(step)
+
+    steps = record_here(tmp_path, train).steps
+    assert [record.samples for record in steps[2:]] == [BATCH] * (NUM_UPDATES - 2)
+    assert [stages(record) for record in steps[2:]] == [["data", "forward", "backward", "optimizer"]] * (
+        NUM_UPDATES - 2
+    )
+
+
+def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> None:
+    def train() -> None:
+        step, _ = make_step()
+        for _ in range(2):
+            loader, batches = iter(make_loader(5)), queue.Queue[object]()
+            at_once(lambda loader=loader, batches=batches: [batches.put(batch) for batch in loader])
+            for _ in range(batches.qsize()):
+                step()
+
+    steps = record_here(tmp_path, train).steps
+    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [
+        (1, ["forward", "backward", "optimizer"])
+    ] * 10
+
+
+def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path) -> None:
+    step, losses = make_step()
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(NUM_UPDATES):
+                if number // 3 % 2:
+                    pool.submit(step).result()
+                else:
+                    step()
+
+    steps = record_here(tmp_path, train).steps
+    assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
+    assert [record.loss for record in steps[4:]] == pytest.approx(losses[4:])
+
+
+def test_another_thread_goes_on_where_ours_left_light_steps(tmp_path: Path) -> None:
+    step, _ = make_step()
+
+    def train() -> None:
+        for _ in range(NUM_UPDATES):
+            step()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: [step() for _ in range(10)]).result()
+
+    steps = record_here(tmp_path, train, overhead=HARDLY_ANY_IN_FULL).steps
+    assert [record.micro_batches for record in steps] == [1] * (NUM_UPDATES + 10)
+    assert follow_one_another(steps)
+
+
+@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+@pytest.mark.parametrize("first", [1, 5])
+def test_no_window_is_open_over_the_steps_of_several_threads(first: int, tmp_path: Path) -> None:
+    step, _ = make_step()
+    recorded = record_here(tmp_path, lambda: train_by_turns(step), windows=((first, first + 2), (12, 14)))
+    assert [record.micro_batches for record in recorded.steps] == [1] * NUM_UPDATES
+    (stopped,) = recorded.events(CollectorStopped)
+    assert (stopped.collector, stopped.reason) == ("windows", SEVERAL_THREADS)
+    assert list(recorded.rank.glob("trace-*")) == []
+
+
+@pytest.mark.parametrize("is_daemon", [True, False])
+def test_a_thread_for_every_step_trains_to_its_end_under_the_windows_of_a_recording(
+    is_daemon: bool, tmp_path: Path
+) -> None:
+    program = f"""
+import threading, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+for _ in range(40):
+    thread = threading.Thread(target=step, daemon={is_daemon})
+    thread.start()
+    thread.join()
+"""
+    recorded = record_script(tmp_path / "home", program, options=("--trace-steps", "5:7,20:21,39:60"))
+    assert recorded.exit_code == 0, recorded.errors
+    assert [record.micro_batches for record in recorded.steps] == [1] * 40
+    assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
+
+
+@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+def test_a_profiler_of_the_program_starts_where_a_window_was_left_in_its_thread(tmp_path: Path) -> None:
+    step, _ = make_step()
+    num_profiled = 0
+
+    def profile() -> None:
+        nonlocal num_profiled
+        with torch.profiler.profile() as profiler:
+            step()
+        num_profiled = len(profiler.events())
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            first.submit(lambda: [step() for _ in range(3)]).result()
+            second.submit(lambda: [step() for _ in range(3)]).result()
+            first.submit(profile).result()
+
+    record_here(tmp_path, train, windows=((2, 4),))
+    assert num_profiled > 0
+
+
+def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.optim.Optimizer] | None = None) -> None:
+    """Train with every call beside another thread's, which waits at the same places."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if optimizer_of is None else optimizer_of()
+    for _ in range(NUM_UPDATES):
+        wait()
+        inputs = torch.randn(BATCH, 3)
+        loss = error_of(model, inputs, inputs.sum(1, keepdim=True))
+        wait()
+        loss.backward()  # type: ignore[no-untyped-call]
+        wait()
+        optimizer.step()
+
+
+def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_told_of(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
+    recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait)] * 2))
+    assert [stages(step) for step in recorded.steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
+    assert updates_elsewhere(recorded) == NUM_UPDATES
+    (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
+    assert f"{NUM_UPDATES} times" in warning
+
+
+def test_threads_that_share_an_optimizer_and_train_at_once_are_not_mixed(tmp_path: Path) -> None:
+    barrier, model = threading.Barrier(2), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait, lambda: optimizer)] * 2))
+    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
+    assert updates_elsewhere(recorded) == NUM_UPDATES
+
+
+def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def train() -> None:
+        step, _ = make_step()
+        step()
+        make_lockstep(barrier.wait)
+
+    def train_longer(recorded: threading.Thread) -> None:
+        make_lockstep(barrier.wait)
+        recorded.join()
+        step, _ = make_step()
+        for _ in range(5):
+            step()
+
+    def train_both() -> None:
+        first = threading.Thread(target=train)
+        first.start()
+        at_once(lambda: train_longer(first))
+
+    recorded = record_here(tmp_path, train_both)
+    assert len(recorded.steps) == 1 + NUM_UPDATES
+    assert updates_elsewhere(recorded) == NUM_UPDATES + 5
+
+
+def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def work() -> None:
+        inputs = torch.randn(BATCH, 3)
+        error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()  # type: ignore[no-untyped-call]
+
+    def train() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(NUM_UPDATES):
+                optimizer.zero_grad()
+                for done in [pool.submit(work) for _ in range(2)]:
+                    done.result()
+                optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert [step.micro_batches for step in recorded.steps] == [2] * NUM_UPDATES
+    assert recorded.events(OtherThreadTrained) == []

@@ -1,0 +1,205 @@
+"""What a device tells late: numbers, times, and that it is there."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from efprof.artifacts.events import NonFiniteSeen, WindowOpened
+from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.numbers import numbers
+from efprof.recorder.numbers.late_values import Answer, OnDevice
+from efprof.recorder.numbers.step_numbers import StepNumbers, late_numbers
+from efprof.recorder.session import session as session_module
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here
+from tests.simulated_cuda.cuda import SimulatedCuda
+from tests.support.builders import make_step
+
+NUM_STEPS = 24
+
+HOUR_MS = 3_600_000.0
+
+
+@pytest.fixture
+def cuda() -> Iterator[SimulatedCuda]:
+    with SimulatedCuda().in_place() as device:
+        yield device
+
+
+def train_on(cuda: SimulatedCuda, step_ms: float, then: Callable[[], object] = lambda: None) -> None:
+    """Each forward pass gives the device work of this length; `then` is called after each step."""
+    torch.manual_seed(0)
+    model = make_model().to("cuda")
+    model[0].register_forward_pre_hook(lambda *_: cuda.launch(step_ms))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for inputs, targets in make_loader(NUM_STEPS):
+        error_of(model, inputs.to("cuda"), targets.to("cuda")).backward()
+        optimizer.step()
+        then()
+
+
+@pytest.mark.parametrize("step_ms", [0, 5, 20])
+def test_every_step_has_its_times_however_far_the_device_is_behind(
+    step_ms: float, cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    recorded = record_here(tmp_path, lambda: train_on(cuda, step_ms))
+    assert [step.step for step in recorded.steps] == list(range(NUM_STEPS))
+    spans = [span for step in recorded.steps for span in step.spans]
+    assert all(span.device_us is not None for span in spans)
+    forward_us = [span.device_us or 0.0 for span in spans if span.stage == "forward"]
+    assert min(forward_us) >= 1000 * step_ms
+
+
+def test_a_killed_process_loses_no_step_to_a_device_that_is_behind(
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_WAIT_S", 0.01)
+    num_read: list[int] = []
+
+    def read() -> None:
+        rank = tmp_path / "rank0"
+        num_read.append(len(read_steps(rank)[0]) if (rank / "steps.jsonl").exists() else 0)
+
+    record_here(tmp_path, lambda: train_on(cuda, HOUR_MS, read))
+    assert all(count >= number for number, count in enumerate(num_read))
+
+
+def test_a_device_that_never_answers_does_not_hold_the_end_up(
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_WAIT_S", 0.01)
+    recorded = record_here(tmp_path, lambda: train_on(cuda, HOUR_MS))
+    assert [step.step for step in recorded.steps] == list(range(NUM_STEPS))
+    assert all(span.device_us is None for step in recorded.steps for span in step.spans)
+    assert all(step.loss is None for step in recorded.steps)
+
+
+class Sent:
+    """What was sent comes once it is told to."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def send(self, values: Sequence[OnDevice]) -> Answer:
+        told = [made.value.item() for made in values]
+        return lambda: told if self.has_come else []
+
+
+def made(*values: float) -> tuple[OnDevice, ...]:
+    return tuple(OnDevice(torch.tensor(value), None) for value in values)
+
+
+def arrive(record: StepRecord, *, losses: list[float], norms: list[float], **owed: Any) -> list[str]:
+    """Have the numbers arrive; what is told of as bad."""
+    bad, sent = list[str](), Sent()
+    owed = {"may_be_bad": (False,) * len(norms), **owed}
+    opened = StepNumbers(device_losses=made(*losses), device_norms=made(*norms), **owed)
+    arrives = late_numbers(record, opened, *made(512.0), sent.send, lambda _, what, value: bad.append(what))
+    assert not arrives()
+    assert record.loss is None
+    sent.has_come = True
+    assert arrives()
+    return bad
+
+
+def test_numbers_fill_the_record_when_they_arrive() -> None:
+    record = make_step(0, loss=None, gradient_norm=None)
+    assert arrive(record, losses=[1.5, 2.0], norms=[3.0, 4.0]) == []
+    assert (record.loss, record.gradient_norm, record.scaler_scale) == (3.5, 5.0, 512.0)
+
+
+def test_a_loss_on_a_device_is_multiplied_there_by_the_gradient_that_backward_is_given(
+    cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    def train_on_it() -> None:
+        weight = torch.ones(1, device="cuda").requires_grad_()
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for given in (None, torch.tensor(-0.5, device="cuda")):
+            (weight * 3.0).sum().backward(given)
+            optimizer.step()
+
+    assert [step.loss for step in record_here(tmp_path, train_on_it).steps] == [3.0, -1.5]
+    assert cuda.waits_of("efprof/recorder") == []
+
+
+def test_a_loss_that_is_not_finite_is_told_of() -> None:
+    record = make_step(0, loss=None, gradient_norm=None)
+    assert arrive(record, losses=[math.nan], norms=[math.nan]) == ["loss"]
+    assert (record.loss, record.gradient_norm) == ("nan", "nan")
+
+
+def test_a_gradient_that_nobody_guards_is_told_of() -> None:
+    assert arrive(make_step(0, loss=None), losses=[1.0], norms=[math.inf]) == ["gradient"]
+    assert arrive(make_step(1, loss=None), losses=[1.0], norms=[math.inf], is_guarded=True) == []
+    assert arrive(make_step(2, loss=None), losses=[1.0], norms=[math.inf], may_be_bad=(True,)) == []
+    assert arrive(make_step(3, loss=None), losses=[1.0], norms=[1.0, math.inf], may_be_bad=(True, False)) != []
+
+
+def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path) -> None:
+    sent, session = Sent(), open_session(tmp_path)
+    session.options = msgspec.structs.replace(session.options, triggers=("non-finite",))
+    session.start()
+    collector = numbers.Numbers(session)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, batch in enumerate(make_loader(12)):
+        error_of(model, *batch).backward()
+        optimizer.step()
+        if number == 4:
+            step = session.loop.step
+            assert isinstance(step, OpenStep)
+            bad = StepNumbers(device_losses=made(math.inf))
+            record = make_step(step.number, loss=None)
+            step.owe(late_numbers(record, bad, None, sent.send, collector._note_late))
+        sent.has_come = number > 5
+    session.end()
+    recorded = Recorded(folder=tmp_path)
+    assert [(event.step, event.what, event.value) for event in recorded.events(NonFiniteSeen)] == [(4, "loss", "inf")]
+    assert [event.why for event in recorded.events(WindowOpened)] == ["a loss or gradient was not finite"]
+
+
+def test_a_device_that_starts_after_a_batch_was_looked_at_is_still_described(
+    cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    def look_and_train() -> None:
+        next(iter(make_loader(4)))
+        train_on(cuda, 0)
+
+    run = record_here(tmp_path, look_and_train).run
+    assert [device.name for device in run.devices] == ["Simulated"]
+    assert run.memory_source == "CUDA allocator"
+
+
+def train_and_skip(device: str, step_ms: float = 0.0, launch: Callable[[float], None] = lambda _: None) -> None:
+    """The loss of step 60 is NaN, and applied by nobody."""
+    torch.manual_seed(0)
+    model = make_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(make_loader(80)):
+        loss = error_of(model, inputs.to(device), targets.to(device)) * (math.nan if number == 60 else 1.0)
+        loss.backward()
+        if number != 60:
+            optimizer.step()
+        optimizer.zero_grad()
+        launch(step_ms)
+
+
+@pytest.mark.parametrize("step_ms", [0, 10])
+def test_the_losses_of_light_steps_come_from_a_device_without_waiting_for_it(
+    step_ms: float, cuda: SimulatedCuda, tmp_path: Path
+) -> None:
+    bare = record_here(tmp_path / "cpu", lambda: train_and_skip("cpu"), overhead=HARDLY_ANY_IN_FULL)
+    recorded = record_here(
+        tmp_path / "cuda", lambda: train_and_skip("cuda", step_ms, cuda.launch), overhead=HARDLY_ANY_IN_FULL
+    )
+    light = {step.step: step.loss for step in recorded.steps if not step.is_full and step.step < 60}
+    assert len(light) > 10
+    assert light == {step.step: step.loss for step in bare.steps if step.step in light}
+    assert [event.step for event in recorded.events(NonFiniteSeen)] == [60]
+    assert cuda.waits_of("efprof/recorder") == []

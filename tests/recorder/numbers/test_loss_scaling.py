@@ -1,0 +1,318 @@
+"""Training with a gradient scaler, as it is recorded on the CPU."""
+
+import gc
+import math
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
+from efprof.recorder.numbers.numbers import MAX_HELD_BACK
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
+from tests.recorder.numbers.test_numbers import two_weights
+from tests.recorder.recording import Recorded, record_here
+
+
+def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimizer], **settings: object) -> object:
+    """One step per factor; the loss is the weight times it, so that the gradient is the factor."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = optimizer_class([weight], lr=0.125, **settings)  # type: ignore[call-arg]
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1000)
+        for factor in factors:
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
+def make_scaled() -> tuple[torch.Tensor, torch.optim.Optimizer, torch.amp.GradScaler]:
+    """A weight of one, an optimizer that leaves it so, and a scaler."""
+    weight = torch.ones(1, requires_grad=True)
+    return weight, torch.optim.SGD([weight], lr=0.0), torch.amp.GradScaler("cpu", init_scale=16.0)
+
+
+def recorded_steps(recorded: Recorded) -> list[tuple[object, ...]]:
+    assert recorded.events(CollectorStopped) == []
+    return [(step.gradient_norm, step.scaler_scale, step.is_skipped) for step in recorded.steps]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_a_step_that_the_scaler_holds_back_is_one_step_and_marked(tmp_path: Path, settings: dict[str, bool]) -> None:
+    train = train_scaled([2.0, float("inf"), 2.0], torch.optim.SGD, **settings)
+    recorded = record_here(tmp_path, train)
+    assert [is_skipped for *_, is_skipped in recorded_steps(recorded)] == [False, True, False]
+    assert [scale for _, scale, _ in recorded_steps(recorded)] == [16.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_the_loss_and_the_gradients_are_those_before_scaling(tmp_path: Path, settings: dict[str, bool]) -> None:
+    """A fused optimizer is given the scale, and divides the gradients by it as it applies them."""
+    recorded = record_here(tmp_path, train_scaled([2.0], torch.optim.SGD, **settings))
+    assert recorded_steps(recorded) == [(2.0, 16.0, False)]
+    assert recorded.steps[0].loss == 2.0
+
+
+def test_a_step_held_back_has_its_bad_gradients_counted(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_scaled([2.0, float("inf")], torch.optim.SGD))
+    assert (recorded.steps[1].num_gradients, recorded.steps[1].num_inf) == (1, 1)
+    assert recorded.steps[1].memory[-1].boundary == "post_optimizer_step"
+
+
+class Around:
+    """A class of the program's own that a scaler takes for an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        around = Around(torch.optim.SGD([weight], lr=0.0))
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for factor in (2.0, math.inf, 2.0):
+            weight.grad = None
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(around)  # type: ignore[arg-type]
+            scaler.update()
+
+    assert recorded_steps(record_here(tmp_path, train)) == [
+        (2.0, 16.0, False),
+        ("inf", 8.0, True),
+        (2.0, 8.0, False),
+    ]
+
+
+def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        weights, optimizers = two_weights()
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for factor in (1.0, math.inf, 1.0):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            scaler.scale((weights[0] * factor + weights[1]).sum()).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+
+    assert [is_skipped for *_, is_skipped in recorded_steps(record_here(tmp_path, train))] == [False, True, False]
+
+
+def train_from_a_large_scale(
+    factors: Iterable[float],
+    *,
+    growth_interval: int = 1000,
+    wrap: Callable[..., Any] = lambda optimizer: optimizer,
+    **settings: bool,
+) -> Callable[[], None]:
+    """One step per factor, which is the gradient; the first two overflow as long as the scale is above 2**125."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0, **settings)
+        stepped = wrap(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=growth_interval)
+        for factor in factors:
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(stepped)
+            scaler.update()
+
+    return train
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_the_overflow_by_which_a_scaler_finds_its_scale_is_not_told_of_as_a_fault(
+    tmp_path: Path, settings: dict[str, bool]
+) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 6, **settings))
+    assert [step.is_skipped for step in recorded.steps] == [True, True, False, False, False, False]
+    assert (recorded.events(NonFiniteSeen), recorded.events(CollectorStopped)) == ([], [])
+
+
+def test_a_bad_loss_is_told_of_after_the_scaler_has_found_its_scale(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([*[4.0] * 30, math.nan]))
+    assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(30, "loss")]
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Around], ids=["torch's own", "a class around it"])
+def test_overflows_of_a_scale_that_grows_again_are_not_told_of_either(wrap: Callable[..., Any], tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_from_a_large_scale([4.0] * 80, growth_interval=2, wrap=wrap))
+    held_back = [step.step for step in recorded.steps if step.is_skipped]
+    assert len(held_back) > 20
+    assert [step.gradient_norm for step in recorded.steps if step.is_skipped] == ["inf"] * len(held_back)
+    assert recorded.events(NonFiniteSeen) == []
+
+
+def without_a_scale(num_steps: int, first_bad: int) -> Callable[[], None]:
+    """From a step on, the loss is finite and its gradient is not, whatever the scale."""
+
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler = torch.amp.GradScaler("cpu")
+        for number in range(num_steps):
+            optimizer.zero_grad()
+            scaled = scaler.scale((weight * (number < first_bad)).sqrt().sum())
+            scaled.backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
+@pytest.mark.parametrize("first_bad", [0, 30])
+def test_a_scaler_that_finds_no_scale_is_told_of(tmp_path: Path, first_bad: int) -> None:
+    recorded = record_here(tmp_path, without_a_scale(first_bad + 40, first_bad))
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what) == (first_bad + MAX_HELD_BACK - 1, "gradient")
+    assert len([step for step in recorded.steps if step.num_nan]) < 25
+
+
+def test_a_scaler_that_finds_no_scale_is_told_of_with_the_operation_behind_it(tmp_path: Path) -> None:
+    (seen,) = record_here(tmp_path, without_a_scale(40, 0)).events(NonFiniteSeen)
+    assert [suspect.node for suspect in seen.suspects] == ["SqrtBackward0"]
+
+
+@pytest.mark.parametrize("order", [("sound", "bad"), ("bad", "sound")])
+def test_one_of_two_optimizers_that_is_always_held_back_is_told_of(order: tuple[str, str], tmp_path: Path) -> None:
+    def train() -> None:
+        weights = {"sound": torch.ones(1, requires_grad=True), "bad": torch.zeros(1, requires_grad=True)}
+        optimizers = {name: torch.optim.SGD([weight], lr=0.0) for name, weight in weights.items()}
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(MAX_HELD_BACK + 4):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            scaled = scaler.scale((weights["sound"] + weights["bad"].sqrt()).sum())
+            scaled.backward()  # type: ignore[no-untyped-call]
+            for name in order:
+                scaler.step(optimizers[name])
+            scaler.update()
+
+    recorded = record_here(tmp_path, train)
+    (seen,) = recorded.events(NonFiniteSeen)
+    assert (seen.step, seen.what) == (MAX_HELD_BACK - 1, "gradient")
+    assert all(step.is_skipped for step in recorded.steps)
+
+
+def test_a_bad_update_is_told_of_at_once_although_another_optimizer_is_held_back(tmp_path: Path) -> None:
+    def train() -> None:
+        scaled, plain = (torch.ones(1, requires_grad=True) for _ in range(2))
+        optimizers = [torch.optim.SGD([weight], lr=0.0) for weight in (scaled, plain)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        scaler.scale((scaled * 4).sum()).backward()
+        plain.grad = torch.tensor([math.nan])
+        scaler.step(optimizers[0])
+        optimizers[1].step()
+        scaler.update()
+
+    recorded = record_here(tmp_path, train)
+    assert [(event.what, event.value) for event in recorded.events(NonFiniteSeen)] == [("gradient", "nan")]
+    assert [step.is_skipped for step in recorded.steps] == [True]
+
+
+def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:
+    recorded = record_here(tmp_path, train_scaled([2.0, 2.0], torch.optim.SGD))
+    assert [step.learning_rate for step in recorded.steps] == [0.125, 0.125]
+
+
+def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, None, False)]
+
+
+def train_with_clipping() -> None:
+    """The third step's gradients are not finite."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for number, (inputs, targets) in enumerate(make_loader(5)):
+        optimizer.zero_grad()
+        loss = error_of(model, inputs, targets) * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_unscaling_clipping_and_the_scaler_belong_to_the_update_of_a_step_held_back_too(tmp_path: Path) -> None:
+    steps = record_here(tmp_path, train_with_clipping).steps
+    updating = ["optimizer"] * 4  # unscale_, clip_grad_norm_, step and update
+    assert [stages(step)[-7:] for step in steps] == [["data", "forward", "backward", *updating]] * 5
+    assert [step.is_skipped for step in steps] == [False, False, True, False, False]
+
+
+def test_a_scaler_that_is_not_enabled_is_not_even_watched(tmp_path: Path) -> None:
+    step = torch.amp.GradScaler.step
+    seen = []
+
+    def train() -> None:
+        gc.collect()  # the scalers of other tests
+        torch.amp.GradScaler("cpu", enabled=False)
+        seen.append(torch.amp.GradScaler.step is step)
+        torch.amp.GradScaler("cpu")
+        seen.append(torch.amp.GradScaler.step is step)
+
+    gc.collect()
+    record_here(tmp_path, train)
+    assert seen == [True, False]
+    assert torch.amp.GradScaler.step is step
+
+
+def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:
+    def train() -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return train
+
+
+def test_a_scaler_made_before_the_recording_is_watched(tmp_path: Path) -> None:
+    train = scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0))
+    assert recorded_steps(record_here(tmp_path, train)) == [(1.0, 16.0, False)]
+
+
+def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
+    saved = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=16.0))
+    gc.collect()
+    recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(saved))())  # noqa: S301 - our own
+    assert recorded_steps(recorded) == [(1.0, 16.0, False)]
+
+
+def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path) -> None:
+    def train() -> None:
+        weight, optimizer, scaler = make_scaled()
+        for number in range(6):
+            optimizer.zero_grad()
+            if number % 2:
+                weight.sum().mul(3.0).backward()  # which may lie where the last scaled one lay
+                optimizer.step()
+            else:
+                scaler.scale(weight.sum().mul(2.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+    assert [step.loss for step in record_here(tmp_path, train).steps] == [2.0, 3.0] * 3

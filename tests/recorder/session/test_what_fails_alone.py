@@ -1,0 +1,124 @@
+"""What fails within the recorder, or is interrupted there, costs nothing else."""
+
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from efprof.artifacts.events import CollectorStopped
+from efprof.recorder.collectors import environment
+from efprof.recorder.collectors.host_memory import HostMemory
+from efprof.recorder.doctor import device
+from efprof.recorder.loop.open_step import OpenStep
+from tests.recorder.collectors.test_environment import train
+from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages, train_plainly
+from tests.recorder.recording import Recorded, open_session, record_here
+
+
+def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    session.subscribe(
+        session.loop.step_ended,
+        "test",
+        lambda step, _: signal.raise_signal(signal.SIGINT) if step.number == 3 else None,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train_plainly(6)
+    session.end()
+    assert [step.step for step in Recorded(folder=tmp_path).steps] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "backward", "optimizer"])
+def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    open_stage, num_interrupts = session.loop.clock.open, 0
+
+    def interrupted(step: OpenStep, opened: str, opener: str, entered: int) -> None:
+        nonlocal num_interrupts
+        open_stage(step, opened, opener, entered)
+        if step.number == 4 and opened == stage and not num_interrupts:
+            num_interrupts += 1
+            raise KeyboardInterrupt
+
+    session.loop.clock.open = interrupted  # type: ignore[method-assign]
+    model, batches = make_model(), iter(make_loader(12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(11):
+        with suppress(KeyboardInterrupt):
+            inputs, targets = next(batches)
+            optimizer.zero_grad()
+            error_of(model, inputs, targets).backward()
+            optimizer.step()
+    session.end()
+    steps = Recorded(folder=tmp_path).steps
+    assert num_interrupts == 1
+    # The batch of step 4 is lost: where its gradients are gone by the next one, it is a step of its own.
+    is_skipped = [step.is_skipped for step in steps]
+    assert [step.step for step in steps] == list(range(len(steps)))
+    assert is_skipped == [number == 4 and stage in ("backward", "optimizer") for number in range(len(steps))]
+    assert is_skipped.count(False) == 10
+    assert {tuple(stages(step)) for step in steps if step.step not in (0, 4)} == {
+        ("data", "forward", "backward", "optimizer")
+    }
+
+
+def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> None:
+    backward = torch.autograd.backward
+    session = open_session(tmp_path)
+    session.start()
+    assert torch.autograd.backward is not backward
+    session.on_end("test", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        session.end()
+    assert torch.autograd.backward is backward
+
+
+GETTERS = [
+    (torch, "get_num_threads"),
+    (torch, "is_anomaly_enabled"),
+    (torch, "get_float32_matmul_precision"),
+    (torch.cuda.memory, "get_allocator_backend"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), GETTERS)
+def test_a_getter_that_this_torch_lacks_costs_no_other(
+    owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)
+    monkeypatch.delattr(owner, name)
+    recorded = record_here(tmp_path, train)
+    assert recorded.events(CollectorStopped) == []
+    assert recorded.run.settings["default dtype"] == "torch.float32"
+
+
+def test_a_device_that_nvml_cannot_reach_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(index: int) -> None:
+        raise NVMLError("GPU is lost")
+
+    fake = fake_pynvml(["NVIDIA H200"])
+    fake.__dict__["nvmlDeviceGetHandleByIndex"] = lost
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    check = named(device.checks(torch), "NVML")
+    assert check.status == "no"
+    assert "GPU is lost" in check.why
+
+
+def test_nvml_that_sees_no_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_pynvml([]))
+    assert named(device.checks(torch), "NVML").why != "It sees ."
+
+
+def test_memray_stops_with_its_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostMemory, "move", lambda self, step: 1 / 0)
+    record_here(tmp_path / "broken", train_plainly, host_memory=True)
+    monkeypatch.undo()
+    recorded = record_here(tmp_path / "next", train_plainly, host_memory=True)
+    assert recorded.events(CollectorStopped) == []

@@ -1,0 +1,296 @@
+"""A device that runs out of memory, simulated: what is recorded outside a window, and what the report tells of it."""
+
+import runpy
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import efprof
+from efprof.artifacts.events import CollectorStopped, DeviceShortage, OutOfMemory, WindowClosed, WindowOpened
+from efprof.artifacts.snapshot import Snapshot, read_snapshot
+from efprof.audits.out_of_memory import out_of_memory
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
+from efprof.model import Alternatives, Finding, MemoryMap, Narrative, NotRecorded, SegmentMap, Table
+from efprof.recorder.budget.sampling import EARLY_STEPS
+from efprof.recorder.windows import cuda_memory
+from efprof.recorder.windows.cuda_memory import BYTES_PER_ENTRY, RING_ENTRIES, WINDOW
+from efprof.units import MIB
+from tests.recorder.recording import Recorded, line_of, only_run
+from tests.simulated_cuda.cuda import SimulatedCuda
+
+TRAIN = """
+import torch
+
+MIB = 2**20
+weight = torch.ones(MIB, device="cuda", requires_grad=True)  # weight
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(6):
+    activation = torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")  # activation
+    weight.sum().backward()
+    optimizer.step()
+    if step == 2:
+        FAIL
+"""
+REQUEST = 'torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")  # request'
+SURVIVED = """
+        for _ in range(5):
+            try:
+                torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+"""
+ONE_STEP = {"memory_steps": "0:1", "trace_steps": "none", "triggers": "none"}
+NO_WINDOW = {"windows": "none"}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cuda() -> Iterator[SimulatedCuda]:
+    with SimulatedCuda(2, total_bytes=128 * MIB).in_place() as devices:
+        yield devices
+
+
+def recorded(fail: str, at_step: int = 2, overhead: str = "100%", **options: str | bool) -> Recorded:
+    """A training in which this happens, in its third step unless another one is named."""
+    text = TRAIN.replace("FAIL", fail).replace("step == 2", f"step == {at_step}")
+    text = text.replace("range(6)", f"range({max(60, at_step + 1)})")
+    Path("train.py").write_text(text)
+    with suppress(RuntimeError), efprof.record(overhead=overhead, **options):  # type: ignore[arg-type]
+        runpy.run_path(str(Path("train.py").absolute()))
+    return Recorded(folder=only_run(Path("home")))
+
+
+def finding_of(recording: Recorded) -> Finding:
+    assert recording.run.ended == "out_of_memory"
+    (finding,) = out_of_memory(open_run(recording.folder)).findings
+    return finding
+
+
+def line(marker: str) -> str:
+    return f"train.py:{line_of(Path('train.py'), marker)}"
+
+
+def snapshot_of(recording: Recorded) -> Snapshot:
+    return read_snapshot(recording.rank / f"{WINDOW}.pickle")
+
+
+def stops_of(recording: Recorded) -> list[str]:
+    return [event.reason for event in recording.events(CollectorStopped)]
+
+
+def dumps_of(recording: Recorded) -> list[str]:
+    return [event.why for event in recording.events(WindowOpened) if event.window == WINDOW]
+
+
+def told(finding: Finding) -> str:
+    (narrative,) = [one for one in finding.evidence if isinstance(one, Narrative)]
+    return " ".join(narrative.paragraphs)
+
+
+def test_the_failing_request_its_line_and_what_is_in_use_are_told_though_no_window_is_open(cuda: SimulatedCuda) -> None:
+    recording = recorded(REQUEST, **ONE_STEP)
+    assert [entry.action for trace in snapshot_of(recording).device_traces for entry in trace] == []
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert finding.severity == "high"
+    assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
+    assert "memory was truly short" in finding.message
+    assert f"Of what stacks tell of, most was held by {line('weight')}: 4.00 MiB" in finding.message, "of the window"
+    assert finding.message.endswith(
+        f". No stack tells who has 1 block of 24.0 MiB; memory-1.pickle saw {line('activation')} ask for as much"
+    )
+    assert "No history tells whether a setting of the allocator would have served it" in finding.fix.summary
+    assert "keep less." in finding.fix.summary, "who holds most is not known"
+    assert "equal sizes in a window are a hint and no proof" in told(finding)
+    assert "taken by the failing request itself" in told(finding)
+    assert len(dumps_of(recording)) == 1
+    assert stops_of(recording) == []
+
+
+def test_what_is_in_use_is_told_by_size_with_its_place_on_the_device(cuda: SimulatedCuda) -> None:
+    finding = finding_of(recorded(REQUEST, **ONE_STEP))
+    (table,) = [one for one in finding.evidence if isinstance(one, Table)]
+    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, "none", f"{line('activation')} (memory-1.pickle)")
+    assert table.rows[1][:4] == (4 * MIB, 2, 8 * MIB, f"1: {line('weight')}"), "the gradient has no line of the user's"
+    assert any(isinstance(one, SegmentMap) for one in finding.evidence)
+    assert any(isinstance(one, MemoryMap) for one in finding.evidence)
+
+
+def test_without_any_window_the_state_is_told_and_no_line_is_guessed(cuda: SimulatedCuda) -> None:
+    finding = finding_of(recorded(REQUEST, **NO_WINDOW))
+    assert str(finding.blame) == line("request")
+    assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
+    assert "was held by" not in finding.message
+    (table,) = [one for one in finding.evidence if isinstance(one, Table)]
+    assert table.rows[0] == (24 * MIB, 1, 24 * MIB, "none", "in none")
+    assert "efprof record --memory-ring" in told(finding)
+
+
+@pytest.mark.parametrize("options", [NO_WINDOW, ONE_STEP])
+def test_with_a_ring_every_block_has_its_line_and_other_settings_are_tried(
+    options: dict[str, str], cuda: SimulatedCuda
+) -> None:
+    recording = recorded(REQUEST, memory_ring=True, **options)
+    assert snapshot_of(recording).device_traces[0][-1].action == "oom"
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert f"Most was held by {line('activation')}: 24.0 MiB" in finding.message
+    assert any(isinstance(one, Alternatives) for one in finding.evidence)
+    assert cuda.history is None, "the recording is over"
+
+
+def test_a_request_that_fails_in_a_light_step_is_told_alike_and_dumped_once(cuda: SimulatedCuda) -> None:
+    at_step = EARLY_STEPS + 60  # up to there bursts come often, and any step may be in one
+    recording = recorded(REQUEST, at_step=at_step, overhead="0.000001%", **ONE_STEP)
+    assert not recording.steps[-1].is_full
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert finding.message.startswith("Device 0 could not give 100 MiB: of ")
+    assert len(dumps_of(recording)) == 1
+    assert "taken by the failing request itself" in told(finding)
+
+
+def test_a_request_that_fails_on_the_engines_thread_is_blamed_on_the_call_of_backward(cuda: SimulatedCuda) -> None:
+    backward = """loss = torch.ones(9 * MIB, device="cuda", requires_grad=True).exp().sum()  # forward
+        loss.backward()  # request"""
+    finding = finding_of(recorded(backward, memory_ring=True, **NO_WINDOW))
+    assert str(finding.blame) == line("request")
+    assert "could not give 36.0 MiB" in finding.message
+    assert f"Most was held by {line('forward')}: 72.0 MiB" in finding.message
+
+
+def test_the_ring_is_short_and_a_window_takes_its_place(cuda: SimulatedCuda) -> None:
+    seen = []
+
+    def look() -> None:
+        seen.append(cuda.max_entries)
+
+    torch.cuda.look = look  # type: ignore[attr-defined]
+    try:
+        recorded("pass\n    torch.cuda.look()", memory_ring=True, **{**ONE_STEP, "memory_steps": "1:3"})
+    finally:
+        del torch.cuda.look  # type: ignore[attr-defined]
+    assert [entries == RING_ENTRIES for entries in seen[:6]] == [True, False, False, True, True, True]
+    assert min(entries for entries in seen) == RING_ENTRIES
+
+
+def test_a_program_that_keeps_the_history_itself_ends_the_ring_and_keeps_its_own(cuda: SimulatedCuda) -> None:
+    Path("train.py").write_text(TRAIN.replace("FAIL", "torch.cuda.memory._record_memory_history(max_entries=77)"))
+    with efprof.record(memory_ring=True, windows="none"):
+        runpy.run_path(str(Path("train.py").absolute()))
+    assert (cuda.history, cuda.max_entries) == ("all", 77)
+    (stopped,) = stops_of(Recorded(folder=only_run(Path("home"))))
+    assert "records the allocator's history itself" in stopped
+
+
+def test_the_programs_own_history_is_left_out_of_the_snapshot_but_not_the_stacks(cuda: SimulatedCuda) -> None:
+    """It may hold millions of entries, and then dumping it takes minutes and all of the host's memory."""
+    recording = recorded(
+        f"pass\n    torch.cuda.memory._record_memory_history()\n    if step == 3:\n        {REQUEST}", **NO_WINDOW
+    )
+    assert snapshot_of(recording).device_traces == []
+    assert stops_of(recording) == [
+        f"{WINDOW}.pickle is without the allocator's history: it is the program's own, of any length"
+    ]
+    assert f"Most was held by {line('activation')}: 24.0 MiB" in finding_of(recording).message
+
+
+def test_a_history_is_as_long_as_the_host_can_dump(cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_memory, "_free_host_bytes", lambda: 4 * 5 * BYTES_PER_ENTRY)
+    trace = snapshot_of(recorded(REQUEST, **{**ONE_STEP, "memory_steps": "0:5"})).device_traces[0]
+    assert len(trace) <= 5
+    assert trace[-1].action == "oom"
+
+
+def test_a_host_without_memory_gets_a_snapshot_without_its_history(
+    cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([8 * 1000 * BYTES_PER_ENTRY])
+    monkeypatch.setattr(cuda_memory, "_free_host_bytes", lambda: next(free, 1000 * BYTES_PER_ENTRY))
+    recording = recorded(REQUEST, **{**ONE_STEP, "memory_steps": "0:5"})
+    assert snapshot_of(recording).device_traces == []
+    assert str(finding_of(recording).blame) == line("request")
+    why = "is without the allocator's history: the host has too little memory for it"
+    assert stops_of(recording) == [f"{WINDOW}.pickle {why}", f"memory-1.pickle {why}"]
+
+
+def test_shortages_that_the_program_survives_are_counted_and_dumped_once(cuda: SimulatedCuda) -> None:
+    recording = recorded(SURVIVED, **NO_WINDOW)
+    assert recording.run.ended == "finished"
+    assert recording.events(OutOfMemory) == []
+    first, last = recording.events(DeviceShortage)
+    assert (first.num_failed, last.num_failed) == (1, 5)
+    assert (last.device, last.requested_bytes) == (0, 100 * MIB)
+    assert len(dumps_of(recording)) == len(recording.events(WindowClosed)) == 1
+    run = open_run(recording.folder)
+    assert [one for one in warnings_of(run) if one.startswith("Requests for memory of the device failed, 5 in all")]
+    with pytest.raises(NotRecorded):
+        out_of_memory(run)
+
+
+def test_a_shortage_in_a_window_that_the_program_survives_is_no_end(cuda: SimulatedCuda) -> None:
+    recording = recorded(SURVIVED, **{**ONE_STEP, "memory_steps": "0:5"})
+    (finding,) = out_of_memory(open_run(recording.folder)).findings
+    assert finding.headline == "Out of memory, and the program went on"
+    assert finding.severity == "low"
+
+
+def test_the_one_that_ends_the_program_has_a_snapshot_of_its_own_after_others_were_survived(
+    cuda: SimulatedCuda,
+) -> None:
+    grown = f'{SURVIVED}        more = torch.empty(44 * MIB, dtype=torch.uint8, device="cuda")\n        {REQUEST}'
+    recording = recorded(grown, **NO_WINDOW)
+    assert [why.partition(" could")[0] for why in dumps_of(recording)] == [
+        "device 0",
+        "the program ended for want of memory",
+    ]
+    finding = finding_of(recording)
+    (table,) = [one for one in finding.evidence if isinstance(one, Table)]
+    assert table.rows[0][:3] == (44 * MIB, 1, 44 * MIB)
+    assert "when the error had ended the program" in told(finding)
+    assert "6 requests failed in this run" in told(finding)
+
+
+@pytest.mark.parametrize("kind", ["torch.AcceleratorError", "RuntimeError"])
+def test_an_error_of_cuda_itself_counts_though_the_allocator_was_not_asked(kind: str, cuda: SimulatedCuda) -> None:
+    recording = recorded(f'raise {kind}("CUDA error: out of memory\\nSearch for it")  # request', **NO_WINDOW)
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert finding.message.startswith("A request failed in ")
+    assert dumps_of(recording) == ["the program ended for want of memory"]
+    (table,) = [one for one in finding.evidence if isinstance(one, Table)]
+    assert table.rows[0][:3] == (24 * MIB, 1, 24 * MIB)
+    assert "its line is where it was noticed" in told(finding)
+
+
+def test_a_request_that_the_allocator_rejects_beforehand_is_counted_and_told(cuda: SimulatedCuda) -> None:
+    cuda.rejects_beforehand = True
+    recording = recorded(REQUEST, **NO_WINDOW)
+    (shortage,) = recording.events(DeviceShortage)
+    assert (shortage.num_failed, shortage.num_rejected) == (0, 1)
+    finding = finding_of(recording)
+    assert str(finding.blame) == line("request")
+    assert "1 requests were refused by `throw_on_cudamalloc_oom`" in told(finding)
+
+
+def test_the_device_that_ran_out_is_the_one_that_is_told_of(cuda: SimulatedCuda) -> None:
+    finding = finding_of(recorded(REQUEST.replace('"cuda"', '"cuda:1"').replace("100", "144"), **NO_WINDOW))
+    assert finding.message.startswith("Device 1 could not give 144 MiB: of 0 B reserved")
+
+
+def test_memory_of_the_host_that_runs_out_takes_no_snapshot_of_a_device(cuda: SimulatedCuda) -> None:
+    recording = recorded("torch.empty(1 << 50)  # request", **NO_WINDOW)
+    assert recording.run.ended == "out_of_memory"
+    assert dumps_of(recording) == []

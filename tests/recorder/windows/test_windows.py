@@ -1,0 +1,312 @@
+"""Profiler windows: what is in them, and whom they leave alone."""
+
+import cProfile
+import gzip
+import json
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
+from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
+from efprof.artifacts.trace import read_trace, trace_paths
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.windows.allocation_rows import CallSites
+from tests.recorder.loop.test_loop import error_of, make_loader, make_model, train, train_plainly
+from tests.recorder.recording import Recorded, line_of, record_here
+from tests.support.patience import MAX_WAIT_S
+
+HERE = Path(__file__)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+
+
+class Model(torch.nn.Module):
+    """Its gradient needs memory that its forward line is to blame for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(50_000))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs.sum() * self.weight).sum()  # forward line
+
+
+def train_model() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for inputs, _ in make_loader(6):
+        optimizer.zero_grad()
+        model(inputs).backward()  # model call
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record_here(tmp_path_factory.mktemp("windows"), train_model, windows=((2, 4), (5, 9)))
+
+
+@pytest.fixture(scope="module")
+def allocations(recorded: Recorded) -> tuple[AllocationEvent, ...]:
+    return read_allocations(allocation_paths(recorded.rank)[0]).events
+
+
+def test_the_steps_of_a_window_are_marked(recorded: Recorded) -> None:
+    assert [step.window for step in recorded.steps] == [None, None, "trace-1", "trace-1", None, "trace-2"]
+
+
+def test_a_window_that_the_program_ends_in_is_kept(recorded: Recorded) -> None:
+    assert [path.name for path in trace_paths(recorded.rank)] == ["trace-1.json.gz", "trace-2.json.gz"]
+    assert [event.window for event in recorded.events(WindowClosed)] == ["trace-1", "trace-2"]
+
+
+def test_a_trace_is_plain_json_of_events(recorded: Recorded) -> None:
+    trace = json.loads(gzip.decompress(trace_paths(recorded.rank)[0].read_bytes()))
+    assert {"python_function", "cpu_op"} <= {event.get("cat") for event in trace["traceEvents"]}
+
+
+def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:
+    sites = [event.arguments.call_site for event in read_trace(trace_paths(recorded.rank)[0]).events]
+    called, forward = line_of(HERE, "model call"), line_of(HERE, "forward line")
+    assert f"tests/recorder/windows/test_windows.py:{called}:train_model" in sites
+    assert sites.count(f"tests/recorder/windows/test_windows.py:{forward}:forward") >= 2
+
+
+def test_nothing_half_written_is_left(recorded: Recorded) -> None:
+    assert [path.name for path in recorded.rank.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_forward_allocation_has_the_users_line_and_module(allocations: tuple[AllocationEvent, ...]) -> None:
+    site = f"tests/recorder/windows/test_windows.py:{line_of(HERE, 'forward line')}:forward"
+    products = [event for event in allocations if event.num_bytes == 200_000 and not event.is_backward]
+    assert {event.operation for event in products} == {"aten::mul"}, "an operator has its line too"
+    assert all(site in event.stack and "Model" in event.modules for event in products)
+    assert products
+
+
+def test_what_backward_allocates_has_the_line_of_its_forward_operation(
+    allocations: tuple[AllocationEvent, ...],
+) -> None:
+    gradients = [event for event in allocations if event.num_bytes == 200_000 and event.is_backward]
+    forward_line = f"tests/recorder/windows/test_windows.py:{line_of(HERE, 'forward line')}:forward"
+    assert gradients
+    assert all(forward_line in event.forward_stack for event in gradients)
+
+
+def test_what_is_allocated_is_released_at_the_same_address(allocations: tuple[AllocationEvent, ...]) -> None:
+    live: dict[int, int] = {}
+    for event in allocations:
+        if event.num_bytes > 0:
+            live[event.address] = event.num_bytes
+        elif event.address in live:
+            assert live.pop(event.address) == -event.num_bytes
+    assert len(live) < len(allocations) / 4
+
+
+def test_a_program_that_is_profiling_itself_is_left_alone(tmp_path: Path) -> None:
+    def train_profiled() -> None:
+        with torch.profiler.profile() as profiler:
+            train_plainly(6)
+        assert any(event.key == "aten::mse_loss" for event in profiler.key_averages())
+
+    recorded = record_here(tmp_path, train_profiled, windows=((2, 4),))
+    assert recorded.events(WindowOpened) == []
+    (stopped,) = recorded.events(CollectorStopped)
+    assert "profiling itself" in stopped.reason
+    assert len(recorded.steps) == 6
+
+
+def test_a_program_that_profiles_another_of_its_threads_is_left_alone(tmp_path: Path) -> None:
+    """Torch crashes where two threads profile at once, as the last of them stops."""
+    begun, may_end, others = threading.Event(), threading.Event(), []
+
+    def evaluate() -> None:
+        with torch.profiler.profile() as profiler:
+            torch.ones(3).cumsum(0)
+            begun.set()
+            may_end.wait(MAX_WAIT_S)
+        others.extend(event.key for event in profiler.key_averages())
+
+    def train_beside() -> None:
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        assert begun.wait(MAX_WAIT_S)
+        train_plainly(4)
+        may_end.set()
+        thread.join()
+        train_plainly(4)
+
+    recorded = record_here(tmp_path, train_beside, windows=((2, 3), (5, 6)))
+    assert "aten::cumsum" in others
+    assert [event.step for event in recorded.events(WindowOpened)] == [5]
+    assert ["profiling itself" in event.reason for event in recorded.events(CollectorStopped)] == [True]
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone(last: int, tmp_path: Path) -> None:
+    """Whether it ends before the window does or after, where torch would crash."""
+    begun, may_end, was_on = threading.Event(), threading.Event(), []
+
+    def profile() -> None:
+        with torch.profiler.profile():
+            begun.set()
+            may_end.wait(MAX_WAIT_S)
+
+    def train_beside() -> None:
+        model, thread = make_model(), threading.Thread(target=profile)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, batch in enumerate(make_loader(9)):
+            if number == 2:
+                thread.start()
+                assert begun.wait(MAX_WAIT_S)
+            error_of(model, *batch).backward()
+            optimizer.step()
+            was_on.append(torch.autograd._profiler_enabled())
+            if number == last:
+                may_end.set()
+                thread.join()
+
+    recorded = record_here(tmp_path, train_beside, windows=((2, 5), (7, 8)))
+    assert [(event.step, event.files == []) for event in recorded.events(WindowClosed)] == [(4, True), (7, False)]
+    assert ["another thread" in event.reason for event in recorded.events(CollectorStopped)] == [True]
+    assert [number for number, is_on in enumerate(was_on) if is_on] == [*range(2, max(last, 4) + 1), 7]
+
+
+def test_a_profiler_that_the_program_starts_within_a_window_takes_over(tmp_path: Path) -> None:
+    def train_and_profile() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, batch in enumerate(make_loader(6)):
+            if number == 3:
+                with torch.profiler.profile() as profiler:
+                    error_of(model, *batch).backward()
+                assert profiler.key_averages()
+            error_of(model, *batch).backward()
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train_and_profile, windows=((2, 5),))
+    assert [event.step for event in recorded.events(WindowClosed)] == [3]
+    assert len(recorded.steps) == 6
+    (stopped,) = recorded.events(CollectorStopped)
+    assert stopped.reason == "the program began to profile itself, so a window ended early"
+
+
+def test_a_python_profiler_of_the_program_keeps_counting(tmp_path: Path) -> None:
+    profiler = cProfile.Profile()
+    recorded = record_here(tmp_path, lambda: profiler.runcall(train_plainly, 6), windows=((2, 4),))
+    assert recorded.events(WindowOpened) == []
+    assert ["profiling itself" in event.reason for event in recorded.events(CollectorStopped)] == [True]
+    steps = [entry.callcount for entry in profiler.getstats() if getattr(entry.code, "co_name", "") == "error_of"]
+    assert steps == [6]
+
+
+def test_an_evaluation_before_a_windows_first_step_puts_it_off(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            train(model, make_loader(3), optimizer)
+            with torch.no_grad():
+                for inputs, targets in make_loader(4):
+                    error_of(model, inputs, targets)
+
+    recorded = record_here(tmp_path, train_and_evaluate, windows=((3, 5),))
+    assert [step.step for step in recorded.steps if step.window] == [4, 5]
+    trace = read_trace(trace_paths(recorded.rank)[0])
+    assert sum(event.name == "aten::mse_loss" for event in trace.events) == 2
+
+
+def test_an_evaluation_within_a_window_ends_it(tmp_path: Path) -> None:
+    def train_and_evaluate() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            train(model, make_loader(3), optimizer)
+            with torch.no_grad():
+                for inputs, targets in make_loader(4):
+                    error_of(model, inputs, targets)
+
+    recorded = record_here(tmp_path, train_and_evaluate, windows=((2, 5),))
+    assert [step.step for step in recorded.steps if step.window] == [2]
+    trace = read_trace(trace_paths(recorded.rank)[0])
+    assert sum(event.name == "aten::mse_loss" for event in trace.events) <= 2
+
+
+def when_started(strike: Callable[[], object], *, is_on: bool) -> Callable[[torch.autograd.profiler.profile], None]:
+    """What starts torch's profiler, and is struck once: after that is on, or before."""
+    original, struck = torch.autograd.profiler.profile._start_trace, []
+
+    def start(profiler: torch.autograd.profiler.profile) -> None:
+        if is_on or struck:
+            original(profiler)
+        if not struck:
+            struck.append(True)
+            strike()
+
+    return start
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_ctrl_c_while_a_window_opens_ends_that_window_only(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = when_started(lambda: signal.raise_signal(signal.SIGINT), is_on=is_on)
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_start_trace", start)
+    was_on = []
+
+    def train_on() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = iter(make_loader(9))
+        for number in range(9):
+            with suppress(KeyboardInterrupt):
+                batch = next(batches)
+            error_of(model, *batch).backward()
+            optimizer.step()
+            if number in (3, 4):
+                was_on.append(torch.autograd._profiler_enabled())
+
+    recorded = record_here(tmp_path, train_on, windows=((2, 5), (6, 8)))
+    assert was_on == [False, False]
+    assert [step.step for step in recorded.steps if step.window] == [6, 7]
+    assert [(event.step, event.files == []) for event in recorded.events(WindowClosed)] == [(2, True), (7, False)]
+    assert recorded.events(CollectorStopped) == []
+
+
+def test_a_profiler_that_fails_as_it_starts_is_not_left_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = when_started(lambda: 1 / 0, is_on=True)
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_start_trace", start)
+    was_on = []
+
+    def train_on() -> None:
+        train_plainly(6)
+        was_on.append(torch.autograd._profiler_enabled())
+
+    recorded = record_here(tmp_path, train_on, windows=((2, 20),))
+    assert was_on == [False]
+    assert len(recorded.steps) == 6
+    assert [event.collector for event in recorded.events(CollectorStopped)] == ["windows"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_code_that_is_freed_within_a_window_costs_its_name_alone(tmp_path: Path) -> None:
+    """The profiler keeps where the name of its file lay, and not the name."""
+
+    class Freed:
+        line_number, function_name = 1, "made"
+
+        @property
+        def file_name(self) -> str:
+            return b"\xe0\xe0".decode()
+
+    sites = Sites(tmp_path, LineWriter(RankFolder(tmp_path), "sources.jsonl"))
+    assert CallSites(sites).note(SimpleNamespace(start_time_ns=5), Freed()) == "?:0:?"

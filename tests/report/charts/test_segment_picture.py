@@ -1,0 +1,181 @@
+"""The picture of segments: every byte drawn once, in its place and colour, and what is told of it."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from efprof.model import AuditResult, SegmentMap, SegmentRow, SegmentView, Stretch
+from efprof.report.charts.segment_picture import GAP_PIXELS, LINE_PIXELS, MapRow, SegmentPicture, segment_picture
+from efprof.report.page.html import render_html
+from efprof.report.words.wording import printable
+from tests.report.page.test_html import Page
+from tests.report.report_sample import HOSTILE, make_report, memory_finding
+
+MIB = 1024**2
+PIECES = (
+    Stretch(state="used", num_bytes=60 * MIB, owner=0, num_blocks=1),
+    Stretch(state="slack", num_bytes=10 * MIB, owner=0),
+    Stretch(state="used", num_bytes=80 * MIB, owner=1, num_blocks=3),
+    Stretch(state="stranded", num_bytes=100 * MIB),
+)
+
+
+def row_of(*stretches: Stretch, num_segments: int = 1, are_summed: bool = False) -> SegmentRow:
+    return SegmentRow(
+        label="segment for large blocks",
+        num_bytes=sum(one.num_bytes for one in stretches),
+        stretches=stretches,
+        num_segments=num_segments,
+        are_summed=are_summed,
+    )
+
+
+def map_of(
+    *rows: SegmentRow, owners: Sequence[str] = ("train.py:3", "train.py:9"), highlighted: int | None = 1
+) -> SegmentMap:
+    totals = (("used", 140 * MIB), ("slack", 10 * MIB), ("stranded", 100 * MIB))
+    view = SegmentView(label="at the peak", rows=rows, totals=totals)
+    return SegmentMap(
+        title="Where it lies", line_bytes=100 * MIB, owners=tuple(owners), views=(view,), highlighted=highlighted
+    )
+
+
+def picture_of(*rows: SegmentRow) -> SegmentPicture:
+    return segment_picture(map_of(*rows), "map")
+
+
+def only_row(picture: SegmentPicture) -> MapRow:
+    (view,) = picture.views
+    (row,) = view.rows
+    return row
+
+
+def page_of(evidence: SegmentMap) -> Page:
+    fault = replace(memory_finding(), evidence=(evidence,))
+    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
+    return Page(render_html(make_report(audits=(audit,))))
+
+
+def drawn(page: Page) -> list[dict[str, str | None]]:
+    return [tag for tag in page.all("rect") if "data-n" in tag]
+
+
+def notes_of(page: Page) -> str:
+    (script,) = [script for name, script in page.scripts.items() if name.endswith("-notes")]
+    return script
+
+
+def test_widths_add_up_to_the_lines_of_the_segment() -> None:
+    row = only_row(picture_of(row_of(*PIECES)))
+    rectangles = [one for layer in row.layers for one in layer.rectangles]
+    assert sum(one.width for one in rectangles) == pytest.approx(250)  # two lines and a half
+    assert row.frames == ((0, 100, 0), (0, 100, LINE_PIXELS + GAP_PIXELS), (0, 50, 2 * (LINE_PIXELS + GAP_PIXELS)))
+    assert row.height == 3 * LINE_PIXELS + 2 * GAP_PIXELS
+
+
+def test_a_piece_goes_on_in_the_next_line() -> None:
+    layers = {layer.fill: layer.rectangles for layer in only_row(picture_of(row_of(*PIECES))).layers}
+    assert [(one.left, one.width, one.top) for one in layers["alert"]] == [
+        (70, 30, 0),
+        (0, 50, LINE_PIXELS + GAP_PIXELS),
+    ]
+    assert len({one.note for one in layers["alert"]}) == 1
+
+
+def test_fills_tell_owner_and_state_and_the_legend_has_words_for_all() -> None:
+    picture = picture_of(row_of(*PIECES))
+    fills = [layer.fill for layer in only_row(picture).layers]
+    assert sorted(fills) == ["alert", "forward", "slack", "stranded"]
+    assert picture.keys == (
+        ("forward", "train.py:3", False),
+        ("alert", "train.py:9", True),
+        ("slack", "rounding and slack behind blocks", False),
+        ("stranded", "stranded: free in a segment that something else holds", False),
+    )
+
+
+def test_owners_without_a_colour_of_their_own_share_one() -> None:
+    owners = [f"train.py:{line}" for line in range(20)]
+    keys = segment_picture(map_of(row_of(*PIECES), owners=owners, highlighted=None), "map").keys
+    assert [words for _, words, _ in keys[4:7]] == ["train.py:4", "15 other lines", "rounding and slack behind blocks"]
+
+
+def test_what_is_told_has_size_owner_state_and_segment() -> None:
+    notes = picture_of(row_of(*PIECES)).notes
+    assert notes[0] == "60.0 MiB, train.py:3: in use (segment for large blocks, 250 MiB)"
+    assert notes[1].startswith("10.0 MiB, a block of train.py:3: rounding and slack behind blocks")
+    assert notes[2].startswith("80.0 MiB in 3 blocks, train.py:9: in use")
+    assert notes[3].startswith("100 MiB, stranded: free in a segment that something else holds")
+
+
+def test_mixed_pieces_say_so() -> None:
+    mixed = Stretch(state="used", num_bytes=MIB, owner=0, num_blocks=17, is_mixed=True)
+    (note,) = picture_of(row_of(mixed)).notes
+    assert note.startswith("1.00 MiB in 17 blocks, pieces too small to draw, most of them train.py:3: in use")
+
+
+def test_segments_of_one_row_are_cut_and_counted() -> None:
+    pieces = [Stretch(state="used", num_bytes=25 * MIB, owner=0, num_blocks=1)] * 6
+    row = only_row(picture_of(row_of(*pieces, num_segments=6)))
+    assert row.size == "6 x 25.0 MiB"
+    below = LINE_PIXELS + GAP_PIXELS
+    assert row.cuts == ((25, 0), (50, 0), (75, 0), (0, below), (25, below))
+
+
+def test_summed_segments_are_not_cut() -> None:
+    row = only_row(picture_of(row_of(*PIECES, num_segments=90, are_summed=True)))
+    assert row.cuts == ()
+    assert row.size == "90 in 250 MiB"
+
+
+def test_the_summary_has_the_exact_totals() -> None:
+    (view,) = picture_of(row_of(*PIECES)).views
+    assert (
+        view.summary
+        == "250 MiB in 1 segment: 140 MiB in use, 10.0 MiB rounding and slack behind blocks, 100 MiB stranded."
+    )
+
+
+def test_the_page_draws_every_rectangle_with_a_note() -> None:
+    page = page_of(map_of(row_of(*PIECES)))
+    rectangles = drawn(page)
+    assert sum(float(str(one["width"]).rstrip("%")) for one in rectangles) == pytest.approx(250)
+    notes = json.loads(notes_of(page))
+    assert {int(str(one["data-n"])) for one in rectangles} == set(range(len(notes)))
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_hatching_that_is_used_is_defined() -> None:
+    pending = Stretch(state="pending", num_bytes=MIB, owner=0, num_blocks=1)
+    page = page_of(map_of(row_of(*PIECES, pending)))
+    used = {found for tag in page.all("g") for found in re.findall(r"url\(#([^)]+)\)", str(tag.get("style")))}
+    assert len(used) == 3
+    assert used <= set(page.ids)
+
+
+def test_hostile_owners_and_labels_stay_text() -> None:
+    row = replace(row_of(*PIECES), label=HOSTILE)
+    page = page_of(map_of(row, owners=(HOSTILE, f"</script>{HOSTILE}")))
+    assert not [tag for tag, _ in page.tags if tag in ("b", "textarea")]
+    assert page.open == []
+    notes = notes_of(page)
+    assert "<" not in notes
+    assert "</textarea>{{ 7 * 7 }}" in json.loads(notes)[0]
+    assert "\x1b" not in printable(json.loads(notes)[0])
+
+
+def test_an_empty_map_says_that_nothing_is_reserved() -> None:
+    empty = SegmentMap(
+        title="Where it lies", line_bytes=1, owners=(), views=(SegmentView(label="now", rows=(), totals=()),)
+    )
+    page = page_of(empty)
+    assert "Nothing is reserved." in page.text
+    assert drawn(page) == []
+
+
+def test_a_row_without_bytes_has_the_height_of_a_line() -> None:
+    assert only_row(picture_of(row_of())).height == LINE_PIXELS

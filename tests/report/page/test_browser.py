@@ -1,0 +1,129 @@
+"""The page in a real browser, at the width of a phone and of a desk, light and dark."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from efprof.report.page.html import render_comparison_html, render_html
+from tests.report.browsing import needs_browser, new_page
+from tests.report.report_sample import make_clean_report, make_comparison, make_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDER = """() => [...document.querySelectorAll('body *')].filter(e => {
+  const r = e.getBoundingClientRect();
+  if (r.width === 0 || r.right <= innerWidth + 1) return false;
+  for (let p = e.parentElement; p; p = p.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
+  return true; }).map(e => e.tagName + '.' + e.className)"""
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {
+        "report": render_html(make_report()),
+        "comparison": render_comparison_html(make_comparison(), make_clean_report(), make_report()),
+    }
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+def open_page(browser: "Browser", path: Path, width: int, scheme: str, complaints: list[str]) -> "Page":
+    page = new_page(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or complaints.append(r.url))
+    page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),  # each with each other once: half of all eight
+    [
+        ("report", 390, "dark"),
+        ("report", 1280, "light"),
+        ("comparison", 390, "light"),
+        ("comparison", 1280, "dark"),
+    ],
+)
+def test_opens_complete_and_without_complaint(
+    browser: "Browser", files: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    complaints: list[str] = []
+    page = open_page(browser, files[name], width, scheme, complaints)
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
+    for place in page.locator(".interactive").all():
+        place.evaluate(
+            "place => place.scrollIntoView()"
+        )  # playwright's own waits for frames, which a busy machine drops
+        place.locator(".main-svg").first.wait_for()
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate(WIDER) == []
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_picture_that_is_not_closed_is_drawn_without_scrolling(
+    browser: "Browser", files: dict[str, Path], width: int
+) -> None:
+    page = open_page(browser, files["report"], width, "light", [])
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.interactive')]"
+        ".every(e => e.closest('details') || e.querySelector('.main-svg'))"
+    )
+    assert page.evaluate("scrollY") == 0
+    page.close()
+
+
+def test_copies_the_new_line_and_says_so(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 1280, "light", [])
+    button = page.locator(".change button").first
+    button.click()
+    page.locator("#said", has_text="Copied to the clipboard").wait_for()
+    assert button.text_content() == "Copied"
+    page.close()
+
+
+def test_the_toggle_turns_page_and_pictures_and_is_remembered(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 1280, "light", [])
+    axis = page.locator("#picture-memory .xtitle")
+    page.locator("#picture-memory").evaluate("place => place.scrollIntoView()")
+    axis.wait_for()
+    before = axis.evaluate("element => element.style.fill")
+    page.locator("#theme").click()
+    page.wait_for_function(
+        "before => document.querySelector('#picture-memory .xtitle').style.fill !== before", arg=before
+    )
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.close()
+
+
+def test_a_link_to_a_picture_in_closed_evidence_opens_it(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 390, "light", [])
+    inner = page.locator("details .picture").first
+    page.evaluate("id => { location.hash = id }", inner.get_attribute("id"))
+    inner.locator(".main-svg").first.wait_for()
+    page.close()
+
+
+def test_print_shows_all_pictures_in_light_colours(browser: "Browser", files: dict[str, Path]) -> None:
+    page = open_page(browser, files["report"], 800, "dark", [])
+    page.emulate_media(media="print")
+    for title in page.locator(".interactive .xtitle").all():
+        title.wait_for(state="attached")
+    page.wait_for_function(
+        "() => { const named = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();"
+        " const probe = document.createElement('i'); probe.style.color = named('--muted');"
+        " const titles = [...document.querySelectorAll('.interactive')].map(e => e.querySelector('.xtitle'));"
+        " return titles.every(title => title && title.style.fill === probe.style.color); }"
+    )
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()

@@ -1,0 +1,107 @@
+"""What a comparison says."""
+
+import dataclasses
+import math
+
+from efprof.model import Comparison, MetricChange
+from efprof.report.page.html import render_comparison_html
+from efprof.report.words.comparison_form import (
+    COLUMNS,
+    comparison_verdict,
+    metric_cells,
+    render_comparison_markdown,
+    render_comparison_text,
+)
+from tests.report.report_sample import make_comparison, make_metric_change
+
+
+def compared(*metrics: MetricChange) -> Comparison:
+    return dataclasses.replace(make_comparison(), metrics=metrics)
+
+
+def test_one_worse_metric_makes_head_worse() -> None:
+    verdict = comparison_verdict(make_comparison())
+    assert verdict.word == "worse"
+    assert verdict.headline == "Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)."
+    assert "Better all the same: peak memory -8.0 % (-10.0 % to -6.0 %)." in verdict.details
+
+
+def test_same_needs_every_deciding_metric_to_be_the_same() -> None:
+    same, unclear = make_metric_change(verdict="same"), make_metric_change(verdict="unclear")
+    assert comparison_verdict(compared(same, same)).word == "same"
+    assert comparison_verdict(compared(same, unclear)).word == "unclear"
+
+
+def test_a_metric_that_never_gates_does_not_decide() -> None:
+    shown_only = make_metric_change(verdict="worse", budget=None)
+    assert comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).word == "same"
+
+
+def test_what_never_gates_is_named_below_with_its_change_or_both_sides() -> None:
+    reads = make_metric_change(
+        name="reads", label="reads", unit="count", verdict="worse", budget=None, effect=None, interval=None
+    )
+    growth = make_metric_change(
+        name="growth", label="memory growth", verdict="better", effect=-1.0, interval=None, budget=None
+    )
+    verdict = comparison_verdict(compared(make_metric_change(verdict="same"), reads, growth))
+    assert verdict.headline == "Head is the same as base within what these runs can tell."
+    assert "Worse without a gate: reads from 36 to 40.5." in verdict.details
+    assert "Better without a gate: memory growth -100.0 %." in verdict.details
+    verdict = comparison_verdict(compared(growth))
+    assert verdict.headline == "Head is better than base: memory growth -100.0 %.", "nothing gates, so each decides"
+
+
+def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> None:
+    gated = make_metric_change(verdict="worse", effect=3.0, interval=None)
+    shown = make_metric_change(
+        name=f"{gated.name}_median", label="step time (median)", verdict="worse", effect=3.2, interval=None, budget=None
+    )
+    verdict = comparison_verdict(compared(gated, shown))
+    assert verdict.headline == "Head is worse than base: step time 4.0x."
+    assert not any("median" in sentence for sentence in verdict.details)
+
+
+def test_nothing_measured_is_unclear() -> None:
+    assert comparison_verdict(compared()).word == "unclear"
+
+
+def test_a_table_has_at_most_six_columns() -> None:
+    assert len(COLUMNS) == len(metric_cells(make_metric_change())) == 6
+
+
+def test_text_names_forced_differences_and_changed_findings() -> None:
+    text = render_comparison_text(make_comparison())
+    assert text.startswith("WORSE: Head is worse than base")
+    assert "Compared although they differ: The base ran on 1 x A100, the head on 1 x H200." in text
+    assert "added  Something was added   train.py:88   memory_growth" in text
+    assert "\x1b" not in text
+
+
+def test_markdown_escapes_what_comes_from_outside() -> None:
+    text = render_comparison_markdown(make_comparison())
+    assert "<script>" not in text
+    assert "### Findings gone" in text
+
+
+def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
+    unchecked = dataclasses.replace(make_comparison().findings[0], change="unchecked")
+    comparison = dataclasses.replace(make_comparison(), findings=(unchecked,))
+    assert "Findings: 0 added, 1 unchecked, 0 gone, 0 kept." in comparison_verdict(comparison).details
+    assert "unchecked  Something was added" in render_comparison_text(comparison)
+    assert "### Findings unchecked" in render_comparison_markdown(comparison)
+    assert "Unchecked: 1" in render_comparison_html(comparison)
+
+
+def test_a_side_that_was_not_measured_says_so() -> None:
+    cells = metric_cells(make_metric_change(head_median=math.nan, effect=None, interval=None, verdict="unclear"))
+    assert cells[2:4] == ("not measured", "")
+
+
+def test_a_change_that_more_than_doubles_reads_as_a_factor() -> None:
+    metric = make_metric_change(effect=26.147, interval=(6.009, 104.139))
+    assert metric_cells(metric)[3] == "27.1x (7.0x to 105x)"
+    metric = make_metric_change(effect=2.327, interval=(0.109, 8.981))
+    assert metric_cells(metric)[3] == "3.3x (1.1x to 10.0x)", "one row is written in one way"
+    metric = make_metric_change(effect=0.424, interval=(-0.525, 3.273))
+    assert metric_cells(metric)[3] == "+42.4 % (-52.5 % to +327.3 %)"

@@ -1,0 +1,107 @@
+"""The three lines, the counts and the header."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from efprof.model import AuditResult, Measurements, Report, Timeline
+from efprof.report.words.verdict import count_audits, counts_phrase, describe_verdict, header_items
+from tests.report.report_sample import (
+    make_clean_report,
+    make_report,
+    make_run,
+    memory_finding,
+    read_until,
+    time_finding,
+)
+
+EMPTY = Measurements(
+    metrics=(),
+    timeline=Timeline(steps=(), memory=()),
+    stage_deltas=(),
+    overhead=None,
+    memory_source="the resident set",
+)
+
+
+def ended(ending: str, **changes: Any) -> Report:
+    return make_report(run=make_run(ended=ending, exit_code=1), **changes)
+
+
+def test_verdict_is_the_message_of_the_first_finding() -> None:
+    lines = describe_verdict(make_report())
+    assert lines.verdict == memory_finding().message
+    assert lines.why == memory_finding().headline
+    assert lines.next == memory_finding().fix.summary
+    assert lines.blame == memory_finding().blame
+
+
+def test_commands_record_again_and_compare() -> None:
+    record, compare = describe_verdict(make_report()).commands
+    assert record.startswith("efprof record -- python train.py --epochs 1 --note ")
+    assert compare == "efprof compare 20260301T101500-train-a1b2c3 latest"
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("raised", "stopped with an error of its own after 64 steps (exit code 1)."),
+        ("out_of_memory", "ran out of memory after 64 steps"),
+        ("killed", "was killed from outside after 64 steps"),
+        ("interrupted", "was interrupted after 64 steps"),
+    ],
+)
+def test_a_bad_ending_opens_the_verdict(ending: str, words: str) -> None:
+    lines = describe_verdict(ended(ending))
+    assert words in lines.verdict
+    assert memory_finding().message in lines.verdict
+    assert lines.tone == "high"
+
+
+def test_no_cause_is_looked_for_in_a_run_that_a_person_interrupted() -> None:
+    report = dataclasses.replace(make_clean_report(), run=make_run(ended="interrupted", exit_code=130))
+    assert "passed so far" in describe_verdict(report).why
+
+
+def test_a_finding_about_time_is_no_reason_for_running_out_of_memory() -> None:
+    audit = AuditResult(audit_id="reads", status="failed", reason="", findings=(time_finding(),))
+    lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
+    assert lines.blame is None
+    assert time_finding().message not in lines.verdict
+    assert "stage deltas" in lines.next
+
+
+def test_a_clean_run_says_so_and_what_was_looked_at() -> None:
+    lines = describe_verdict(make_clean_report())
+    assert lines.verdict == "No fault was found."
+    assert lines.why.startswith("3 checks passed over 64 steps: median step 36.0 ms, peak memory ")
+    assert lines.tone == "none"
+
+
+def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step() -> None:
+    report = make_clean_report()
+    assert "up to step" not in describe_verdict(report).why
+    assert describe_verdict(read_until(report, 40)).why.endswith(" up to step 40.")
+
+
+def test_a_run_that_no_check_could_look_at_is_not_called_clean() -> None:
+    audit = AuditResult(audit_id="reads", status="not_applicable", reason="Needs a trace.")
+    assert describe_verdict(make_report(audits=(audit,))).verdict == "Nothing can be said about this run."
+
+
+def test_a_run_without_steps_says_so() -> None:
+    report = make_report(run=make_run(ended="raised", num_steps=0), audits=(), measurements=EMPTY)
+    assert describe_verdict(report).why == "No training step was recorded."
+
+
+def test_counts_name_every_status() -> None:
+    assert (
+        counts_phrase(count_audits(make_report()))
+        == "3 findings (memory 1, time 1, numbers 1); 2 checks passed, 1 not applicable, 1 broke"
+    )
+
+
+def test_header_groups_equal_devices() -> None:
+    run = make_run(devices=("H200", "H200"), num_ranks=2)
+    assert header_items(run) == ("train.py", "main@3f2c1ab+dirty", "2 x H200", "2 ranks", "64 steps", "finished")

@@ -1,0 +1,30 @@
+"""Phrases that every rendering shares."""
+
+from typing import Any
+
+from efprof.model import Gain
+from efprof.report.words.wording import gain_phrase
+
+
+def phrase(**fields: Any) -> str:
+    return gain_phrase(Gain(explanation="", **fields))
+
+
+def test_what_was_read_up_to_a_step_only_is_the_least_of_the_whole_run() -> None:
+    bound = {"basis": "measured bound", "peak_bytes": 300, "until_step": 1023}
+    assert phrase(**bound, peak_bytes_interval=(250.0, 390.0)) == (
+        "saves at least 250 B of peak memory up to step 1,023, by measured bound"
+    )
+    assert phrase(**bound, peak_bytes_interval=(0.0, 390.0)) == (
+        "saves about 300 B (0 B to 390 B) of peak memory up to step 1,023, by measured bound"
+    )
+
+
+def test_a_bound_whose_interval_reaches_beyond_it_is_no_upper_limit() -> None:
+    bound = {"basis": "measured bound", "peak_bytes": 300}
+    assert phrase(**bound).startswith("saves up to 300 B")
+    assert phrase(**bound, peak_bytes_interval=(250.0, 300.0)).startswith("saves up to 300 B")
+    assert phrase(**bound, peak_bytes_interval=(250.0, 390.0)) == (
+        "saves about 300 B (250 B to 390 B) of peak memory, by measured bound"
+    )
+    assert phrase(basis="measured bound", step_ms=2.0, step_ms_interval=(1.0, 3.0)).startswith("saves about 2.00 ms")
