@@ -10,7 +10,7 @@ TESTS_INSTALLED := $(VENV)/installed-tests
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-trainer stability gpu plotly fixtures clean
+.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-report bench-trainer stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-overhead: $(TESTS_INSTALLED) ## Measure what recording costs, bare and rec
 
 bench-memory: $(TESTS_INSTALLED) ## Replay recorded GPU memory, and time a million events beside torch's viewer
 	$(BIN)/python -m benchmarks.memory
+
+bench-report: $(TESTS_INSTALLED) ## Measure what a report costs, and where its time goes
+	$(BIN)/python -m benchmarks.report --write reports/report.md
 
 bench-trainer: $(TESTS_INSTALLED) ## Time energy_flow's step against a loop over flows and texts with the same weights
 	$(BIN)/python -m benchmarks.trainer --write reports/trainer.md
