@@ -1,6 +1,7 @@
 """Records the runs in tests/runs/ anew: every single-fault case of the casebook, sick and healthy (`make fixtures`).
 
-Or those that are named: `python -m tests.support.record_fixtures retained_graph`. They are what the tests of the whole analysis read: real recordings, small enough for the repository.
+Or those that are named: `python -m tests.support.record_fixtures retained_graph`. They are what the tests of the whole
+analysis read: real recordings, small enough for the repository.
 """
 
 import os
