@@ -93,7 +93,7 @@ def test_it_holds_nothing_beside_them_but_its_metadata(names: set[str]) -> None:
 
 def test_its_metadata_is_complete(metadata: Message, names: set[str]) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("efprof", efprof.__version__)
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Summary"].startswith("Finds why PyTorch training")
     assert metadata["Author"] == "efprof maintainers"
