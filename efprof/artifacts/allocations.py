@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from efprof.artifacts.lines import numbered_files
+from efprof.artifacts.files import numbered_files
 from efprof.model import NotRecorded, UnreadableInput
 
 

@@ -9,7 +9,7 @@ from typing import IO, Annotated, Any, Final, NoReturn
 
 import msgspec
 
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
 from efprof.model import UnreadableInput
 
 DEFAULT_POOL: Final = (0, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.lines import read_lines
+from efprof.artifacts.files import read_lines
 
 STEPS_FILE = "steps.jsonl"
 

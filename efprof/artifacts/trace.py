@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.garbage import no_garbage_collection
-from efprof.artifacts.lines import numbered_files
+from efprof.artifacts.files import no_garbage_collection, numbered_files
 from efprof.model import NotRecorded, UnreadableInput
 
 

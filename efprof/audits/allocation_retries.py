@@ -13,7 +13,7 @@ from efprof.facts.device.headroom import own_limit, smaller_micro_batch
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
-from efprof.fixes.allocator_setting import set_allocator
+from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_share, format_value
 

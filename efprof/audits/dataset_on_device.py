@@ -4,7 +4,7 @@ from efprof.facts.device.device_dataset import DeviceDataset, DeviceDatasets
 from efprof.facts.device.device_evidence import composition_numbers, owner_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.fixes.keep_on_host import keep_on_host
+from efprof.fixes.keep_less import keep_on_host
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
 from efprof.units import format_bytes, format_share
 

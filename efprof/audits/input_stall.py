@@ -4,7 +4,7 @@ from efprof.facts.input.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWa
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
-from efprof.fixes.loader_call import set_loader_arguments
+from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets
 

@@ -1,6 +1,6 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.backward.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
+from efprof.facts.growth.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph

@@ -2,8 +2,13 @@
 
 from collections import Counter
 
-from efprof.facts.growth.larger_steps import larger_steps
-from efprof.facts.growth.slowdown_line import SlowdownLine, SlowdownLines, slowdown_evidence, slowdown_message
+from efprof.facts.growth.slowdown_line import (
+    SlowdownLine,
+    SlowdownLines,
+    larger_steps,
+    slowdown_evidence,
+    slowdown_message,
+)
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources

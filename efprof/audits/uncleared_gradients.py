@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from efprof.facts.backward.backward_calls import UnclearedGradients, UnclearedOptimizer
+from efprof.facts.growth.backward_calls import UnclearedGradients, UnclearedOptimizer
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients, clearing_lines

@@ -2,7 +2,8 @@
 
 import ast
 
-from efprof.facts.cycles.reference_cycles import (
+from efprof.facts.growth.leaks import backward_line
+from efprof.facts.growth.reference_cycles import (
     ClosedCycle,
     CycleSawtooth,
     closed_cycle,
@@ -10,7 +11,6 @@ from efprof.facts.cycles.reference_cycles import (
     cycle_numbers,
     how_the_cycle_is_known,
 )
-from efprof.facts.growth.leaks import backward_line
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.weak_reference import by_hand, caught_error, keep_weakly, without_traceback

@@ -9,7 +9,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.user_settings import UserSettings
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines
-from efprof.fixes.loader_call import loader_setting, prove_by_fit
+from efprof.fixes.settings import loader_setting, prove_by_fit
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 

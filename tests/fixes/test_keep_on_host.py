@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.keep_on_host import keep_on_host
+from efprof.fixes.keep_less import keep_on_host
 from efprof.model import CodeEdit
 
 

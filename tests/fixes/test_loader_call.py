@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from efprof.fixes.loader_call import loader_setting, set_loader_arguments
+from efprof.fixes.settings import loader_setting, set_loader_arguments
 from efprof.model import CodeEdit, ConfigurationValue
 
 OLD = {"num_workers": 0, "persistent_workers": False}

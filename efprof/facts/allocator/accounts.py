@@ -8,9 +8,9 @@ import msgspec
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, replay
+from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
 

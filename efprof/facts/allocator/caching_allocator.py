@@ -9,15 +9,15 @@ from collections.abc import Callable
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
 from efprof.facts.allocator.driver import Calls
-from efprof.facts.allocator.rules import (
+from efprof.facts.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
+    AllocatorSettings,
     is_small,
     page_bytes,
     rounded_bytes,
     segment_bytes,
 )
-from efprof.facts.allocator.settings import AllocatorSettings
 
 NewRange = Callable[[int, int, bool], int]
 """Where the driver puts a new range of so many bytes for a stream; the last argument tells whether it may grow."""

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment
-from efprof.facts.allocator.rules import SMALL_SEGMENT_BYTES, is_small, rounded_bytes
-from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, is_small, rounded_bytes
 
 MAX_RANGE_BYTES = 1 << 39
 """More than the addresses of any expandable segment: an eighth above the memory of the largest device."""

@@ -11,13 +11,15 @@ import msgspec
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
-from efprof.facts.allocator.rules import (
+from efprof.facts.allocator.settings import (
     MIN_LARGE_REQUEST_BYTES,
+    NUM_INTERVALS,
     SMALL_BYTES,
+    AllocatorSettings,
     is_small,
+    recorded_settings,
     rounded_bytes,
 )
-from efprof.facts.allocator.settings import NUM_INTERVALS, AllocatorSettings, recorded_settings
 from efprof.model import NotRecorded
 
 HOW_TO_RECORD = (

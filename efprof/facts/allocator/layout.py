@@ -9,7 +9,7 @@ from efprof.artifacts.snapshot import DEFAULT_POOL, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
-from efprof.facts.allocator.rules import rounded_bytes
+from efprof.facts.allocator.settings import rounded_bytes
 from efprof.model import StretchState
 
 FREE: Final = frozenset({"stranded", "releasable"})

@@ -7,7 +7,7 @@ from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
 from efprof.facts.allocator.blocks import Block, part_of, split
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, is_small, rounded_bytes
+from efprof.facts.allocator.settings import MIN_BLOCK_BYTES, is_small, rounded_bytes
 from efprof.facts.allocator.start_state import restore
 from efprof.model import NotRecorded
 

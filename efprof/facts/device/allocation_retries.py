@@ -18,8 +18,7 @@ from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, Devic
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
-from efprof.facts.steps.bootstrap import quantile_change_intervals
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 

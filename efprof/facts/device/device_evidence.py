@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from efprof.artifacts.device_use import DeviceUse, read_device_use
+from efprof.artifacts.readings import DeviceUse, read_device_use
 from efprof.facts.allocator.layout import Instant
 from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device.device_lines import NO_LINE

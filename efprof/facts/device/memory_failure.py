@@ -9,7 +9,7 @@ from typing import Final, Self
 from efprof.artifacts.events import DeviceShortage
 from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
-from efprof.facts.allocator.rules import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from efprof.facts.device.device_evidence import (
     composition_numbers,
     device_use_evidence,

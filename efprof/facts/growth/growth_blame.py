@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from efprof.facts.backward.backward_calls import BackwardSites
+from efprof.facts.growth.backward_calls import BackwardSites
 from efprof.facts.growth.host_growth import grown_containers
 from efprof.facts.growth.kept import Kept
 from efprof.facts.growth.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame

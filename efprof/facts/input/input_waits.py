@@ -10,8 +10,7 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.facts.steps.bootstrap import mean_interval
-from efprof.facts.steps.step_times import StepTime, StepTimes, part_of_steps
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
 from efprof.model import Evidence, Gain, Narrative, Numbers, Severity
 
 HIGH_SHARE = 0.3

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.worker_memory import (
+from efprof.artifacts.readings import (
     DataSetObjects,
     HeldContainer,
     ProcessesSample,

@@ -8,8 +8,7 @@ from efprof.artifacts.events import SuspectOperation
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
-from efprof.facts.source.syntax import MODULE, called_name, name_of, placed_nodes
+from efprof.facts.source.sources import MODULE, Sources, called_name, name_of, placed_nodes
 from efprof.model import Narrative, NotRecorded, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, split_site
-from efprof.facts.source.syntax import MODULE, placed_nodes
+from efprof.facts.source.sources import MODULE, Sources, placed_nodes, split_site
 
 OPERATORS: dict[str, type[ast.operator]] = {
     "div": ast.Div, "pow": ast.Pow, "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "mm": ast.MatMult,

@@ -4,7 +4,6 @@ import statistics
 from pathlib import Path
 from typing import Final
 
-from efprof.artifacts.attempts import Attempt
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
@@ -15,6 +14,7 @@ from efprof.artifacts.events import (
     StepsWithoutOptimizer,
     read_events,
 )
+from efprof.artifacts.runs import Attempt
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.overview.identity import first_error

@@ -1,14 +1,14 @@
-"""The user's source code as it ran: from a recorded site to a SourceLine, and to the code around it."""
+"""The user's source code as it ran: from a recorded site to a SourceLine, the code around it, and its syntax."""
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from efprof.artifacts.sources import read_sources
+from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.facts.source.syntax import MODULE, placed_nodes
 from efprof.model import Snippet, SourceLine
 
 CONTEXT_LINES = 3
@@ -17,6 +17,9 @@ FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 """How torch's profiler names the call of a Python function."""
 COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
 """Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
+
+MODULE = "<module>"
+"""What Python calls the code of a module that is in no function."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +119,6 @@ def place_of(site: str) -> str:
     return site.rpartition(":")[0]
 
 
-@lru_cache(maxsize=256)
-def _parse(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return None
-
-
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
     """Where a class or function of that qualified name is defined; None where it is not the user's."""
     tree = sources.tree(file) if file else None
@@ -134,3 +129,69 @@ def definition_of(sources: Sources, file: str | None, owner: str | None) -> Sour
         if placed.qualified_name(node.name) == owner:
             return sources.line(f"{file}:{node.lineno}:{placed.function}")
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedNode:
+    """A node, the qualified name of the function it lies in, as Python spells it, and the nodes above it.
+
+    `prefix` is what Python puts before the name of a function or class that is defined here.
+    """
+
+    node: ast.AST
+    function: str
+    prefix: str
+    ancestors: tuple[ast.AST, ...]
+
+    def qualified_name(self, name: str) -> str:
+        """The qualified name of what this node defines."""
+        return self.prefix + name
+
+
+def placed_nodes(tree: ast.AST) -> Iterator[PlacedNode]:
+    """Every node below `tree`, a parent before its children."""
+    return _below(tree, MODULE, "", ())
+
+
+def name_of(expression: ast.AST) -> str | None:
+    """The last name of `history`, `self.history`, `history[key]`: what a holder of that name is called by."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner):
+            return name_of(inner)
+    return None
+
+
+def mentions(expression: ast.AST, name: str) -> bool:
+    """Whether a variable or attribute of that name is read anywhere in the expression."""
+    return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
+
+
+def called_name(node: ast.AST) -> str:
+    """The last name of what is called; empty where the node is no call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None
+
+
+def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
+    inside = (*ancestors, node)
+    for child in ast.iter_child_nodes(node):
+        yield PlacedNode(node=child, function=function, prefix=prefix, ancestors=inside)
+        match child:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _below(child, prefix + name, f"{prefix}{name}.<locals>.", inside)
+            case ast.ClassDef(name=name):
+                yield from _below(child, function, f"{prefix}{name}.", inside)
+            case _:
+                yield from _below(child, function, prefix, inside)

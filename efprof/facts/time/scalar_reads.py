@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
-from efprof.facts.source.syntax import called_name, mentions, placed_nodes
-from efprof.facts.steps.bootstrap import median_interval
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.source.sources import Sources, called_name, mentions, place_of, placed_nodes
+from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.model import Gain, Narrative, Numbers, SourceLine
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})

@@ -20,8 +20,8 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.words.tables import recorder_ms
-from efprof.report.words.wording import count_of, show, source_phrase
+from efprof.report.tables import recorder_ms
+from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
 """The stage that runs from one boundary to the next."""

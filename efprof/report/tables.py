@@ -19,7 +19,7 @@ from efprof.model import (
     StepSample,
     Table,
 )
-from efprof.report.words.wording import count_of, show
+from efprof.report.wording import count_of, show
 
 MAX_STALLS: Final = 20
 """The most expensive come first; what follows costs next to nothing."""

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
-from efprof.report.words.verdict import revision
-from efprof.report.words.wording import count_of, one_line, shorten, shorten_path, show
+from efprof.report.verdict import revision
+from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
 CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")

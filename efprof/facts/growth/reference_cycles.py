@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self
 
-from efprof.artifacts.cycles import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
+from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, definition_of
-from efprof.facts.source.syntax import PlacedNode, name_of, placed_nodes
+from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
 from efprof.model import Gain, Narrative, Numbers, SourceLine
 from efprof.units import MIB
 

@@ -1,4 +1,4 @@
-"""Sets arguments of the call that builds a DataLoader, in the user's source and by the name the user gave them."""
+"""Settings to change: the CUDA allocator's, the arguments of a DataLoader, the size of a batch in a command."""
 
 import ast
 import re
@@ -6,11 +6,20 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from efprof.fixes.source_edit import text_of
-from efprof.model import Change, CodeEdit, ConfigurationValue
+from efprof.model import Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix
 from efprof.units import GIB, MIB
 
 POSITIONAL_WITH_WORKERS = 6
 """DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)."""
+
+PLACE = "{batch}"
+"""What stands for the size in a command of `efprof fit`."""
+BATCH_OPTION = re.compile(r"(?:^|[-_.])(?:batch|bs|bsz)(?:$|[-_.=]|size)", re.IGNORECASE)
+OTHER_LOOP = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
+"""Options of loops that do not train."""
+
+VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""Every torch reads it; PYTORCH_ALLOC_CONF is ignored by the CUDA allocator of 2.9 (pytorch/pytorch#183387)."""
 
 
 def set_loader_arguments(
@@ -40,6 +49,40 @@ def loader_setting(
     value = _written(_find_call(tree, line) if tree else None).get(name)
     written = name if value is None or isinstance(value, ast.Constant) else text_of(lines, value)
     return ConfigurationValue(name=written, old=str(old), new=str(new), file=file)
+
+
+def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:
+    """A clause: the command that finds the size by running, or what it lacks; `change` is where the size stands."""
+    fit, is_known = fit_command(command, batch, budget_bytes)
+    if is_known:
+        return f"'{fit}' measures the largest that fits"
+    place = "" if change is None else f", now `{change.name}`{f' in {change.file}' if change.file else ''}"
+    return (
+        f"'{fit}' measures the largest that fits, with {PLACE} put where the command sets the size of a micro-batch"
+        f"{place}; if nothing in it does, the program needs an option for that"
+    )
+
+
+def fit_command(command: Sequence[str], batch: int, budget_bytes: int) -> tuple[str, bool]:
+    """`efprof fit` for a recorded command, and whether it is known where the command takes its batch size."""
+    words, place = list(command), _place_of_batch(command, batch)
+    if place is not None:
+        name, equals, _ = words[place].partition("=")
+        words[place] = f"{name}={PLACE}" if equals else PLACE
+    is_large = budget_bytes >= 8 * GIB
+    budget = f"{budget_bytes // GIB}GiB" if is_large else f"{budget_bytes // MIB}MiB"  # as the command reads it
+    quoted = " ".join(word if PLACE in word and " " not in word else shlex.quote(word) for word in words)
+    return f"efprof fit --budget {budget} -- {quoted}", place is not None
+
+
+def set_allocator(old: str, new: str, *, caution: str = "") -> Fix:
+    """The numbers a program computes do not depend on it; an empty configuration is torch's default."""
+    what = f"Start the command with {VARIABLE}={new}" if new else f"Start the command without {VARIABLE}"
+    return Fix(
+        summary=f"{what}.{' ' + caution if caution else ''}",
+        applicability="safe",
+        changes=(EnvironmentVariable(name=VARIABLE, old=old or None, new=new),),
+    )
 
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
@@ -88,37 +131,6 @@ def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -
 
 def _end(value: ast.expr) -> tuple[int, int]:
     return value.end_lineno or value.lineno, value.end_col_offset or 0
-
-
-PLACE = "{batch}"
-"""What stands for the size in a command of `efprof fit`."""
-BATCH_OPTION = re.compile(r"(?:^|[-_.])(?:batch|bs|bsz)(?:$|[-_.=]|size)", re.IGNORECASE)
-OTHER_LOOP = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
-"""Options of loops that do not train."""
-
-
-def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:
-    """A clause: the command that finds the size by running, or what it lacks; `change` is where the size stands."""
-    fit, is_known = fit_command(command, batch, budget_bytes)
-    if is_known:
-        return f"'{fit}' measures the largest that fits"
-    place = "" if change is None else f", now `{change.name}`{f' in {change.file}' if change.file else ''}"
-    return (
-        f"'{fit}' measures the largest that fits, with {PLACE} put where the command sets the size of a micro-batch"
-        f"{place}; if nothing in it does, the program needs an option for that"
-    )
-
-
-def fit_command(command: Sequence[str], batch: int, budget_bytes: int) -> tuple[str, bool]:
-    """`efprof fit` for a recorded command, and whether it is known where the command takes its batch size."""
-    words, place = list(command), _place_of_batch(command, batch)
-    if place is not None:
-        name, equals, _ = words[place].partition("=")
-        words[place] = f"{name}={PLACE}" if equals else PLACE
-    is_large = budget_bytes >= 8 * GIB
-    budget = f"{budget_bytes // GIB}GiB" if is_large else f"{budget_bytes // MIB}MiB"  # as the command reads it
-    quoted = " ".join(word if PLACE in word and " " not in word else shlex.quote(word) for word in words)
-    return f"efprof fit --budget {budget} -- {quoted}", place is not None
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:
