@@ -114,4 +114,4 @@ def _fix(run: Run, advice: RetryAdvice) -> Fix:
     if tried is not None:
         settings = f"None of {len(tried.trials)} settings of the allocator halves the retries of the replay."
     words = smaller_micro_batch(run), settings, own_limit(run)
-    return Fix(summary=" ".join(filter(None, words)), applicability="manual")
+    return Fix.by_hand(" ".join(filter(None, words)))

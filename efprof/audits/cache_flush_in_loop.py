@@ -63,11 +63,9 @@ def _finding(run: Run, line: StallLine) -> Finding:
         gain=gain,
         evidence=(
             sources.snippet(line.blame),
-            Narrative(
-                paragraphs=(
-                    "Each call was timed where it is made. It is right where the memory is meant for another process "
-                    "on the same device, which cannot have what lies in this one's cache.",
-                ),
+            Narrative.of(
+                "Each call was timed where it is made. It is right where the memory is meant for another process "
+                "on the same device, which cannot have what lies in this one's cache.",
             ),
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",

@@ -75,7 +75,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
         summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
         summary += f"{waits.num_cpus} processors is free for another worker."
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
-        return _finding(run, blame, message, Fix(summary=summary, applicability="manual"), gain, certain_share)
+        return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(

@@ -81,7 +81,7 @@ def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
 def _fix(unheld: UnheldGrowth) -> Fix:
     one = unheld.container
     if one is None:
-        return Fix(summary=unheld.advice, applicability="manual")
+        return Fix.by_hand(unheld.advice)
     if one.fed and one.fed[0].is_within_call:
         return end_feeding(one.name, one.type, unheld.blame.text)
-    return Fix(summary=f"Bound `{one.name}` {WAYS_TO_BOUND}.", applicability="manual")
+    return Fix.by_hand(f"Bound `{one.name}` {WAYS_TO_BOUND}.")

@@ -109,7 +109,4 @@ def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
     again = "under torch.autograd.set_detect_anomaly(True)"
     if found.is_late:
         again = "on the CPU under `efprof record`, from an earlier checkpoint: failing there, it names the operation"
-    return Fix(
-        summary=f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.",
-        applicability="manual",
-    )
+    return Fix.by_hand(f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.")

@@ -58,7 +58,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Narrative(paragraphs=_paragraphs(sources, optimizers)),
+            Narrative.of(*_paragraphs(sources, optimizers)),
         ),
         severity="high",
     )

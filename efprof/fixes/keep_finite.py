@@ -53,17 +53,16 @@ def keep_operand_finite(
     remedy = find_remedy(operation, dtype)
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
-        return Fix(summary=ADVICE.get(operation, usual), applicability="manual")
+        return Fix.by_hand(ADVICE.get(operation, usual))
     edit = clamp_operand(file, lines, tree, line, remedy) if tree is not None and line is not None else None
     return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}{remedy.caution}.")
 
 
 def keep_data_finite(step: int) -> Fix:
     """What to do about a batch that is bad before any layer sees it."""
-    return Fix(
-        summary=f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
-        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand.",
-        applicability="manual",
+    return Fix.by_hand(
+        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
+        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand."
     )
 
 
@@ -123,9 +122,8 @@ def clip_gradients(
     """Clip at the usual norm, to two digits; where the file clips already, lower."""
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
     if tree is None or clips_already(tree):
-        return Fix(
-            summary=f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate.",
-            applicability="manual",
+        return Fix.by_hand(
+            f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate."
         )
     edit = clip_before_step(file, lines, tree, backward_line, max_norm)
     return Fix.by(

@@ -129,10 +129,7 @@ def keep_without_graph(
     if kept is not None:  # what is added to a tensor is one, too
         value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
     if value is None:
-        return Fix(
-            summary=f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.",
-            applicability="manual",
-        )
+        return Fix.by_hand(f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.")
     return Fix(
         summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
         applicability="review",
@@ -161,9 +158,8 @@ def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, ot
     ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
-    return Fix(
-        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}",
-        applicability="manual",
+    return Fix.by_hand(
+        f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}"
     )
 
 
@@ -171,7 +167,7 @@ def end_feeding(path: str, kind: str, line: str) -> Fix:
     """By what it is, and what the line that feeds it says."""
     told = f"{path} {kind} {line}"
     advice = next((advice for parts, advice in ADVICE if any(part in told for part in parts)), OTHERWISE)
-    return Fix(summary=advice.format(path=path), applicability="manual")
+    return Fix.by_hand(advice.format(path=path))
 
 
 def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line: int) -> tuple[CodeEdit, ...]:

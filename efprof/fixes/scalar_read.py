@@ -44,7 +44,7 @@ def read_less(
     if logged is not None:
         return Fix(summary=f"Log every {rarely} steps.", applicability="review", changes=(logged,))
     often = f" Once every {every} steps, a read no longer matters." if every >= LEAST_APART else ""
-    return Fix(summary=f"{_advice(calls, reads_per_step)}{often}", applicability="manual")
+    return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
 
 def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:

@@ -59,7 +59,7 @@ def clear_gradients(
     edits = [None if step is None else _clearing_edit(step, lines, tree(step.file)) for step in steps]
     found = [edit for edit in edits if edit is not None]
     if not found or len(found) < len(edits):
-        return Fix(summary=f"{BY_HAND} {RETUNE}", applicability="manual")
+        return Fix.by_hand(f"{BY_HAND} {RETUNE}")
     calls = " and ".join(dict.fromkeys(f"`{edit.new.splitlines()[-1].strip()}`" for edit in found))
     return Fix(
         summary=f"Clear the gradients after the step has used them: {calls}. {RETUNE}",

@@ -8,16 +8,11 @@ from efprof.fixes.source_edit import replace_expression, text_of
 from efprof.model import CodeEdit, Fix
 
 
-def by_hand(advice: str) -> Fix:
-    """What a person must do."""
-    return Fix(summary=advice, applicability="manual")
-
-
 def keep_weakly(file: str, lines: Sequence[str], tree: ast.Module, name: str, value: ast.expr | None) -> Fix:
     """The edit of a statement that stores `value` as `name`, where one name that is never None says what is stored."""
     imports = _import_of_weakref(file, lines, tree)
     if not isinstance(value, ast.Name) or _may_be_none(tree, value) or imports is None:
-        return by_hand(
+        return Fix.by_hand(
             f"Keep `{name}` as a weak reference (`weakref.proxy`, where somebody else keeps the object as long as it "
             f"is needed), or set it to None at the end of the step."
         )

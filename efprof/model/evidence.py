@@ -206,5 +206,10 @@ class Narrative:
     title: str = "What it means, how we know, when it is wrong"
     paragraphs: tuple[str, ...]
 
+    @classmethod
+    def of(cls, *paragraphs: str) -> Self:
+        """Under the usual title."""
+        return cls(paragraphs=paragraphs)
+
 
 Evidence = Numbers | Table | Snippet | Series | MemoryMap | Alternatives | SegmentMap | Narrative

@@ -79,10 +79,15 @@ class Fix:
     changes: tuple[Change, ...] = ()
 
     @classmethod
+    def by_hand(cls, summary: str) -> Self:
+        """What a person must write."""
+        return cls(summary=summary, applicability="manual")
+
+    @classmethod
     def by(cls, change: Change | None, applicability: Applicability, summary: str) -> Self:
-        """By a single change; where there is none, a person must write it."""
+        """By a single change; where there is none, by hand."""
         if change is None:
-            return cls(summary=summary, applicability="manual")
+            return cls.by_hand(summary)
         return cls(summary=summary, applicability=applicability, changes=(change,))
 
 

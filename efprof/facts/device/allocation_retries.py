@@ -310,13 +310,11 @@ def _narrative(*, has_history: bool) -> Narrative:
         else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
         "only as far as the stage has one."
     )
-    return Narrative(
-        paragraphs=(
-            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
-            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
-            "and one retry away from running out of memory.",
-            f"The allocator counts them; the counter was read at every boundary. {line}",
-            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
-            "for what causes both, such as a longer batch.",
-        ),
+    return Narrative.of(
+        "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+        "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+        "and one retry away from running out of memory.",
+        f"The allocator counts them; the counter was read at every boundary. {line}",
+        "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+        "for what causes both, such as a longer batch.",
     )

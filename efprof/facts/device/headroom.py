@@ -154,7 +154,7 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
             *((label, float(size), "bytes") for label, size in sizes),
             ("samples that would fit", float(headroom.largest_micro_batch), "count"),
         ),
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )
 
 

@@ -122,7 +122,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
             ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
             ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
         ),
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )
 
 

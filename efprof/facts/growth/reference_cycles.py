@@ -176,15 +176,13 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
             "The circle was found among the garbage of a moment, and the line in the sources: it is the likeliest of "
         )
         line += f"those that make a part of it{f' (others: {others})' if others else ''}."
-    return Narrative(
-        paragraphs=(
-            "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
-            "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "
-            "objects, not by the memory that they hold.",
-            f"Allocated memory was read when a collection began and when it ended. {line}",
-            "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
-            "between is what that costs.",
-        ),
+    return Narrative.of(
+        "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
+        "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "
+        "objects, not by the memory that they hold.",
+        f"Allocated memory was read when a collection began and when it ended. {line}",
+        "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
+        "between is what that costs.",
     )
 
 

@@ -279,16 +279,13 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
         if lines.line
         else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
     )
-    return Narrative(
-        paragraphs=(
-            "The work of a step depends on how many steps came before it, so it goes on growing.",
-            f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
-            f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
-            "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-            "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
-            "that came after the last window. It is wrong too where the machine became busier for one kind of work "
-            "only.",
-        ),
+    return Narrative.of(
+        "The work of a step depends on how many steps came before it, so it goes on growing.",
+        f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
+        f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
+        "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
+        "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+        "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
     )
 
 

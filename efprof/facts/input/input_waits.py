@@ -237,5 +237,5 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     return (
         part_of_steps(times, "waiting for data", [time.felt_ms("data") for time in times.steady], marks),
         numbers,
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )

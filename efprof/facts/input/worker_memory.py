@@ -104,16 +104,14 @@ class WorkerMemory:
         return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
 
 
-NARRATIVE: Final = Narrative(
-    paragraphs=(
-        "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
-        "references within each object, so that reading one writes to it: the system then copies the page of memory "
-        "that the object lies in. In the end each worker has a copy of all it has read.",
-        "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
-        "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
-        "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
-        "what the training process writes is counted as well.",
-    ),
+NARRATIVE: Final = Narrative.of(
+    "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
+    "references within each object, so that reading one writes to it: the system then copies the page of memory "
+    "that the object lies in. In the end each worker has a copy of all it has read.",
+    "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
+    "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
+    "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
+    "what the training process writes is counted as well.",
 )
 
 

@@ -159,13 +159,11 @@ def suspect_table(found: NonFinite) -> tuple[Table, ...]:
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
     """What it means, how we know, and when it is wrong."""
-    return Narrative(
-        paragraphs=(
-            f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
-            "parameter, and no later step can repair them.",
-            _how_known(found, cause),
-            _when_wrong(cause),
-        ),
+    return Narrative.of(
+        f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
+        "parameter, and no later step can repair them.",
+        _how_known(found, cause),
+        _when_wrong(cause),
     )
 
 

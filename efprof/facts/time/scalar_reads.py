@@ -134,13 +134,11 @@ def what_reading_means(line: ReadingLine, *, is_gpu: bool) -> Narrative:
         else "Each call was timed where Python made it. On the CPU nothing is queued, so this is only the cost of the "
         "calls; how long they would wait on a GPU cannot be told from this run."
     )
-    return Narrative(
-        paragraphs=(
-            "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
-            f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",
-            "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
-            "queued meanwhile.",
-        ),
+    return Narrative.of(
+        "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
+        f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",
+        "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
+        "queued meanwhile.",
     )
 
 
