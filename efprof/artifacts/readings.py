@@ -55,6 +55,12 @@ class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_training: bool = False
 
     @property
+    def name(self) -> str:
+        if self.worker is not None:
+            return f"worker {self.worker} of loader {self.loader}"
+        return "training" if self.is_training else "another child"
+
+    @property
     def shared_anonymous_bytes(self) -> int:
         """What a forked process still has in common with its parent; what it writes there is copied and leaves this."""
         return max(0, self.anonymous_bytes - self.private_dirty_bytes)

@@ -116,7 +116,6 @@ class Attempt:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any of its ranks finished a step."""
         paths = [folder / STEPS_FILE for folder in self.rank_folders]
         return any(path.exists() and path.stat().st_size for path in paths)
 

@@ -69,7 +69,8 @@ def read_settings(folder: Path) -> Settings:
 def merge(settings: RecordSettings, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, by option: `flags` win, those that are None were not given."""
     given = {name: value for name, value in flags.items() if value is not None}
-    wanted = {name: _joined(value) for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+    found = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+    wanted = {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
     if "windows" in given:
         wanted = {name: value for name, value in wanted.items() if name not in WINDOWED}
     elif wanted.get("windows") == "none":
@@ -146,11 +147,6 @@ def _files(path: Path, names: Words) -> tuple[Path, ...]:
         if not file.is_file():
             raise EfprofError(f"{path}: 'configuration' names {file}, which is not a file.")
     return files
-
-
-def _joined(value: Any) -> Any:
-    """`["5:7", "100:102"]` as the command line writes it."""
-    return ",".join(value) if isinstance(value, list) else value
 
 
 def _text(file: Path) -> str:

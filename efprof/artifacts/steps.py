@@ -161,7 +161,6 @@ def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
 
 
 def light_records_of(line: LightLine) -> Iterator[StepRecord]:
-    """Each of the light steps."""
     for number, started_ns, length_us, num_passes, loss, flags in line.light:
         yield StepRecord(
             step=number,

@@ -39,12 +39,8 @@ def needless_retain_graph(run: Run) -> Examination:
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
-    worth_it = [one for one in found.needless if _is_worth_it(one)]
+    worth_it = [one for one in found.needless if one.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * one.peak_bytes)]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
-
-
-def _is_worth_it(found: NeedlessGraph) -> bool:
-    return found.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * found.peak_bytes)
 
 
 def _finding(run: Run, found: NeedlessGraph) -> Finding:

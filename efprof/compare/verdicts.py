@@ -86,7 +86,6 @@ class Side:
 
     @property
     def value(self) -> float:
-        """In the metric's unit."""
         return self.statistic.estimate(self.samples)
 
 
@@ -119,7 +118,6 @@ def percentile_20(samples: Sequence[float]) -> float:
 
 
 def interquartile_range(samples: Sequence[float]) -> float:
-    """The width of the middle half of the samples, in their unit."""
     low, high = numpy.quantile(samples, (0.25, 0.75))
     return float(high - low)
 

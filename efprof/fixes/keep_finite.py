@@ -135,7 +135,6 @@ def clip_gradients(
 
 
 def clips_already(tree: ast.Module) -> bool:
-    """Whether the file calls one of PyTorch's clipping functions."""
     return any(
         (isinstance(node, ast.Attribute) and node.attr in CLIPPING)
         or (isinstance(node, ast.Name) and node.id in CLIPPING)

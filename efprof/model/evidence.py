@@ -110,8 +110,6 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One owner of memory and its bytes."""
-
     label: str
     num_bytes: int
     is_highlighted: bool = False

@@ -157,13 +157,12 @@ def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]])
 
 
 def _named(metrics: Iterable[MetricChange]) -> str:
-    return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
-
-
-def _change_or_sides(metric: MetricChange) -> str:
-    if metric.effect is not None:
-        return change_with_interval(metric)
-    return f"from {show(metric.base_median, metric.unit)} to {show(metric.head_median, metric.unit)}"
+    return ", ".join(
+        f"{one.label} from {show(one.base_median, one.unit)} to {show(one.head_median, one.unit)}"
+        if one.effect is None
+        else f"{one.label} {change_with_interval(one)}"
+        for one in metrics
+    )
 
 
 def _side(median: float, spread: float, unit: str) -> str:

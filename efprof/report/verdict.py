@@ -148,7 +148,6 @@ def describe_verdict(report: Report) -> VerdictLines:
 
 
 def count_audits(report: Report) -> AuditCounts:
-    """Audits by status and findings by category."""
     statuses = Counter(audit.status for audit in report.audits)
     categories = Counter(finding.category for audit in report.audits for finding in audit.findings)
     return AuditCounts(

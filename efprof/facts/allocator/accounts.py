@@ -75,15 +75,11 @@ class DevicePredictions(msgspec.Struct, kw_only=True):
 
 
 class FileReplay(msgspec.Struct, kw_only=True):
-    """All devices of a snapshot."""
-
     file: str
     devices: list[DeviceReplay]
 
 
 class FilePredictions(msgspec.Struct, kw_only=True):
-    """All devices of a snapshot."""
-
     file: str
     devices: list[DevicePredictions]
 
@@ -142,7 +138,6 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
 
 
 def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:
-    """The figures of one configuration."""
     return Prediction(
         conf=configuration,
         peak_reserved_bytes=outcome.peak_reserved_bytes,

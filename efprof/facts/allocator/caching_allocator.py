@@ -55,7 +55,6 @@ class CachingAllocator:
         self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
 
     def pool(self, private_id: tuple[int, int], *, is_small_pool: bool) -> Pool:
-        """The pool of this kind."""
         key = private_id, is_small_pool
         pool = self._pools.get(key)
         if pool is None:
@@ -64,7 +63,6 @@ class CachingAllocator:
 
     @property
     def pools(self) -> list[Pool]:
-        """All that were ever needed."""
         return list(self._pools.values())
 
     def malloc(

@@ -38,7 +38,6 @@ class SegmentLayout:
 
     @property
     def num_bytes(self) -> int:
-        """What the driver gave."""
         return sum(piece.num_bytes for piece in self.pieces)
 
 
@@ -136,7 +135,6 @@ def fullest_index(history: History) -> int:
 
 
 def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
-    """The bytes of each state."""
     totals: Counter[StretchState] = Counter()
     for layout in layouts:
         for piece in layout.pieces:

@@ -58,8 +58,6 @@ def replay(history: History) -> Replay:
 
 
 class Replayer:
-    """Goes through a history event by event."""
-
     def __init__(self, history: History) -> None:
         self._history = history
         self._at = 0

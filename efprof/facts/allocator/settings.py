@@ -211,7 +211,6 @@ def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
 
 
 def is_small(rounded: int) -> bool:
-    """Whether the block comes from the pool of small ones."""
     return rounded <= SMALL_BYTES
 
 

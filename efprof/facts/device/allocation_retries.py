@@ -61,17 +61,16 @@ class AllocationRetries:
         found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
         stages = sum((rises for _, rises in found), start=Counter[str]())
         retried = {step for step, _ in found}
-        slower = _slower(
-            [time.total_ms for time in times.steady if time.step in retried],
-            [time.total_ms for time in times.steady if time.step not in retried],
-        )
+        slow_ms = [time.total_ms for time in times.steady if time.step in retried]
+        usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
+        is_known = min(len(slow_ms), len(usual_ms)) >= LEAST_COMPARED
         return cls(
             num_steps=len(times.steady),
             middle_step=times.steady[len(times.steady) // 2].step if times.steady else 0,
             by_step=tuple((step, rises.total()) for step, rises in found),
             by_stage=tuple(stages.most_common()),
-            slower_ms=slower[0] if slower else None,
-            slower_interval_ms=slower[1] if slower else None,
+            slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if is_known else None,
+            slower_interval_ms=quantile_change_intervals(usual_ms, slow_ms, 0.5)[1] if is_known else None,
         )
 
     @property
@@ -86,7 +85,6 @@ class AllocationRetries:
 
     @property
     def share_of_steps(self) -> float:
-        """The share of the steady steps that had one."""
         return len(self.by_step) / max(1, self.num_steps)
 
 
@@ -212,14 +210,6 @@ def flushes_in(history: History) -> list[tuple[int, int]]:
         if entry.action in {"segment_alloc", "segment_map"} and flushes:
             flushes[-1][1] += entry.size
     return [(returned, again) for returned, again in flushes]
-
-
-def _slower(retried: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
-    """The difference of the medians with its 95 % interval."""
-    if min(len(retried), len(others)) < LEAST_COMPARED:
-        return None
-    _, interval_ms = quantile_change_intervals(others, retried, 0.5)
-    return statistics.median(retried) - statistics.median(others), interval_ms
 
 
 def _what_if(run: Run, device: DeviceHistory) -> WhatIf:

@@ -59,7 +59,6 @@ def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
 
 
 def composition_numbers(instant: Instant, title: str) -> Numbers:
-    """Reserved memory, taken apart."""
     parts = instant.composition
     numbers = [
         ("reserved", parts.reserved_bytes),

@@ -168,7 +168,6 @@ def closed_cycle(run: Run) -> ClosedCycle | None:
 
 
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
-    """Of the finding as a whole."""
     line = "What the circle is was not found among the user's classes, so the line is the one that runs backward."
     if closed is not None:
         others = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4])

@@ -92,7 +92,6 @@ class InputWaits:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the loader keeps its workers from epoch to epoch."""
         return self.loader is not None and self.loader.persistent_workers
 
     @property

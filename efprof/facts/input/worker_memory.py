@@ -131,7 +131,7 @@ def process_table(run: Run) -> Table | None:
         columns=("process", "its part of all", "private"),
         units=("", "bytes", "bytes"),
         rows=tuple(
-            (_name_of(process), float(process.pss_bytes), float(process.private_bytes))
+            (process.name, float(process.pss_bytes), float(process.private_bytes))
             for process in sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
         ),
     )
@@ -139,12 +139,6 @@ def process_table(run: Run) -> Table | None:
 
 def _total_bytes(sample: ProcessesSample) -> int:
     return sum(process.pss_bytes for process in sample.processes)
-
-
-def _name_of(process: ProcessMemory) -> str:
-    if process.worker is not None:
-        return f"worker {process.worker} of loader {process.loader}"
-    return "training" if process.is_training else "another child"
 
 
 def _workers_of(samples: list[ProcessesSample], loader: int) -> tuple[Worker, ...]:

@@ -158,7 +158,6 @@ def suspect_table(found: NonFinite) -> tuple[Table, ...]:
 
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
     return Narrative.of(
         f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
         "parameter, and no later step can repair them.",

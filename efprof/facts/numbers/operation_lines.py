@@ -65,7 +65,7 @@ def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> It
             around.pop()
         if event.category == "python_function":
             around.append(event)
-        elif _makes_node(event):
+        elif event.category == "cpu_op" and event.name.startswith("aten::") and not event.arguments.forward_thread:
             record = next((record for start, end, record in bounds if start <= event.start_ns < end), None)
             sequence = event.arguments.sequence_number
             if record is not None and record.sequence is not None and sequence is not None:
@@ -74,12 +74,6 @@ def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> It
                     offset=sequence - record.sequence,
                     sites=_sites_around(event, around, sources),
                 )
-
-
-def _makes_node(event: TraceEvent) -> bool:
-    arguments = event.arguments
-    is_forward = not arguments.forward_thread and event.name.startswith("aten::")
-    return event.category == "cpu_op" and is_forward and arguments.sequence_number is not None
 
 
 def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources) -> tuple[str, ...]:

@@ -177,7 +177,6 @@ def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
 
 
 def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
-    """The peak and what it is made of."""
     return Numbers.of(
         "The peak of the recorded window",
         ("peak", jump.peak_bytes, "bytes"),
@@ -189,7 +188,6 @@ def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
 
 
 def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
     assert jump.stretch is not None
     share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
     return Narrative.of(

@@ -200,7 +200,6 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
     return Narrative.of(
         "Memory must hold the highest instant of a step; this is what it is made of. Activations are what the "
         "forward pass keeps for backward, work space what ends within its own stage.",

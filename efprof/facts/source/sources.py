@@ -63,7 +63,6 @@ class Sources:
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
     def snippet(self, blame: SourceLine) -> Snippet:
-        """The blamed line with a few around it."""
         lines = self.files.get(blame.file, [])
         first = max(1, blame.line - CONTEXT_LINES)
         return Snippet(
@@ -144,7 +143,6 @@ class PlacedNode:
     ancestors: tuple[ast.AST, ...]
 
     def qualified_name(self, name: str) -> str:
-        """The qualified name of what this node defines."""
         return self.prefix + name
 
 

@@ -52,7 +52,6 @@ class StepTime:
 
     @property
     def step(self) -> int:
-        """The step's number."""
         return self.record.step
 
     def of(self, stage: str) -> float:

@@ -56,7 +56,6 @@ SMALLEST_SHARE: Final = 0.0005
 
 
 def render_html(report: Report) -> str:
-    """The page of one run."""
     measurements = report.measurements
     timeline = measurements.timeline
     return _rendered(
