@@ -80,8 +80,7 @@ def _given_back(flushed: CacheFlushes) -> str:
 
 
 def _fix(sources: Sources, line: StallLine) -> Fix:
-    file = line.blame.file
-    edit = delete_statement(file, sources.files.get(file, []), sources.tree(file), line.blame.line)
+    edit = delete_statement(sources.file(line.blame.file), line.blame.line)
     return Fix.by(
         edit,
         "safe",

@@ -86,7 +86,7 @@ def _use_of(dataset: DeviceDataset) -> str:
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), sources.tree(blame.file), blame.line)
+    edits = keep_on_host(sources.file(blame.file), blame.line)
     return Fix(
         summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
         "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",

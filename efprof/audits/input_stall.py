@@ -101,10 +101,8 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
-    sources = run.get(Sources)
     old = {"num_workers": waits.num_workers, "persistent_workers": waits.keeps_workers}
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return set_loader_arguments(blame.file, lines, tree, blame.line, old=old, new=new)
+    return set_loader_arguments(run.get(Sources).file(blame.file), blame.line, old=old, new=new)
 
 
 def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, certain_share: float) -> Finding:

@@ -46,14 +46,14 @@ def needless_retain_graph(run: Run) -> Examination:
 def _finding(run: Run, found: NeedlessGraph) -> Finding:
     sources, calls = run.get(Sources), found.calls
     blame = sources.line(calls.site)
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    is_graph_of_gradients, file = calls.num_created > 0, sources.file(blame.file)
     share = found.share if found.reaches_next_step else 0.0
     return Finding(
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
         message=_message(found),
-        fix=drop_graph(blame, lines, tree, told=found.argument, is_graph_of_gradients=calls.num_created > 0),
+        fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_graph_of_gradients),
         gain=_gain(found),
         evidence=(sources.snippet(blame), *graph_evidence(found)),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",

@@ -78,16 +78,14 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
     if closed is None or not closed.statements:
         return Fix.by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
     statement, links = closed.statements[0], closed.cycle.links
-    link, value, file = statement.link, statement.value, statement.file
-    tree, name = sources.tree(file), link.name
-    assert tree is not None, "the statement was found in it"
+    link, value, file, name = statement.link, statement.value, sources.file(statement.file), statement.link.name
     if link.through == "method":
         return Fix.by_hand(
             f"Keep `{name}` as `weakref.WeakMethod(...)` and call it by `{name}()(...)`, or look the method up when it "
             "is called."
         )
-    if error := caught_error(value, tree):
-        return without_traceback(file, sources.files[file], name, error)
+    if error := caught_error(value, file.tree):
+        return without_traceback(file, name, error)
     is_tensor = links[(links.index(link) + 1) % len(links)].owner == "Tensor"
     is_context = link.owner.endswith("Backward") and not name.startswith("self.")
     if is_tensor and is_context and value is not None:  # of an autograd function
@@ -102,4 +100,4 @@ def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
             "where no gradient goes through what is kept."
         )
     can_be_weak = link.can_be_weak and link.kind == "attribute" and not link.through
-    return keep_weakly(file, sources.files[file], tree, name, value if can_be_weak else None)
+    return keep_weakly(file, name, value if can_be_weak else None)

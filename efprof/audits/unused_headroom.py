@@ -99,10 +99,9 @@ def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
 def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:
     """Of the user's own key where there is one, else of what the loader is given."""
     old, new = headroom.micro_batch, headroom.largest_micro_batch
-    key, loader, sources = run.get(UserSettings).micro_batch, headroom.loader, run.get(Sources)
+    key, loader = run.get(UserSettings).micro_batch, headroom.loader
     if key is not None and key.old == str(old):
         return replace(key, new=str(new))
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return loader_setting(blame.file, lines, tree, blame.line, "batch_size", old, new)
+    return loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -75,7 +75,7 @@ class KeptValue:
     is_whole: bool = False
 
 
-def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
+def kept_at(file: SourceFile, line: int, name: str) -> KeptValue | None:
     """By the one statement there that can do it, that of the holder's `name` first; None where none or several can.
 
     The holder may be known there by another name, as `store` of `store = self.outputs[key]`.
@@ -83,7 +83,7 @@ def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
     last = name.partition("[")[0].rpartition(".")[2]
     found = [
         pair
-        for statement in ast.walk(tree)
+        for statement in ast.walk(file.tree)
         if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
@@ -109,21 +109,21 @@ def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
 
 
 def keep_without_graph(
-    file: str, lines: Sequence[str], kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
+    file: SourceFile, kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
 ) -> Fix:
     """Detach what a statement puts into the holder `name` of type `kind` with such entries; a person reviews it.
 
     What was not counted to be a tensor is left to a person, and so is a statement that is not known.
     """
     if kept is not None and kept.carried is not None:
-        text = text_of(lines, kept.carried)
+        text = text_of(file, kept.carried)
         parts = f"{kind}(part.detach() for part in {text})"
-        new = parts if kind in ("tuple", "list") else f"{as_receiver(lines, kept.carried)}{DETACHED}"
+        new = parts if kind in ("tuple", "list") else f"{as_receiver(file, kept.carried)}{DETACHED}"
         return Fix(
             summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
             "time steps of one sequence, cut once per optimizer step instead.",
             applicability="review",
-            changes=(replace_expression(file, lines, kept.carried, new),),
+            changes=(replace_expression(file, kept.carried, new),),
         )
     value: ast.expr | None = None
     if kept is not None:  # what is added to a tensor is one, too
@@ -133,13 +133,13 @@ def keep_without_graph(
     return Fix(
         summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
         applicability="review",
-        changes=(replace_expression(file, lines, value, f"{as_receiver(lines, value)}{how}"),),
+        changes=(replace_expression(file, value, f"{as_receiver(file, value)}{how}"),),
     )
 
 
-def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> Fix:
+def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
     """Copy what is kept of a storage that was counted to be larger: a view of a tensor shares all of its memory."""
-    edit = replace_expression(file, lines, value, f"{as_receiver(lines, value)}.clone()")
+    edit = replace_expression(file, value, f"{as_receiver(file, value)}.clone()")
     return Fix(
         summary=f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
         f"`.item()`, where it is one number). If the copies are still too many, bound `{name}`.",
@@ -170,13 +170,13 @@ def end_feeding(path: str, kind: str, line: str) -> Fix:
     return Fix.by_hand(advice.format(path=path))
 
 
-def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line: int) -> tuple[CodeEdit, ...]:
+def keep_on_host(file: SourceFile, line: int) -> tuple[CodeEdit, ...]:
     """The edits of the moves in the assignment on this line, and of each slice `data[i:j]` below it, moved instead.
 
     None where the moves name several devices, or anything else is done with the data: that may need it on the device,
     as `model(data)` and `data.mean(0)`, or hand it on in ways that no edit of one expression can follow.
     """
-    nodes = list(ast.walk(tree)) if tree else []
+    nodes = list(ast.walk(file.tree))
     moved = next((one for one in nodes if isinstance(one, ast.Assign) and one.lineno == line == one.end_lineno), None)
     if moved is None:
         return ()
@@ -187,7 +187,7 @@ def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line:
     moves = [(call, _device_of(call)) for call in calls if getattr(call.func, "attr", "") in ("to", "cuda")]
     if not slices or len({device for _, device in moves}) != 1 or moves[0][1] is None:
         return ()
-    texts = {number: lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
+    texts = {number: file.lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
     puts: list[tuple[ast.expr, int, str]] = [
         (one, one.end_col_offset or 0, f".to({moves[0][1]}, non_blocking=True)") for one in slices
     ]
@@ -196,7 +196,7 @@ def keep_on_host(file: str, lines: Sequence[str], tree: ast.Module | None, line:
         text = texts[one.lineno]
         texts[one.lineno] = text[:start] + new.encode() + text[one.end_col_offset :]
     return tuple(
-        CodeEdit(file=file, line=number, old=lines[number - 1], new=text.decode())
+        CodeEdit(file=file.name, line=number, old=file.lines[number - 1], new=text.decode())
         for number, text in sorted(texts.items())
     )
 

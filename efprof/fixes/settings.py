@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from efprof.fixes.source_edit import text_of
-from efprof.model import Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix
+from efprof.model import Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
 from efprof.units import GIB, MIB
 
 POSITIONAL_WITH_WORKERS = 6
@@ -23,32 +23,22 @@ VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def set_loader_arguments(
-    file: str,
-    lines: Sequence[str],
-    tree: ast.Module | None,
-    line: int,
-    *,
-    old: Mapping[str, object],
-    new: Mapping[str, object],
+    file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
 ) -> tuple[Change, ...]:
     """The edit of the call where its text allows one, else the settings to change, each under its name in the call.
 
     `old` and `new` map the arguments of DataLoader to their values.
     """
-    call = _find_call(tree, line) if tree else None
-    edit = _edit_call(file, lines, call, _written(call), new) if call else None
-    return (
-        (edit,) if edit else tuple(loader_setting(file, lines, tree, line, name, old[name], new[name]) for name in new)
-    )
+    call = _find_call(file.tree, line)
+    edit = _edit_call(file, call, _written(call), new) if call else None
+    return (edit,) if edit else tuple(loader_setting(file, line, name, old[name], new[name]) for name in new)
 
 
-def loader_setting(
-    file: str, lines: Sequence[str], tree: ast.Module | None, line: int, name: str, old: object, new: object
-) -> ConfigurationValue:
+def loader_setting(file: SourceFile, line: int, name: str, old: object, new: object) -> ConfigurationValue:
     """An argument of DataLoader, under the name that its value has in the call on that line."""
-    value = _written(_find_call(tree, line) if tree else None).get(name)
-    written = name if value is None or isinstance(value, ast.Constant) else text_of(lines, value)
-    return ConfigurationValue(name=written, old=str(old), new=str(new), file=file)
+    value = _written(_find_call(file.tree, line)).get(name)
+    written = name if value is None or isinstance(value, ast.Constant) else text_of(file, value)
+    return ConfigurationValue(name=written, old=str(old), new=str(new), file=file.name)
 
 
 def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:
@@ -100,7 +90,7 @@ def _written(call: ast.Call | None) -> dict[str, ast.expr]:
 
 
 def _edit_call(
-    file: str, lines: Sequence[str], call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
+    file: SourceFile, call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
 ) -> CodeEdit | None:
     """One edit of the whole call; None where an argument's value is computed, or arguments are passed on unseen."""
     absent = [name for name in new if name not in written]
@@ -112,14 +102,14 @@ def _edit_call(
     if last is None:
         return None
     added = "".join(f", {name}={new[name]}" for name in absent)
-    text_of_last = next((text for value, text in replaced if value is last), text_of(lines, last))
+    text_of_last = next((text for value, text in replaced if value is last), text_of(file, last))
     replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
     first_line, last_line = call.lineno, call.end_lineno or call.lineno
-    edited = [line.encode() for line in lines[first_line - 1 : last_line]]
+    lines = file.lines[first_line - 1 : last_line]
+    edited = [line.encode() for line in lines]
     for value, text in sorted(replaced, key=lambda item: _end(item[0]), reverse=True):
         _replace(edited, value, text, first_line)
-    old_text = "\n".join(lines[first_line - 1 : last_line])
-    return CodeEdit(file=file, line=first_line, old=old_text, new=b"\n".join(edited).decode())
+    return CodeEdit(file=file.name, line=first_line, old="\n".join(lines), new=b"\n".join(edited).decode())
 
 
 def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -> None:

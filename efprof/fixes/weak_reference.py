@@ -2,21 +2,20 @@
 
 import ast
 import re
-from collections.abc import Sequence
 
 from efprof.fixes.source_edit import replace_expression, text_of
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 
-def keep_weakly(file: str, lines: Sequence[str], tree: ast.Module, name: str, value: ast.expr | None) -> Fix:
+def keep_weakly(file: SourceFile, name: str, value: ast.expr | None) -> Fix:
     """The edit of a statement that stores `value` as `name`, where one name that is never None says what is stored."""
-    imports = _import_of_weakref(file, lines, tree)
-    if not isinstance(value, ast.Name) or _may_be_none(tree, value) or imports is None:
+    imports = _import_of_weakref(file)
+    if not isinstance(value, ast.Name) or _may_be_none(file.tree, value) or imports is None:
         return Fix.by_hand(
             f"Keep `{name}` as a weak reference (`weakref.proxy`, where somebody else keeps the object as long as it "
             f"is needed), or set it to None at the end of the step."
         )
-    edit = replace_expression(file, lines, value, f"weakref.proxy({value.id})")
+    edit = replace_expression(file, value, f"weakref.proxy({value.id})")
     return Fix(
         summary=f"Keep `{name}` as a weak reference, so that nothing is kept in a circle; check that somebody else "
         "keeps the object as long as it is needed.",
@@ -25,9 +24,9 @@ def keep_weakly(file: str, lines: Sequence[str], tree: ast.Module, name: str, va
     )
 
 
-def without_traceback(file: str, lines: Sequence[str], name: str, error: ast.expr) -> Fix:
+def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
     """The edit of a statement that keeps a caught error in `name`."""
-    edit = replace_expression(file, lines, error, f"{text_of(lines, error)}.with_traceback(None)")
+    edit = replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)")
     return Fix(
         summary=f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that "
         "it came through; who prints it later sees its message alone.",
@@ -55,13 +54,13 @@ def _may_be_none(tree: ast.Module, value: ast.Name) -> bool:
     return any(re.search(rf"\b{value.id}\b.*(None|Optional)", ast.unparse(node.args)) for node in around)
 
 
-def _import_of_weakref(file: str, lines: Sequence[str], tree: ast.Module) -> list[CodeEdit] | None:
+def _import_of_weakref(file: SourceFile) -> list[CodeEdit] | None:
     """The edit that imports it above the first import, none where the file does so; None where there is no import."""
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in file.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     if any(each.name == "weakref" and not each.asname for node in imports for each in node.names):
         return []
     usable = [node.lineno for node in imports if getattr(node, "module", None) != "__future__"]
     if not usable:
         return None
-    old = lines[usable[0] - 1]
-    return [CodeEdit(file=file, line=usable[0], old=old, new=f"import weakref\n{old}")]
+    old = file.lines[usable[0] - 1]
+    return [CodeEdit(file=file.name, line=usable[0], old=old, new=f"import weakref\n{old}")]

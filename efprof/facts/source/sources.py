@@ -4,12 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.model import Snippet, SourceLine
+from efprof.model import Snippet, SourceFile, SourceLine, parsed
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
@@ -77,7 +76,11 @@ class Sources:
         """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
         if file not in self.files:
             return None
-        return _parse("\n".join(self.files[file]))
+        return parsed("\n".join(self.files[file]))
+
+    def file(self, name: str) -> SourceFile:
+        """What was recorded of a file."""
+        return SourceFile(name, self.files.get(name, ()))
 
     def _qualified(self, file: str, line: int, name: str) -> str:
         """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
@@ -172,14 +175,6 @@ def called_name(node: ast.AST) -> str:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
     return ""
-
-
-@lru_cache(maxsize=256)
-def _parse(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return None
 
 
 def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
