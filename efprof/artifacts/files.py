@@ -43,11 +43,14 @@ def read_json(path: Path, kind: type[T]) -> T:
         raise UnreadableInput(f"{path} is not what efprof writes ({error}).") from None
 
 
-def numbered_files(folder: Path, stem: str, suffix: str) -> list[Path]:
-    """`<stem>-<n><suffix>` of a folder, by their numbers."""
+def numbered_files(folder: Path, stem: str, suffix: str, how_to_record: str = "") -> list[Path]:
+    """`<stem>-<n><suffix>` of a folder, by their numbers; raises NotRecorded where it is told how to record them."""
     form = re.compile(rf"{stem}-(\d+){re.escape(suffix)}")
     found = [(form.fullmatch(path.name), path) for path in folder.glob(f"{stem}-*{suffix}")]
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    paths = [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    if not paths and how_to_record:
+        raise NotRecorded(f"{stem}-<n>{suffix} is missing{how_to_record}")
+    return paths
 
 
 def write_atomically(path: Path, content: bytes) -> None:

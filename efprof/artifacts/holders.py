@@ -118,12 +118,8 @@ class Watch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def read_counts(rank_folder: Path) -> list[Count]:
     """What every holders-<n>.json of a rank counted, in order; raises NotRecorded where there is none."""
-    paths = numbered_files(rank_folder, "holders", ".json")
-    if not paths:
-        raise NotRecorded(
-            "holders-<n>.json is missing: holders are counted after 20 steps, and never with 'record --no-holders'."
-        )
-    return [count for path in paths for count in _counts_in(path)]
+    how = ": holders are counted after 20 steps, and never with 'record --no-holders'."
+    return [count for path in numbered_files(rank_folder, "holders", ".json", how) for count in _counts_in(path)]
 
 
 def read_watches(rank_folder: Path) -> list[Watch]:

@@ -80,11 +80,11 @@ def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> 
     known = [site for site, _ in sites.most_common() if site is not None]
     if known:
         return sources.line(known[0]), "most often it was this line that asked"
-    backwards = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
-    if not backwards:
+    backward = run.get(StepTimes).backward_site
+    if backward is None:
         raise ThinEvidence(f"the allocator retried {retries.num_retries} times, and no line of the loop was recorded.")
     said = "this line runs that stage" if stage == "backward" else "of that stage no line is known: this runs backward"
-    return sources.line(backwards.most_common(1)[0][0]), said
+    return sources.line(backward), said
 
 
 def _gain(retries: AllocationRetries) -> Gain:

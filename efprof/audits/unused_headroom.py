@@ -1,6 +1,5 @@
 """A device of which more than half is never used."""
 
-from collections import Counter
 from dataclasses import replace
 
 from efprof.facts.device.headroom import Headroom, headroom_evidence
@@ -78,10 +77,10 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
     """The line that builds the loader, else the one that runs backward."""
     if headroom.loader is not None and headroom.loader.site is not None:
         return run.get(Sources).line(headroom.loader.site)
-    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
-    if not sites:
+    site = run.get(StepTimes).backward_site
+    if site is None:
         raise ThinEvidence("most of the device is unused, and no line of the loop was recorded to point at.")
-    return run.get(Sources).line(sites.most_common(1)[0][0])
+    return run.get(Sources).line(site)
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:

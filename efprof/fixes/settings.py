@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from efprof.fixes.source_edit import text_of
+from efprof.fixes.source_edit import end_of, replace_parts, text_of
 from efprof.model import Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
 from efprof.units import GIB, MIB
 
@@ -98,29 +98,13 @@ def _edit_call(
     if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
         return None
     replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
-    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
+    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=end_of, default=None)
     if last is None:
         return None
     added = "".join(f", {name}={new[name]}" for name in absent)
     text_of_last = next((text for value, text in replaced if value is last), text_of(file, last))
     replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
-    first_line, last_line = call.lineno, call.end_lineno or call.lineno
-    lines = file.lines[first_line - 1 : last_line]
-    edited = [line.encode() for line in lines]
-    for value, text in sorted(replaced, key=lambda item: _end(item[0]), reverse=True):
-        _replace(edited, value, text, first_line)
-    return CodeEdit(file=file.name, line=first_line, old="\n".join(lines), new=b"\n".join(edited).decode())
-
-
-def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -> None:
-    """Put `text` where `value` stands in the lines that begin at `first_line`; syntax trees count bytes of UTF-8."""
-    start, end = value.lineno - first_line, (value.end_lineno or value.lineno) - first_line
-    joined = edited[start][: value.col_offset] + text.encode() + edited[end][value.end_col_offset or 0 :]
-    edited[start : end + 1] = [joined, *[b""] * (end - start)]
-
-
-def _end(value: ast.expr) -> tuple[int, int]:
-    return value.end_lineno or value.lineno, value.end_col_offset or 0
+    return replace_parts(file, call, replaced)
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:

@@ -1,6 +1,7 @@
 """Replaced expressions and deleted statements of the user's source as a CodeEdit of whole lines."""
 
 import ast
+from collections.abc import Iterable
 
 from efprof.model import CodeEdit, SourceFile
 
@@ -8,13 +9,27 @@ ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, 
 """Expressions that a method call may follow without parentheses around them."""
 
 
-def replace_expression(file: SourceFile, expression: ast.expr | ast.stmt, new_text: str) -> CodeEdit:
-    """The edit that puts `new_text` where `expression`, or a statement, stands."""
-    first, last = expression.lineno, expression.end_lineno or expression.lineno
-    before, _ = _cut(file.lines[first - 1], expression.col_offset)
-    _, after = _cut(file.lines[last - 1], expression.end_col_offset or 0)
+def replace_expression(file: SourceFile, expression: ast.expr, new_text: str) -> CodeEdit:
+    """The edit that puts `new_text` where `expression` stands."""
+    return replace_parts(file, expression, [(expression, new_text)])
+
+
+def replace_parts(file: SourceFile, whole: ast.expr, parts: Iterable[tuple[ast.expr, str]]) -> CodeEdit:
+    """The edit of all lines of `whole` that puts a text where each of these parts of it stands."""
+    first, last = whole.lineno, whole.end_lineno or whole.lineno
+    lines = list(file.lines[first - 1 : last])
+    for part, text in sorted(parts, key=lambda item: end_of(item[0]), reverse=True):
+        start, end = part.lineno - first, (part.end_lineno or part.lineno) - first
+        before, _ = _cut(lines[start], part.col_offset)
+        _, after = _cut(lines[end], part.end_col_offset or 0)
+        lines[start : end + 1] = [before + text + after]
     old = "\n".join(file.lines[first - 1 : last])
-    return CodeEdit(file=file.name, line=first, old=old, new=before + new_text + after)
+    return CodeEdit(file=file.name, line=first, old=old, new="\n".join(lines))
+
+
+def end_of(value: ast.expr) -> tuple[int, int]:
+    """Line and offset of the first byte behind it."""
+    return value.end_lineno or value.lineno, value.end_col_offset or 0
 
 
 def insert_before_attribute(file: SourceFile, attribute: ast.Attribute, text: str) -> CodeEdit:

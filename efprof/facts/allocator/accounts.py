@@ -90,11 +90,10 @@ def replay_file(path: Path) -> FileReplay:
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            result = replay(sized_history(snapshot, device))
+            found = asdict(replay(sized_history(snapshot, device)))
+            devices.append(DeviceReplay(device=device, replayable=True, **found))
         except NotRecorded as error:
             devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
-            continue
-        devices.append(DeviceReplay(device=device, replayable=True, **asdict(result)))
     return FileReplay(file=str(path), devices=devices)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -89,6 +89,12 @@ class StepTimes:
             steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
             num_torn=num_torn,
         )
+
+    @property
+    def backward_site(self) -> str | None:
+        """The line that runs backward, in most steady steps; None where none was recorded."""
+        sites = Counter(time.record.backward_site for time in self.steady if time.record.backward_site)
+        return next((site for site, _ in sites.most_common(1)), None)
 
     def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
         """The steady steps; raises ThinEvidence where there are fewer."""
@@ -191,19 +197,19 @@ def resample(samples: Sequence[float], generator: np.random.Generator) -> NDArra
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the median."""
-    return _interval(np.median(resample(samples, _generator()), axis=1))
+    return _interval(np.median(resample(samples, np.random.default_rng(SEED)), axis=1))
 
 
 def mean_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean."""
-    return _interval(np.mean(resample(samples, _generator()), axis=1))
+    return _interval(np.mean(resample(samples, np.random.default_rng(SEED)), axis=1))
 
 
 def quantile_change_intervals(
     early: Sequence[float], late: Sequence[float], quantile: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """The 95 % intervals of the ratio and of the difference of the later quantile to the earlier one."""
-    generator = _generator()
+    generator = np.random.default_rng(SEED)
     before = np.quantile(resample(early, generator), quantile, axis=1)
     after = np.quantile(resample(late, generator), quantile, axis=1)
     return _interval(after / np.maximum(before, np.finfo(np.float64).tiny)), _interval(after - before)
@@ -256,10 +262,6 @@ def _on_device(record: StepRecord) -> tuple[tuple[float, ...], tuple[float, ...]
     took_us["other"] = max(0.0, whole_us - sum(us for stage, us in took_us.items() if stage != "other"))
     idle_us["other"] = min(idle_us["other"], took_us["other"])
     return tuple(us / 1000 for us in took_us.values()), tuple(us / 1000 for us in idle_us.values())
-
-
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(SEED)
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
