@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Final
 
-from efprof.artifacts.snapshot import Entry, Snapshot
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Snapshot
 from efprof.facts.allocator.history import History, history_of
 from efprof.facts.allocator.replay import replay
 
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 """ATTEMPT is a request that failed when it was recorded: where it is served now, it is returned at once."""
 
-RELEASES: Final = frozenset({"segment_free", "segment_unmap"})
-GROWTHS: Final = frozenset({"segment_alloc", "segment_map", "oom"})
+REQUESTS: Final = GROWTH | {"oom"}
+"""Of memory from the driver, served or not."""
 
 Operation = tuple[int, int, int, int, tuple[int, int]]
 """What to do; the number of the block, by the order of requests; its bytes as asked for, stream and private pool."""
@@ -53,7 +53,7 @@ def script_of(history: History) -> Script:
             if stale is not None:
                 operations.append((FREE, stale, 0, entry.stream, (0, 0)))
             numbers[entry.addr] = num_blocks
-            operations.append((ALLOCATE, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
+            operations.append((ALLOCATE, num_blocks, entry.size, entry.stream, entry.private_id))
             num_blocks += 1
         elif entry.action == "free_completed":
             number = numbers.pop(entry.addr, None)
@@ -62,7 +62,7 @@ def script_of(history: History) -> Script:
         elif index in asked_for:
             operations.append((EMPTY_CACHE, -1, 0, 0, (0, 0)))
         elif entry.action == "oom":
-            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
+            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, entry.private_id))
             num_blocks += 1
     return Script(operations=operations, num_live=num_live, capacity=capacity)
 
@@ -74,11 +74,11 @@ def capacity_of(history: History) -> tuple[int | None, set[int]]:
     before: list[tuple[int, int]] = []
     told = None
     for index, entry in enumerate(entries):
-        if entry.action in {"segment_alloc", "segment_map"}:
+        if entry.action in GROWTH:
             reserved += entry.size
             peak = max(peak, reserved)
-        elif entry.action in RELEASES:
-            if not index or entries[index - 1].action not in RELEASES:
+        elif entry.action in RELEASE:
+            if not index or entries[index - 1].action not in RELEASE:
                 before.append((index, reserved))
             reserved -= entry.size
         elif entry.action == "oom" and entry.device_free is not None:
@@ -121,8 +121,8 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     """
     growth = None
     for following in range(index, len(entries)):
-        if entries[following].action not in RELEASES:
-            growth = entries[following] if entries[following].action in GROWTHS else None
+        if entries[following].action not in RELEASE:
+            growth = entries[following] if entries[following].action in REQUESTS else None
             break
     frames = entries[index].frames
     if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from efprof.artifacts.snapshot import Entry
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.script import GROWTHS, RELEASES, capacity_of
+from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_evidence import COLD, DEFAULT
@@ -108,10 +108,10 @@ def retried_requests(history: History) -> Iterator[Entry]:
     _, emptied_at = capacity_of(history)
     is_retry = has_grown = False
     for index, entry in enumerate(history.entries):
-        if entry.action in RELEASES:
-            if index == 0 or history.entries[index - 1].action not in RELEASES:
+        if entry.action in RELEASE:
+            if index == 0 or history.entries[index - 1].action not in RELEASE:
                 is_retry, has_grown = index not in emptied_at, False
-        elif entry.action in GROWTHS:
+        elif entry.action in REQUESTS:
             has_grown = entry.action != "oom"
         elif entry.action == "alloc":
             if is_retry and has_grown:
@@ -202,12 +202,12 @@ def flushes_in(history: History) -> list[tuple[int, int]]:
         if index in emptied_at:
             flushes.append([0, 0])
             is_in_flush = True
-        if entry.action in RELEASES:
+        if entry.action in RELEASE:
             if is_in_flush:
                 flushes[-1][0] += entry.size
             continue
         is_in_flush = False
-        if entry.action in {"segment_alloc", "segment_map"} and flushes:
+        if entry.action in GROWTH and flushes:
             flushes[-1][1] += entry.size
     return [(returned, again) for returned, again in flushes]
 

@@ -121,7 +121,7 @@ class DeviceHistory:
             instants[index] = play_to(replayer, history, index, lines.site)
             if index == failed:
                 request = entries[index]
-                pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
+                pool = replayer.allocator.pool(request.private_id, is_small_pool=is_small(request.size))
                 pieces = tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]
