@@ -5,8 +5,15 @@ import dataclasses
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.keep_less import CLONED, DETACHED, end_feeding, keep_without_graph, kept_at
-from efprof.fixes.weak_reference import caught_error, without_traceback
+from efprof.fixes.keep_less import (
+    CLONED,
+    DETACHED,
+    caught_error,
+    end_feeding,
+    keep_without_graph,
+    kept_at,
+    without_traceback,
+)
 from efprof.model import Examination, Finding
 from efprof.units import format_bytes
 

@@ -13,7 +13,7 @@ from efprof.facts.growth.reference_cycles import (
 )
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.weak_reference import caught_error, keep_weakly, without_traceback
+from efprof.fixes.keep_less import caught_error, keep_weakly, without_traceback
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
