@@ -64,13 +64,7 @@ def measurements_of(run: Run) -> Measurements:
         times = run.get(StepTimes)
         events, _ = read_events(run.rank_folder)
     except NotRecorded:
-        return Measurements(
-            metrics=(),
-            timeline=Timeline(steps=(), memory=()),
-            stage_deltas=(),
-            overhead=None,
-            memory_source=source,
-        )
+        return Measurements(memory_source=source)
     evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
     return Measurements(
         metrics=_metrics(times, run),
