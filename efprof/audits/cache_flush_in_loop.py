@@ -1,6 +1,6 @@
 """The allocator's cache, emptied in the loop."""
 
-from efprof.facts.device.allocation_retries import CacheFlushes
+from efprof.facts.device.allocation_retries import what_flushes_give_back
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
@@ -45,7 +45,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
 
 
 def _finding(run: Run, line: StallLine) -> Finding:
-    sources, flushed = run.get(Sources), run.get(CacheFlushes)
+    sources, flushed = run.get(Sources), what_flushes_give_back(run)
     gain = Gain(
         basis="measured bound",
         explanation="the time measured inside the calls; what asking the driver again takes comes on top",
@@ -72,10 +72,10 @@ def _finding(run: Run, line: StallLine) -> Finding:
     )
 
 
-def _given_back(flushed: CacheFlushes) -> str:
-    if flushed.num_flushes == 0:
+def _given_back(flushed: tuple[float, float] | None) -> str:
+    if flushed is None:
         return ""
-    returned, again = format_bytes(flushed.returned_bytes), format_bytes(flushed.asked_again_bytes)
+    returned, again = map(format_bytes, flushed)
     return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
 
 

@@ -172,25 +172,16 @@ def how_much_slower(retries: AllocationRetries) -> str:
     return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheFlushes:
-    """Means over the flushes; those that gave nothing back leave no trace in a history, and are not counted."""
+def what_flushes_give_back(run: Run) -> tuple[float, float] | None:
+    """Bytes that a flush of the cache gives back, and those of them that are asked for again, by the mean.
 
-    num_flushes: int
-    returned_bytes: float
-    asked_again_bytes: float
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Of all devices together; zeros where no snapshot tells."""
-        memory = run.find(DeviceMemory, UnreadableInput)
-        pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
-        count = len(pairs)
-        return cls(
-            num_flushes=count,
-            returned_bytes=sum(returned for returned, _ in pairs) / max(1, count),
-            asked_again_bytes=sum(min(pair) for pair in pairs) / max(1, count),
-        )
+    None where no snapshot tells; flushes that gave nothing back leave no trace in a history, and are not counted.
+    """
+    memory = run.find(DeviceMemory, UnreadableInput)
+    pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+    if not pairs:
+        return None
+    return sum(returned for returned, _ in pairs) / len(pairs), sum(map(min, pairs)) / len(pairs)
 
 
 def flushes_in(history: History) -> list[tuple[int, int]]:
