@@ -7,10 +7,11 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 INSTALLED := $(VENV)/installed
 TESTS_INSTALLED := $(VENV)/installed-tests
+DOCS_INSTALLED := $(VENV)/installed-docs
 GPU_PYTHON ?= $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format check types tests casebook bench-overhead bench-memory bench-report bench-trainer stability gpu plotly fixtures clean
+.PHONY: help install demo docs test format check types tests casebook bench-overhead bench-memory bench-report bench-trainer stability gpu plotly fixtures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +28,16 @@ $(TESTS_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 demo: $(INSTALLED) ## Record energy_flow healthy and with its old faults, and write reports/demo/*.html
 	$(BIN)/python demo.py
+
+docs: $(DOCS_INSTALLED) ## Build the site of the documentation into docs/_build; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build
+	@echo "Written: docs/_build/index.html"
 
 # Tests wait for processes a fifth of their time: the type checker, a minute without its cache, fits in there.
 test: check ## Check the format, lint, type-check and run the tests
@@ -83,4 +92,4 @@ fixtures: $(TESTS_INSTALLED) ## Record the small runs in tests/runs/ anew
 	$(BIN)/python -m tests.support.record_fixtures
 
 clean: ## Remove what the other commands made
-	rm -rf $(VENV) .efprof .efprof-casebook reports/demo data/energy_flow
+	rm -rf $(VENV) .efprof .efprof-casebook reports/demo data/energy_flow docs/_build docs/audits docs/measured

@@ -39,6 +39,7 @@ BAD_BATCH_WEIGHT = 100.0
 HIGH_RATE_FACTOR = 4.0
 LAST_STEPS = 10
 
+TITLE = "# Which norm gradients are clipped at\n"
 METHOD = """
 `cpu_demo` with {steps} steps, without word dropout and with the loader in the training process; one torch thread.
 Each figure is the mean over {seeds} seeds, its range behind it. *Bad batches*: every {interval}th batch has noise for
@@ -87,7 +88,7 @@ def main(seeds: int, steps: int, write: Path | None) -> None:
     head = "| trouble | clip norm | final loss | share of steps clipped | largest loss jump | median gradient norm |"
     rows = [_row(key, outcomes[key]) for key in itertools.product(troubles, CLIP_NORMS)]
     took = f"\nMeasured in {(time.monotonic() - start) / 60:.0f} minutes."
-    text = "\n".join([machine, method, head, "| --- " * 6 + "|", *rows, took])
+    text = "\n".join([TITLE, machine, method, head, "| --- " * 6 + "|", *rows, took])
     click.echo(text)
     if write is not None:
         write.write_text(f"{text}\n", encoding="utf-8")

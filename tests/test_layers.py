@@ -1,4 +1,4 @@
-"""The layer table of the README's architecture: who may import whom, lazily or not."""
+"""The layer table of docs/architecture.md: who may import whom, lazily or not."""
 
 import ast
 from collections.abc import Iterator

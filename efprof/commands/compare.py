@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.progress import Progress
-from efprof.commands.report import FORMATS, Format, analyse, chosen_form, put_out
+from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, put_out
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:

@@ -1,15 +1,17 @@
 """`efprof report [RUN]`: say what is wrong with a recorded run, as one HTML file or as text, JSON or Markdown."""
 
 import re
+import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import click
 
 from efprof.commands.allocator import SIZES, parse_size
-from efprof.commands.progress import Progress
 from efprof.model import EfprofError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".htm": "html",
 }
 REPORTS_FOLDER: Final = Path("reports")
+
+PATIENCE_S: Final = 1.0
+_CLEARED: Final = "\r\x1b[K"
 
 
 @click.command()
@@ -171,3 +176,24 @@ def _format_of(out: Path) -> Format:
         known = ", ".join(FORMAT_OF_SUFFIX)
         raise EfprofError(f"--out {out} ends in none of {known}: give one of these, or --format.")
     return FORMAT_OF_SUFFIX.get(suffix, "html")
+
+
+class Progress:
+    """What is being done, on standard error, for who waits at a terminal longer than a second; gone at the end."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._is_shown:
+            print(_CLEARED, end="", file=sys.stderr, flush=True)
+
+    def say(self, what: str) -> None:
+        """It does this from now on."""
+        if sys.stderr.isatty() and time.monotonic() - self._start >= PATIENCE_S:
+            self._is_shown = True
+            print(f"{_CLEARED}{what} ...", end="", file=sys.stderr, flush=True)

@@ -68,13 +68,30 @@ def render_markdown(report: Report) -> str:
         " · ".join(escape(item) for item in header_items(report.run)),
         _verdict(report),
         escape(counts_phrase(count_audits(report))) + ".",
-        *(_finding(item) for item in rank_findings(report)),
+        *(render_finding(item) for item in rank_findings(report)),
         *_measured(report),
         *_tables(report),
         *(f"> Warning: {escape(warning)}" for warning in report.warnings),
         "## Checks\n\n" + table(("Check", "Status", "What it looked at"), checks),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def render_finding(item: RankedFinding) -> str:
+    """One finding as Markdown, without its evidence."""
+    finding = item.finding
+    parts = [
+        f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
+        f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
+        prose(finding.message),
+        f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
+        f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
+    ]
+    for change in finding.fix.changes:
+        old, new = change_sides(change)
+        removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
+        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))
+    return "\n\n".join(parts)
 
 
 def escape(text: str) -> str:
@@ -165,22 +182,6 @@ def _verdict(report: Report) -> str:
     ]
     commands = code_block("sh", "\n".join(verdict.commands)) if verdict.commands else ""
     return "\n\n".join(line for line in (*lines, commands) if line)
-
-
-def _finding(item: RankedFinding) -> str:
-    finding = item.finding
-    parts = [
-        f"## {item.rank}. {finding.severity.capitalize()}: {prose(finding.headline)}",
-        f"{code(str(finding.blame))} in {code(finding.blame.function)}: {code(finding.blame.text)}",
-        prose(finding.message),
-        f"**Gain** {escape(gain_phrase(finding.gain))}. {prose(sentence(finding.gain.explanation))}",
-        f"**Fix** {prose(finding.fix.summary)} ({APPLICABILITY_PHRASES[finding.fix.applicability]})",
-    ]
-    for change in finding.fix.changes:
-        old, new = change_sides(change)
-        removed, added = (["- " + line for line in old.splitlines()], ["+ " + line for line in new.splitlines()])
-        parts.append(f"{code(change_name(change))}\n\n" + code_block("diff", "\n".join(removed + added)))
-    return "\n\n".join(parts)
 
 
 def _measured(report: Report) -> list[str]:

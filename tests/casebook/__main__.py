@@ -125,7 +125,7 @@ def score(case: Case, sick: Report, healthy: Report, fixed: Report | None) -> Sc
 
 
 def table(scores: list[Score]) -> list[str]:
-    """The table that goes into the README, and the totals under it."""
+    """The table that goes into reports/casebook.md, and the totals under it."""
     rows = [
         "| case | found | on the line | other findings | healthy twin | alike | predicted gain | measured gain |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -11,15 +11,15 @@ import pytest
 RUN = frozenset(
     {
         "test_backward_calls", "test_clips", "test_device_data", "test_evaluations", "test_gradient_clearing",
-        "test_hooks", "test_iterators", "test_light_steps", "test_loop", "test_loss_scaling", "test_module_calls",
+        "test_loop_hooks", "test_iterators", "test_light_steps", "test_loop", "test_loss_scaling", "test_module_calls",
         "test_numbers", "test_odd_programs", "test_samples", "test_scalar_reads", "test_scaled_losses",
         "test_skipped_updates", "test_stalls", "test_threads", "test_triggers", "test_what_fails_alone", "test_windows",
     }
 )  # fmt: skip
 
 LEFT_OUT = {
-    "test_captured_steps": "has devices of its own",
-    "test_census": "the heap is the host's: 6 s",
+    "test_cuda_graphs": "has devices of its own",
+    "test_holder_count": "the heap is the host's: 6 s",
     "test_collectors": "records programs in processes of their own",
     "test_compilation": "torch.compile asks the driver itself",
     "test_cuda_memory": "has devices of its own",

@@ -1,5 +1,6 @@
 """`efprof report`, from the command line to the file."""
 
+import io
 import json
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from efprof.commands import report as command
 from efprof.model import EfprofError
 from tests.report.report_sample import make_report, make_run
 
+CLEARED = "\r\x1b[K"
+
 
 @pytest.fixture(autouse=True)
 def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A report without a run folder: what this tests begins after the analysis."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "find_run", lambda run: Path("run"))
-    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report())
+    monkeypatch.setattr(command, "analyse", lambda path, **options: make_report())
 
 
 def run_command(*arguments: str) -> click.testing.Result:
@@ -79,5 +82,32 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report(run=make_run(run_id="../../etc/x")))
+    monkeypatch.setattr(command, "analyse", lambda path, **options: make_report(run=make_run(run_id="../../etc/x")))
     assert run_command().stdout.splitlines()[-1] == "reports/_.._etc_x.html"
+
+
+def test_a_gpu_is_estimated_where_somebody_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        command, "analyse", lambda path, *, has_gpu_estimate, **_: asked.append(has_gpu_estimate) or make_report()
+    )
+    run_command("--json")
+    run_command("--json", "--gpu-estimate")
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "is_terminal", "shown"), [(2.0, True, "audit 1 of 2 ..."), (0.5, True, ""), (2.0, False, "")]
+)
+def test_who_waits_at_a_terminal_is_told_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, is_terminal: bool, shown: str
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    clock = iter([0.0, waited_s])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock, waited_s))
+    with command.Progress() as progress:
+        progress.say("audit 1 of 2")
+        assert stream.getvalue().removeprefix(CLEARED) == shown
+    assert stream.getvalue() == "" or stream.getvalue().endswith(CLEARED)

@@ -1,6 +1,7 @@
 """Records the runs in tests/runs/ anew: every single-fault case of the casebook, sick and healthy (`make fixtures`).
 
-They are what the tests of the whole analysis read: real recordings, small enough for the repository.
+Or those that are named: `python -m tests.support.record_fixtures retained_graph`. They are what the tests of the whole
+analysis read: real recordings, small enough for the repository.
 """
 
 import os
@@ -21,13 +22,25 @@ LONGER_WINDOWS = {"memory_growth": "5:7,40:42"}
 
 
 def main() -> None:
-    """Replace tests/runs/ by new recordings."""
-    shutil.rmtree(RUNS, ignore_errors=True)
-    for case in find_cases():
-        if len(case.faults) == 1:
-            for side, arguments in (("sick", []), ("healthy", ["--healthy"])):
-                record(case, RUNS / f"{case.name}-{side}", arguments)
-                print(f"{case.name} {side}", flush=True)
+    """Replace all of tests/runs/ by new recordings, or the runs of the cases that are named."""
+    names = sys.argv[1:]
+    cases = cases_named(names)
+    if not names:
+        shutil.rmtree(RUNS, ignore_errors=True)
+    for case in cases:
+        for side, arguments in (("sick", []), ("healthy", ["--healthy"])):
+            place = RUNS / f"{case.name}-{side}"
+            shutil.rmtree(place, ignore_errors=True)
+            record(case, place, arguments)
+            print(f"{case.name} {side}", flush=True)
+
+
+def cases_named(names: list[str]) -> list[Case]:
+    """Those of the names, or all where there are none; ends the program at a name that no case has."""
+    cases = {case.name: case for case in find_cases() if len(case.faults) == 1}
+    if unknown := [name for name in names if name not in cases]:
+        sys.exit(f"There is no case '{unknown[0]}' with one fault in tests/casebook/; there are {', '.join(cases)}.")
+    return [cases[name] for name in names or cases]
 
 
 def record(case: Case, place: Path, arguments: list[str]) -> None:

@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
@@ -26,6 +26,8 @@ class Sources:
     """The lines of every recorded file by its name."""
 
     files: dict[str, list[str]]
+    _trees: dict[str, ast.Module | None] = field(default_factory=dict, compare=False)
+    _functions: dict[str, tuple["_Function", ...]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -57,7 +59,8 @@ class Sources:
         """The source line of a site (`file:line:function`)."""
         file, line, function = split_site(site)
         text, function = self.text(file, line), self._qualified(file, line, function)
-        above = self.files.get(file, [])[self._function_start(file, line) - 1 : line - 1] if text else []
+        start = max((around.first for around in self._around(file, line)), default=1)
+        above = self.files.get(file, [])[start - 1 : line - 1] if text else []
         ordinal = sum(other.strip() == text for other in above)  # in the innermost function
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
@@ -74,9 +77,9 @@ class Sources:
 
     def tree(self, file: str) -> ast.Module | None:
         """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
-        if file not in self.files:
-            return None
-        return parsed("\n".join(self.files[file]))
+        if file not in self._trees:
+            self._trees[file] = parsed("\n".join(self.files[file])) if file in self.files else None
+        return self._trees[file]
 
     def file(self, name: str) -> SourceFile:
         """What was recorded of a file."""
@@ -84,30 +87,27 @@ class Sources:
 
     def _qualified(self, file: str, line: int, name: str) -> str:
         """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
-        tree = self.tree(file)
-        if tree is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
+        if self.tree(file) is None or name == MODULE or ("." in name and not COMPREHENSION.search(name)):
             return name
-        around = [
-            placed.qualified_name(placed.node.name)
-            for placed in placed_nodes(tree)
-            if isinstance(placed.node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and placed.node.lineno <= line <= (placed.node.end_lineno or placed.node.lineno)
-        ]
+        around = [function.name for function in self._around(file, line) if function.name]
         if COMPREHENSION.search(name):
             return around[-1] if around else MODULE
         return next((found for found in reversed(around) if found.rpartition(".")[2] == name), name)
 
-    def _function_start(self, file: str, line: int) -> int:
-        tree = self.tree(file)
-        if tree is None:
-            return 1
-        starts = [
-            node.lineno
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            and node.lineno <= line <= (node.end_lineno or node.lineno)
-        ]
-        return max(starts, default=1)
+    def _around(self, file: str, line: int) -> list["_Function"]:
+        """The functions that the line lies in, an outer one before its inner ones."""
+        if file not in self._functions:
+            tree = self.tree(file)
+            self._functions[file] = () if tree is None else tuple(_functions_of(tree))
+        return [function for function in self._functions[file] if function.first <= line <= function.last]
+
+
+class _Function(NamedTuple):
+    """A function of a file: its qualified name, None of a lambda, and its first and last line."""
+
+    name: str | None
+    first: int
+    last: int
 
 
 def split_site(site: str) -> tuple[str, int, str]:
@@ -175,6 +175,14 @@ def called_name(node: ast.AST) -> str:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
     return ""
+
+
+def _functions_of(tree: ast.Module) -> Iterator[_Function]:
+    for placed in placed_nodes(tree):
+        node = placed.node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
+            yield _Function(name, node.lineno, node.end_lineno or node.lineno)
 
 
 def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
