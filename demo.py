@@ -8,7 +8,7 @@ from pathlib import Path
 
 from efprof.artifacts.runs import find_run
 from efprof.commands.report import analyse
-from efprof.report.words.ranking import rank_findings
+from efprof.report.verdict import rank_findings
 
 BIN = Path(sys.executable).parent
 OUT = Path("reports/demo")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of
 from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_bytes, format_share

@@ -11,8 +11,8 @@ from efprof.model import Evidence, Finding, MemoryMap, Narrative, Number, Number
 from efprof.report.charts.chart import DARK, LIGHT, Chart, scale_for
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.text_forms import prose, render_finding, table
-from efprof.report.words.ranking import rank_findings
-from efprof.report.words.wording import show, show_interval
+from efprof.report.verdict import rank_findings
+from efprof.report.wording import show, show_interval
 from efprof.runner import Audit, find_audits
 from tests.casebook._cases import Case, all_cases
 

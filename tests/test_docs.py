@@ -19,8 +19,8 @@ from efprof.cli import group
 from efprof.commands.report import analyse
 from efprof.compare.comparison import compare_reports
 from efprof.recorder.doctor.device import find_traps
+from efprof.report.comparison_form import render_comparison_text
 from efprof.report.text_forms import render_text
-from efprof.report.words.comparison_form import render_comparison_text
 from tests.support.patience import MAX_WAIT_S
 from tests.test_layers import ALLOWED, FACTS
 

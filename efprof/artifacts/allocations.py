@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from efprof.artifacts.lines import numbered_files
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.artifacts.files import numbered_files
+from efprof.model import UnreadableInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +43,7 @@ SEPARATOR = "\n"
 
 def allocation_paths(rank_folder: Path) -> list[Path]:
     """The rank's allocation windows in order; raises NotRecorded where there is none."""
-    paths = numbered_files(rank_folder, "allocations", ".parquet")
-    if not paths:
-        raise NotRecorded("allocations-<n>.parquet is missing; record the run without '--windows none'.")
-    return paths
+    return numbered_files(rank_folder, "allocations", ".parquet", "; record the run without '--windows none'.")
 
 
 def read_allocations(path: Path) -> AllocationWindow:

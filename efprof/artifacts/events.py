@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.lines import read_lines
+from efprof.artifacts.files import read_lines
 
 EVENTS_FILE = "events.jsonl"
 

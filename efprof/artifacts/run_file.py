@@ -1,12 +1,12 @@
-"""run.json: what was run, where, with which versions, and how it ended."""
+"""run.json: what was run, where, with which versions, and how it ended; sources.jsonl: the source code as it ran."""
 
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.writing import write_atomically
-from efprof.model import UnreadableInput
+from efprof.artifacts.files import read_lines, write_atomically
+from efprof.model import NotRecorded, UnreadableInput
 
 SCHEMA_VERSION = 2
 """1: first form, with steps that are alike in one line. 2: light steps, counts of holders one by one, the lines that
@@ -21,6 +21,8 @@ DIFF_FILE = "uncommitted.diff"
 
 Ending = Literal["running", "finished", "raised", "out_of_memory", "interrupted", "killed", "unknown"]
 """Unknown: of a file that something else wrote."""
+
+SOURCES_FILE = "sources.jsonl"
 
 
 class Git(msgspec.Struct, kw_only=True, frozen=True):
@@ -108,6 +110,22 @@ def read_run_file(folder: Path) -> RunFile:
 def write_run_file(folder: Path, run: RunFile) -> None:
     """Replace `folder/run.json` in one instant: a reader sees the old file or the new one."""
     write_atomically(folder / RUN_FILE, msgspec.json.format(msgspec.json.encode(run), indent=1))
+
+
+class SourceText(msgspec.Struct, kw_only=True):
+    """One file; `file` is relative to the repository where it lies inside it."""
+
+    file: str
+    text: str
+
+
+def read_sources(rank_folder: Path) -> dict[str, list[str]]:
+    """The lines of every recorded source file by its name; empty where none was recorded."""
+    try:
+        records, _ = read_lines(rank_folder / SOURCES_FILE, SourceText, "record the run again.")
+    except NotRecorded:
+        return {}
+    return {record.file: record.text.splitlines() for record in records}
 
 
 def _why_no_run_file(folder: Path) -> str:

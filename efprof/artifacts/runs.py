@@ -1,4 +1,4 @@
-"""The store of recorded runs, and which run a name means; and files that efprof did not record, as a run."""
+"""The store of recorded runs, which run a name means, and its rank folders; files from elsewhere, as a run."""
 
 import difflib
 import os
@@ -6,11 +6,15 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from efprof.artifacts.run_file import RUN_FILE, SCHEMA_VERSION, RunFile, read_run_file, write_run_file
+from efprof.artifacts.steps import STEPS_FILE
 from efprof.model import UnreadableInput
 
 HOME_VARIABLE = "EFPROF_HOME"
@@ -22,6 +26,8 @@ MIN_COMMIT_LETTERS = 4
 """The shortest abbreviation of a commit that git itself accepts."""
 
 SNAPSHOT_SUFFIXES = frozenset({".pickle", ".pkl"})
+
+PROCESS_FILE = "process.json"
 
 
 def runs_folder() -> Path:
@@ -94,6 +100,54 @@ def as_run(path: Path) -> Iterator[Path]:
         yield folder
 
 
+class Process(msgspec.Struct, kw_only=True, frozen=True):
+    """The process that writes a rank folder; `group` names the launch it belongs to, where a launcher names one."""
+
+    pid: int
+    group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One execution of the training within a run; its rank folders by their numbers."""
+
+    number: int
+    rank_folders: tuple[Path, ...]
+
+    @property
+    def has_steps(self) -> bool:
+        paths = [folder / STEPS_FILE for folder in self.rank_folders]
+        return any(path.exists() and path.stat().st_size for path in paths)
+
+
+def attempt_folder(run_folder: Path, number: int) -> Path:
+    """Where the ranks of attempt `number`, counted from 0, are written."""
+    return run_folder / f"attempt{number}" if number else run_folder
+
+
+def list_attempts(run_folder: Path) -> list[Attempt]:
+    """Every attempt that left a rank folder, in order."""
+    numbers = [0, *sorted(filter(None, (_number_after("attempt", path) for path in run_folder.glob("attempt*"))))]
+    attempts = [
+        Attempt(number=number, rank_folders=_rank_folders(attempt_folder(run_folder, number))) for number in numbers
+    ]
+    return [attempt for attempt in attempts if attempt.rank_folders]
+
+
+def last_trained(attempts: list[Attempt]) -> Attempt | None:
+    """The attempt that holds the run's data: the last one that finished a step, else the last one."""
+    trained = [attempt for attempt in attempts if attempt.has_steps]
+    return next(reversed(trained or attempts), None)
+
+
+def read_process(rank_folder: Path) -> Process | None:
+    """Who writes, or wrote, this rank folder; None where that is not known."""
+    try:
+        return msgspec.json.decode((rank_folder / PROCESS_FILE).read_bytes(), type=Process)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def _read_all() -> Iterator[tuple[Path, RunFile | UnreadableInput]]:
     """Every folder of the store with its run file, or why that cannot be read."""
     folder = runs_folder()
@@ -155,3 +209,13 @@ def _begins_as_pickle(path: Path) -> bool:
             return file.read(1) == pickle.PROTO
     except OSError:
         return False
+
+
+def _rank_folders(folder: Path) -> tuple[Path, ...]:
+    numbered = [(_number_after("rank", path), path) for path in folder.glob("rank*")]
+    return tuple(path for number, path in sorted((number, path) for number, path in numbered if number is not None))
+
+
+def _number_after(word: str, path: Path) -> int | None:
+    digits = path.name.removeprefix(word)
+    return int(digits) if digits.isdecimal() else None

@@ -1,14 +1,18 @@
-"""efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded, and where its own settings lie."""
+"""efprof.toml, or [tool.efprof] in pyproject.toml: what a project wants recorded; and its own configuration files."""
 
 import difflib
+import importlib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from efprof.model import EfprofError
+from efprof.units import KIB
 
 SETTINGS_FILE = "efprof.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -17,6 +21,9 @@ WINDOWED = ("trace_steps", "memory_steps", "triggers")
 """What `windows = "none"` turns off together."""
 
 Words = str | list[str]
+
+MAX_BYTES = 256 * KIB
+"""Of all files together, and of what is kept of them: run.json is read whole by every command."""
 
 
 class RecordSettings(
@@ -62,12 +69,31 @@ def read_settings(folder: Path) -> Settings:
 def merge(settings: RecordSettings, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, by option: `flags` win, those that are None were not given."""
     given = {name: value for name, value in flags.items() if value is not None}
-    wanted = {name: _joined(value) for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+    found = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+    wanted = {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
     if "windows" in given:
         wanted = {name: value for name, value in wanted.items() if name not in WINDOWED}
     elif wanted.get("windows") == "none":
         wanted = {**wanted, **dict.fromkeys(WINDOWED, "none"), "windows": "default"}
     return wanted | given
+
+
+def read_configuration(files: Sequence[Path]) -> dict[str, str]:
+    """Every value of TOML, JSON and YAML files by its key; any other file as one text under its name.
+
+    Where there are several files, each key begins with the name of its file. Raises EfprofError for one that cannot
+    be read, or is too large.
+    """
+    texts = {file: _text(file) for file in files}
+    num_bytes = sum(len(text) for text in texts.values())
+    if num_bytes > MAX_BYTES:
+        names = ", ".join(str(file) for file in files)
+        raise EfprofError(f"'configuration' names more than {MAX_BYTES // KIB} KiB ({names}); name smaller files.")
+    found: dict[str, str] = {}
+    for file, text in texts.items():
+        values = _values(file, text) or {file.name: text}
+        found |= values if len(files) == 1 else {f"{file.name}:{key}": value for key, value in values.items()}
+    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -123,6 +149,58 @@ def _files(path: Path, names: Words) -> tuple[Path, ...]:
     return files
 
 
-def _joined(value: Any) -> Any:
-    """`["5:7", "100:102"]` as the command line writes it."""
-    return ",".join(value) if isinstance(value, list) else value
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1).decode(errors="replace")
+    except OSError as error:
+        raise EfprofError(f"{file}, which 'configuration' names, cannot be read: {error.strerror}.") from None
+
+
+def _values(file: Path, text: str) -> dict[str, str] | None:
+    """None where the file is of no form that is known, or not what its name says."""
+    content = _parsed(file.suffix.lower(), text)
+    if not isinstance(content, dict):
+        return None
+    values: dict[str, str] = {}
+    num_left = MAX_BYTES
+    with suppress(RecursionError):  # an alias in YAML may hold itself
+        for key, value in _flat("", content):
+            num_left -= len(key) + len(value)
+            if num_left < 0:
+                return None  # aliases can make a short file very long
+            values[key] = value
+        return values
+    return None
+
+
+def _parsed(suffix: str, text: str) -> Any:
+    try:
+        if suffix == ".toml":
+            return tomllib.loads(text)
+        if suffix == ".json":
+            return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _parsed_yaml(text) if suffix in (".yaml", ".yml") else None
+
+
+def _parsed_yaml(text: str) -> Any:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        return None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Tables by their keys, lists of tables by their places, anything else as it would be written."""
+    is_list = isinstance(value, list) and any(isinstance(element, dict | list) for element in value)
+    if is_list or (isinstance(value, dict) and value):
+        for name, inner in enumerate(value) if is_list else value.items():
+            yield from _flat(f"{key}.{name}" if key else str(name), inner)
+    else:
+        yield key, value if isinstance(value, str) else json.dumps(value, default=str)

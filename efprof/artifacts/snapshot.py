@@ -9,7 +9,7 @@ from typing import IO, Annotated, Any, Final, NoReturn
 
 import msgspec
 
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
 from efprof.model import UnreadableInput
 
 DEFAULT_POOL: Final = (0, 0)
@@ -26,6 +26,10 @@ WHAT_TO_GIVE: Final = "give a file that torch.cuda.memory._dump_snapshot wrote, 
 FIXED_BYTES: Final = 12 * 1024**2
 BYTES_PER_BYTE: Final = 64
 """What reading may take: a snapshot of a million events takes about ten times its own size."""
+
+GROWTH: Final = frozenset({"segment_alloc", "segment_map"})
+RELEASE: Final = frozenset({"segment_free", "segment_unmap"})
+"""Events of memory that comes from the driver, and goes back to it."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -75,6 +79,11 @@ class Entry(msgspec.Struct, gc=False):
     time_us: int | None = None
     pool_id: tuple[int, int] | None = None
     frames: Frames = None
+
+    @property
+    def private_id(self) -> tuple[int, int]:
+        """The private pool that it is of, as far as the file tells: torch names it since 2.12."""
+        return self.pool_id or DEFAULT_POOL
 
 
 class Settings(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.lines import read_lines
+from efprof.artifacts.files import read_lines
 
 STEPS_FILE = "steps.jsonl"
 
@@ -161,7 +161,6 @@ def alike_records_of(line: AlikeSteps) -> Iterator[StepRecord]:
 
 
 def light_records_of(line: LightLine) -> Iterator[StepRecord]:
-    """Each of the light steps."""
     for number, started_ns, length_us, num_passes, loss, flags in line.light:
         yield StepRecord(
             step=number,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.garbage import no_garbage_collection
-from efprof.artifacts.lines import numbered_files
-from efprof.model import NotRecorded, UnreadableInput
+from efprof.artifacts.files import no_garbage_collection, numbered_files
+from efprof.model import UnreadableInput
 
 
 class TraceArguments(msgspec.Struct):
@@ -69,10 +68,7 @@ _NO_ARGUMENTS = TraceArguments()
 
 def trace_paths(rank_folder: Path) -> list[Path]:
     """The rank's windows in the order they were recorded; raises NotRecorded where there is none."""
-    paths = numbered_files(rank_folder, "trace", ".json.gz")
-    if not paths:
-        raise NotRecorded("trace-<n>.json.gz is missing; record the run without '--windows none'.")
-    return paths
+    return numbered_files(rank_folder, "trace", ".json.gz", "; record the run without '--windows none'.")
 
 
 def read_trace(path: Path) -> Trace:

@@ -13,7 +13,7 @@ from efprof.facts.device.headroom import own_limit, smaller_micro_batch
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
-from efprof.fixes.allocator_setting import set_allocator
+from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_share, format_value
 
@@ -80,11 +80,11 @@ def _blame(run: Run, retries: AllocationRetries, sites: Counter[str | None]) -> 
     known = [site for site, _ in sites.most_common() if site is not None]
     if known:
         return sources.line(known[0]), "most often it was this line that asked"
-    backwards = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
-    if not backwards:
+    backward = run.get(StepTimes).backward_site
+    if backward is None:
         raise ThinEvidence(f"the allocator retried {retries.num_retries} times, and no line of the loop was recorded.")
     said = "this line runs that stage" if stage == "backward" else "of that stage no line is known: this runs backward"
-    return sources.line(backwards.most_common(1)[0][0]), said
+    return sources.line(backward), said
 
 
 def _gain(retries: AllocationRetries) -> Gain:
@@ -114,4 +114,4 @@ def _fix(run: Run, advice: RetryAdvice) -> Fix:
     if tried is not None:
         settings = f"None of {len(tried.trials)} settings of the allocator halves the retries of the replay."
     words = smaller_micro_batch(run), settings, own_limit(run)
-    return Fix(summary=" ".join(filter(None, words)), applicability="manual")
+    return Fix.by_hand(" ".join(filter(None, words)))

@@ -68,16 +68,15 @@ def _is_guilty(line: ReadingLine, step_ms: float, *, is_gpu: bool) -> bool:
 
 def _finding(run: Run, line: ReadingLine, step_ms: float, *, is_gpu: bool) -> Finding:
     share, gain = line.typical_ms / step_ms, within_idle(run, gain_without(line, is_gpu=is_gpu))
-    cost, sources, file = (gain.step_ms or 0.0) / step_ms, run.get(Sources), line.blame.file
+    cost, sources = (gain.step_ms or 0.0) / step_ms, run.get(Sources)
     return Finding(
         blame=line.blame,
         category="time",
         headline=f"A tensor's value is read in {'every step' if line.median_count >= 1 else 'half of the steps'}",
         message=_message(line, share, is_gpu=is_gpu),
         fix=read_less(
-            line.blame,
-            sources.files.get(file, []),
-            sources.tree(file),
+            sources.file(line.blame.file),
+            line.blame.line,
             calls=line.calls,
             reads_per_step=line.median_count,
             every=math.ceil(cost / AFTER_COST),

@@ -1,6 +1,6 @@
 """The allocator's cache, emptied in the loop."""
 
-from efprof.facts.device.allocation_retries import CacheFlushes
+from efprof.facts.device.allocation_retries import what_flushes_give_back
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines, within_idle
@@ -45,7 +45,7 @@ def cache_flush_in_loop(run: Run) -> Examination:
 
 
 def _finding(run: Run, line: StallLine) -> Finding:
-    sources, flushed = run.get(Sources), run.get(CacheFlushes)
+    sources, flushed = run.get(Sources), what_flushes_give_back(run)
     gain = Gain(
         basis="measured bound",
         explanation="the time measured inside the calls; what asking the driver again takes comes on top",
@@ -63,27 +63,24 @@ def _finding(run: Run, line: StallLine) -> Finding:
         gain=gain,
         evidence=(
             sources.snippet(line.blame),
-            Narrative(
-                paragraphs=(
-                    "Each call was timed where it is made. It is right where the memory is meant for another process "
-                    "on the same device, which cannot have what lies in this one's cache.",
-                ),
+            Narrative.of(
+                "Each call was timed where it is made. It is right where the memory is meant for another process "
+                "on the same device, which cannot have what lies in this one's cache.",
             ),
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
     )
 
 
-def _given_back(flushed: CacheFlushes) -> str:
-    if flushed.num_flushes == 0:
+def _given_back(flushed: tuple[float, float] | None) -> str:
+    if flushed is None:
         return ""
-    returned, again = format_bytes(flushed.returned_bytes), format_bytes(flushed.asked_again_bytes)
+    returned, again = map(format_bytes, flushed)
     return f"; in the recorded stretch it gave {returned} back each time, of which {again} were asked for again"
 
 
 def _fix(sources: Sources, line: StallLine) -> Fix:
-    file = line.blame.file
-    edit = delete_statement(file, sources.files.get(file, []), sources.tree(file), line.blame.line)
+    edit = delete_statement(sources.file(line.blame.file), line.blame.line)
     return Fix.by(
         edit,
         "safe",

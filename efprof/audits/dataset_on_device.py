@@ -4,7 +4,7 @@ from efprof.facts.device.device_dataset import DeviceDataset, DeviceDatasets
 from efprof.facts.device.device_evidence import composition_numbers, owner_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources, place_of
-from efprof.fixes.keep_on_host import keep_on_host
+from efprof.fixes.keep_less import keep_on_host
 from efprof.model import Examination, Finding, Fix, Gain, Narrative, SourceLine
 from efprof.units import format_bytes, format_share
 
@@ -65,15 +65,13 @@ def _finding(run: Run, dataset: DeviceDataset) -> Finding:
             sources.snippet(blame),
             composition_numbers(device.peak, "Reserved memory at its peak"),
             owner_map(device.peak, blame, "Who has it"),
-            Narrative(
-                paragraphs=(
-                    f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
-                    "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
-                    f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
-                    "same, and wrote nothing.",
-                    "It is right where the device has memory to spare and copying would take longer than computing: "
-                    "what moving each batch costs in time is not known before it is tried.",
-                ),
+            Narrative.of(
+                f"{device.file} tells what was allocated where, here {len(dataset.blocks):,} tensors, and that it "
+                "was not given back. That it is a data set was seen: in two steps every call of torch's functions "
+                f"was looked at, and those read {format_bytes(dataset.batch_bytes)} of it per step, not always the "
+                "same, and wrote nothing.",
+                "It is right where the device has memory to spare and copying would take longer than computing: "
+                "what moving each batch costs in time is not known before it is tried.",
             ),
         ),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",
@@ -88,7 +86,7 @@ def _use_of(dataset: DeviceDataset) -> str:
 
 
 def _fix(sources: Sources, blame: SourceLine, dataset: DeviceDataset) -> Fix:
-    edits = keep_on_host(blame.file, sources.files.get(blame.file, []), sources.tree(blame.file), blame.line)
+    edits = keep_on_host(sources.file(blame.file), blame.line)
     return Fix(
         summary=f"Keep it on the host, in pinned memory ('.pin_memory()'), and move what {_use_of(dataset)} takes: "
         "'batch = batch.to(device, non_blocking=True)'. Draw indices on the host, too.",

@@ -16,7 +16,7 @@ from efprof.facts.device.device_memory import DeviceHistory, DeviceMemory
 from efprof.facts.device.segment_map import segment_map
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.allocator_setting import set_allocator
+from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Gain, ThinEvidence
 from efprof.units import MIB, format_bytes, format_share
 

@@ -67,10 +67,8 @@ def _finding(run: Run, growth: HostGrowth) -> Finding:
         headline=f"`{main.name}` fills the host's memory",
         message=f"The process's {what} grows {rate}, of which `{main.name}` was counted to take "
         f"at least {format_bytes(main.rate.slope)}{limits.outlook(trend.slope)}.{unseen}",
-        fix=Fix(
-            summary=f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it "
-            "takes 1 % of the host's memory.",
-            applicability="manual",
+        fix=Fix.by_hand(
+            f"Bound `{main.name}` {WAYS_TO_BOUND}. What {most:,} steps put into it takes 1 % of the host's memory."
         ),
         gain=Gain(
             basis="measured bound",

@@ -39,15 +39,15 @@ def growing_tensors(run: Run) -> Examination:
 
 def _finding(run: Run, leak: Leak) -> Finding:
     """With a copy where one holder keeps small parts of large storages, by a statement that says of what."""
-    main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
+    main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
     if main.fed and main.fed[0].is_within_call:
         fix = end_feeding(main.path or main.name, main.type, leak.blame.text)
         return leak_finding(run, leak, fix)
-    tree = sources.tree(file) if leak.is_observed and main.is_view and len(leak.kept) == 1 else None
-    kept = kept_at(tree, leak.blame.line, main.name) if tree else None
+    is_one_view = leak.is_observed and main.is_view and len(leak.kept) == 1
+    kept = kept_at(file, leak.blame.line, main.name) if is_one_view else None
     value = tensor_in(kept, main.entry) if kept else None
     if value is not None:
-        fix = keep_copies(file, sources.files[file], value, main.name)
+        fix = keep_copies(file, value, main.name)
         return leak_finding(run, leak, fix, left_per_step=main.value_rate)
     return leak_finding(run, leak, _bound(run, leak), caution=", all of it: what a bound goes on keeping is not saved")
 

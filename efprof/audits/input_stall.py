@@ -4,7 +4,7 @@ from efprof.facts.input.input_waits import LEAST_GAIN, MOST_HANDOVER_MS, InputWa
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, within_idle
-from efprof.fixes.loader_call import set_loader_arguments
+from efprof.fixes.settings import set_loader_arguments
 from efprof.model import Change, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_interval, format_ms, format_share, in_brackets
 
@@ -75,7 +75,7 @@ def _of_slow_loader(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
         summary = "Make a batch cheaper, for example by preparing the data once before training: none of the "
         summary += f"{waits.num_cpus} processors is free for another worker."
         gain = Gain(basis="measured bound", explanation="the whole wait", step_ms=waits.data_ms)
-        return _finding(run, blame, message, Fix(summary=summary, applicability="manual"), gain, certain_share)
+        return _finding(run, blame, message, Fix.by_hand(summary), gain, certain_share)
     bound = f"; {wanted} would hide the wait, but one of {waits.num_cpus} processors must train"
     new = {"num_workers": workers} | ({} if waits.num_epochs == 1 or waits.keeps_workers else KEEP_WORKERS)
     gain = Gain(
@@ -101,10 +101,8 @@ def _of_restarts(run: Run, waits: InputWaits, blame: SourceLine) -> Finding:
 
 
 def _changes(run: Run, waits: InputWaits, blame: SourceLine, new: dict[str, object]) -> tuple[Change, ...]:
-    sources = run.get(Sources)
     old = {"num_workers": waits.num_workers, "persistent_workers": waits.keeps_workers}
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return set_loader_arguments(blame.file, lines, tree, blame.line, old=old, new=new)
+    return set_loader_arguments(run.get(Sources).file(blame.file), blame.line, old=old, new=new)
 
 
 def _finding(run: Run, blame: SourceLine, message: str, fix: Fix, gain: Gain, certain_share: float) -> Finding:

@@ -1,10 +1,10 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
-from efprof.facts.cycles.reference_cycles import CycleSawtooth
 from efprof.facts.growth.growth_blame import UnheldGrowth
 from efprof.facts.growth.host_growth import may_be_pointers
 from efprof.facts.growth.leaks import EXPLAINED, Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
+from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.fixes.keep_less import WAYS_TO_BOUND, end_feeding
@@ -81,7 +81,7 @@ def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
 def _fix(unheld: UnheldGrowth) -> Fix:
     one = unheld.container
     if one is None:
-        return Fix(summary=unheld.advice, applicability="manual")
+        return Fix.by_hand(unheld.advice)
     if one.fed and one.fed[0].is_within_call:
         return end_feeding(one.name, one.type, unheld.blame.text)
-    return Fix(summary=f"Bound `{one.name}` {WAYS_TO_BOUND}.", applicability="manual")
+    return Fix.by_hand(f"Bound `{one.name}` {WAYS_TO_BOUND}.")

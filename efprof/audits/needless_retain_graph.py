@@ -1,6 +1,6 @@
 """A graph that backward is told to keep, and that nobody goes through again."""
 
-from efprof.facts.backward.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
+from efprof.facts.growth.backward_calls import NeedlessGraph, RetainedBackward, graph_evidence
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import drop_graph
@@ -39,25 +39,21 @@ def needless_retain_graph(run: Run) -> Examination:
     """
     found = run.get(RetainedBackward)
     looked_at = f"{found.num_calls} backward calls, and {found.num_watched} graphs that they kept, node by node"
-    worth_it = [one for one in found.needless if _is_worth_it(one)]
+    worth_it = [one for one in found.needless if one.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * one.peak_bytes)]
     return Examination(looked_at=looked_at, findings=tuple(_finding(run, one) for one in worth_it))
-
-
-def _is_worth_it(found: NeedlessGraph) -> bool:
-    return found.calls.kept_bytes >= max(LEAST_BYTES, LEAST_SHARE * found.peak_bytes)
 
 
 def _finding(run: Run, found: NeedlessGraph) -> Finding:
     sources, calls = run.get(Sources), found.calls
     blame = sources.line(calls.site)
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    is_graph_of_gradients, file = calls.num_created > 0, sources.file(blame.file)
     share = found.share if found.reaches_next_step else 0.0
     return Finding(
         blame=blame,
         category="memory",
         headline="Backward keeps a graph that nobody goes through again",
         message=_message(found),
-        fix=drop_graph(blame, lines, tree, told=found.argument, is_graph_of_gradients=calls.num_created > 0),
+        fix=drop_graph(file, blame.line, told=found.argument, is_graph_of_gradients=is_graph_of_gradients),
         gain=_gain(found),
         evidence=(sources.snippet(blame), *graph_evidence(found)),
         severity="high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low",

@@ -95,21 +95,15 @@ def _why(found: NonFinite, cause: NonFiniteCause) -> str:
 
 
 def _fix(sources: Sources, found: NonFinite, cause: NonFiniteCause) -> Fix:
-    blame = cause.blame
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
+    blame, file = cause.blame, sources.file(cause.blame.file)
     if cause.mechanism == "data":
         return keep_data_finite(found.first_step or 0)
     if cause.operation is not None:
         line = None if cause.why_no_line else blame.line
-        return keep_operand_finite(
-            cause.operation_name, cause.operation.dtype, file=blame.file, lines=lines, tree=tree, line=line
-        )
+        return keep_operand_finite(cause.operation_name, cause.operation.dtype, file, line)
     if cause.mechanism == "explosion" and found.usual_norm:
-        return clip_gradients(blame.file, lines, tree, blame.line, found.usual_norm)
+        return clip_gradients(file, blame.line, found.usual_norm)
     again = "under torch.autograd.set_detect_anomaly(True)"
     if found.is_late:
         again = "on the CPU under `efprof record`, from an earlier checkpoint: failing there, it names the operation"
-    return Fix(
-        summary=f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.",
-        applicability="manual",
-    )
+    return Fix.by_hand(f"Run step {found.first_step:,} again {again}; and check its batch for NaN and Inf.")

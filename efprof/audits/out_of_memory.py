@@ -20,7 +20,7 @@ from efprof.facts.device.smaller_step import fit_step, gain_of, shortage_at_end,
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import MemoryFailure, survives_shortages
 from efprof.facts.source.sources import Sources
-from efprof.fixes.allocator_setting import set_allocator
+from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
 from efprof.units import format_bytes
 

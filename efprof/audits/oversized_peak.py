@@ -96,10 +96,8 @@ def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[Way | None, Cod
 def _edit(run: Run, way: Way) -> CodeEdit | None:
     if way.kind != "checkpoint" or way.site is None:
         return None
-    sources = run.get(Sources)
-    blame = sources.line(way.site)
-    tree = sources.tree(blame.file)
-    return None if tree is None else checkpoint_call(blame.file, sources.files[blame.file], tree, blame.line)
+    blame = run.get(Sources).line(way.site)
+    return checkpoint_call(run.get(Sources).file(blame.file), blame.line)
 
 
 def _largest_line(run: Run, peak: PeakComposition) -> str:

@@ -5,8 +5,15 @@ import dataclasses
 from efprof.facts.growth.leaks import Leak, Leaks, leak_finding
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.keep_less import CLONED, DETACHED, end_feeding, keep_without_graph, kept_at
-from efprof.fixes.weak_reference import caught_error, without_traceback
+from efprof.fixes.keep_less import (
+    CLONED,
+    DETACHED,
+    caught_error,
+    end_feeding,
+    keep_without_graph,
+    kept_at,
+    without_traceback,
+)
 from efprof.model import Examination, Finding
 from efprof.units import format_bytes
 
@@ -45,17 +52,15 @@ def retained_graph(run: Run) -> Examination:
 
 def _finding(run: Run, leak: Leak) -> Finding:
     """With what to write instead where the line keeps one value; what is then still kept is not saved."""
-    main, file, sources = leak.kept[0], leak.blame.file, run.get(Sources)
+    main, file = leak.kept[0], run.get(Sources).file(leak.blame.file)
     if main.fed and main.fed[0].is_within_call:
         return leak_finding(run, leak, end_feeding(main.path or main.name, main.type, leak.blame.text))
-    tree, lines = sources.tree(file) if leak.is_observed else None, sources.files.get(file, [])
-    values = {kept_at(tree, leak.blame.line, one.name) for one in leak.kept} if tree else set()
+    values = {kept_at(file, leak.blame.line, one.name) for one in leak.kept} if leak.is_observed else set()
     kept = values.pop() if len(values) == 1 else None
-    if kept and tree and "Tensor" not in main.entry and (error := caught_error(kept.value, tree)):
-        return leak_finding(run, leak, without_traceback(file, lines, main.name, error))
+    if kept and "Tensor" not in main.entry and (error := caught_error(kept.value, file.tree)):
+        return leak_finding(run, leak, without_traceback(file, main.name, error))
     fix = keep_without_graph(
         file,
-        lines,
         kept,
         name="` and `".join(one.name for one in leak.kept),
         kind=main.type,

@@ -2,8 +2,13 @@
 
 from collections import Counter
 
-from efprof.facts.growth.larger_steps import larger_steps
-from efprof.facts.growth.slowdown_line import SlowdownLine, SlowdownLines, slowdown_evidence, slowdown_message
+from efprof.facts.growth.slowdown_line import (
+    SlowdownLine,
+    SlowdownLines,
+    larger_steps,
+    slowdown_evidence,
+    slowdown_message,
+)
 from efprof.facts.input.input_waits import InputWaits
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
@@ -97,14 +102,14 @@ def _fix(slowdown: Slowdown, line: SlowdownLine | None) -> Fix:
     doubled = round(slowdown.late.middle + slowdown.late.typical_ms / slowdown.growth_per_step_ms)
     rate = f"{format_ms(slowdown.growth_per_step_ms)} more with each step, twice as long by step {doubled:,}"
     if line is None:
-        return Fix(summary=f"Find what the {slowdown.stage} stage does more of: {rate}.", applicability="manual")
+        return Fix.by_hand(f"Find what the {slowdown.stage} stage does more of: {rate}.")
     took = f"it took {format_ms(line.early_ms)} per step in steps {line.early.first_step} to {line.early.last_step} "
     took += (
         f"and {format_ms(line.late_ms)} in steps {line.late.first_step} to {line.late.last_step}, under the profiler"
     )
     if line.container is None:
-        return Fix(summary=f"Bound the work of this line: {took}; {rate}.", applicability="manual")
+        return Fix.by_hand(f"Bound the work of this line: {took}; {rate}.")
     bound = f"to its last {line.container.early_length} entries"
     grown = f" (it gets longer at {line.container.grown_at})" if line.container.grown_at else ""
     advice = f"Keep a running value instead of `{line.container.name}`{grown}, or bound it {bound}: {took}; {rate}."
-    return Fix(summary=advice, applicability="manual")
+    return Fix.by_hand(advice)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from efprof.facts.backward.backward_calls import UnclearedGradients, UnclearedOptimizer
+from efprof.facts.growth.backward_calls import UnclearedGradients, UnclearedOptimizer
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
 from efprof.fixes.step_calls import clear_gradients, clearing_lines
@@ -50,7 +50,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         headline="Gradients are never cleared",
         message=f"Nothing clears the gradients of {names}: before each of the {num_steps} steps that were watched, "
         "this backward pass added to what the steps before had left.",
-        fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.files, sources.tree),
+        fix=clear_gradients([one.step if one.is_alone else None for one in optimizers], sources.file),
         gain=Gain(
             basis="measured bound",
             explanation="no time and no memory; each update then follows its own step's gradients, not all since the "
@@ -58,7 +58,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
         ),
         evidence=(
             *(sources.snippet(place) for place in places),
-            Narrative(paragraphs=_paragraphs(sources, optimizers)),
+            Narrative.of(*_paragraphs(sources, optimizers)),
         ),
         severity="high",
     )
@@ -66,7 +66,7 @@ def _finding(run: Run, optimizers: Sequence[UnclearedOptimizer]) -> Finding:
 
 def _paragraphs(sources: Sources, optimizers: Sequence[UnclearedOptimizer]) -> tuple[str, ...]:
     files = dict.fromkeys(line.file for one in optimizers for line in (one.backwards[0], one.step) if line is not None)
-    cleared_at = [place for file in files for place in clearing_lines(file, sources.tree(file))]
+    cleared_at = [place for file in files for place in clearing_lines(sources.file(file))]
     there = f" The file calls `zero_grad` at {', '.join(cleared_at)}, but for other gradients, or not between steps."
     return (
         "In the run's first steps, some of the optimizer's gradients were looked at where it stepped and where each "

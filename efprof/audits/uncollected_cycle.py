@@ -2,7 +2,8 @@
 
 import ast
 
-from efprof.facts.cycles.reference_cycles import (
+from efprof.facts.growth.leaks import backward_line
+from efprof.facts.growth.reference_cycles import (
     ClosedCycle,
     CycleSawtooth,
     closed_cycle,
@@ -10,10 +11,9 @@ from efprof.facts.cycles.reference_cycles import (
     cycle_numbers,
     how_the_cycle_is_known,
 )
-from efprof.facts.growth.leaks import backward_line
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources
-from efprof.fixes.weak_reference import by_hand, caught_error, keep_weakly, without_traceback
+from efprof.fixes.keep_less import caught_error, keep_weakly, without_traceback
 from efprof.model import Examination, Finding, Fix, ThinEvidence
 from efprof.units import format_bytes, format_share, format_value
 
@@ -76,30 +76,28 @@ def _finding(run: Run, sawtooth: CycleSawtooth, closed: ClosedCycle | None) -> F
 def _fix(sources: Sources, closed: ClosedCycle | None) -> Fix:
     """An edit where one name says what is referred to; behaviour may change, so a person reviews it."""
     if closed is None or not closed.statements:
-        return by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
+        return Fix.by_hand("Take one reference of the circle away at the end of the step: `del`, or set it to None.")
     statement, links = closed.statements[0], closed.cycle.links
-    link, value, file = statement.link, statement.value, statement.file
-    tree, name = sources.tree(file), link.name
-    assert tree is not None, "the statement was found in it"
+    link, value, file, name = statement.link, statement.value, sources.file(statement.file), statement.link.name
     if link.through == "method":
-        return by_hand(
+        return Fix.by_hand(
             f"Keep `{name}` as `weakref.WeakMethod(...)` and call it by `{name}()(...)`, or look the method up when it "
             "is called."
         )
-    if error := caught_error(value, tree):
-        return without_traceback(file, sources.files[file], name, error)
+    if error := caught_error(value, file.tree):
+        return without_traceback(file, name, error)
     is_tensor = links[(links.index(link) + 1) % len(links)].owner == "Tensor"
     is_context = link.owner.endswith("Backward") and not name.startswith("self.")
     if is_tensor and is_context and value is not None:  # of an autograd function
-        return by_hand(
+        return Fix.by_hand(
             f"Save `{ast.unparse(value)}` by `ctx.save_for_backward({ast.unparse(value)})`, and take it from "
             "`ctx.saved_tensors` in backward: autograd keeps a saved output apart from its graph, while an attribute "
             "of `ctx` keeps both in a circle."
         )
     if is_tensor:
-        return by_hand(
+        return Fix.by_hand(
             f"Take the tensor out of `{name}` once the step has used it (`del`, or None), or keep `.detach()` of it "
             "where no gradient goes through what is kept."
         )
     can_be_weak = link.can_be_weak and link.kind == "attribute" and not link.through
-    return keep_weakly(file, sources.files[file], tree, name, value if can_be_weak else None)
+    return keep_weakly(file, name, value if can_be_weak else None)

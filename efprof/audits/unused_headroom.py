@@ -1,6 +1,5 @@
 """A device of which more than half is never used."""
 
-from collections import Counter
 from dataclasses import replace
 
 from efprof.facts.device.headroom import Headroom, headroom_evidence
@@ -9,7 +8,7 @@ from efprof.facts.run.run import Run
 from efprof.facts.run.user_settings import UserSettings
 from efprof.facts.source.sources import Sources
 from efprof.facts.steps.step_times import StepTimes, stall_lines
-from efprof.fixes.loader_call import loader_setting, prove_by_fit
+from efprof.fixes.settings import loader_setting, prove_by_fit
 from efprof.model import ConfigurationValue, Examination, Finding, Fix, Gain, SourceLine, ThinEvidence
 from efprof.units import format_bytes, format_share
 
@@ -78,10 +77,10 @@ def _blame(run: Run, headroom: Headroom) -> SourceLine:
     """The line that builds the loader, else the one that runs backward."""
     if headroom.loader is not None and headroom.loader.site is not None:
         return run.get(Sources).line(headroom.loader.site)
-    sites = Counter(time.record.backward_site for time in run.get(StepTimes).steady if time.record.backward_site)
-    if not sites:
+    site = run.get(StepTimes).backward_site
+    if site is None:
         raise ThinEvidence("most of the device is unused, and no line of the loop was recorded to point at.")
-    return run.get(Sources).line(sites.most_common(1)[0][0])
+    return run.get(Sources).line(site)
 
 
 def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
@@ -99,10 +98,9 @@ def _fix(run: Run, headroom: Headroom, blame: SourceLine) -> Fix:
 def _change(run: Run, headroom: Headroom, blame: SourceLine) -> ConfigurationValue | None:
     """Of the user's own key where there is one, else of what the loader is given."""
     old, new = headroom.micro_batch, headroom.largest_micro_batch
-    key, loader, sources = run.get(UserSettings).micro_batch, headroom.loader, run.get(Sources)
+    key, loader = run.get(UserSettings).micro_batch, headroom.loader
     if key is not None and key.old == str(old):
         return replace(key, new=str(new))
     if loader is None or loader.site is None or loader.batch_size != old:
         return None
-    lines, tree = sources.files.get(blame.file, []), sources.tree(blame.file)
-    return loader_setting(blame.file, lines, tree, blame.line, "batch_size", old, new)
+    return loader_setting(run.get(Sources).file(blame.file), blame.line, "batch_size", old, new)

@@ -67,7 +67,7 @@ def _finding(run: Run, memory: WorkerMemory) -> Finding:
         headline=f"Each data worker copies `{held.path}`" if held else "Data workers copy what they share",
         message=f"{who} copies {what}: by step {memory.last_step:,}, {format_bytes(copied)} that it shared with the "
         f"training process had become its own{in_all}.",
-        fix=Fix(summary=_advice(memory), applicability="manual"),
+        fix=Fix.by_hand(_advice(memory)),
         gain=Gain(
             basis="measured bound",
             explanation=f"{all_bytes} of host memory: what {num_workers} workers had copied by step "

@@ -82,9 +82,8 @@ def compare(
 
 def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
     """The comparison in one of the four forms; the page also shows the samples of both reports."""
-    from efprof.report import json_form
+    from efprof.report import comparison_form, json_form
     from efprof.report.page import html
-    from efprof.report.words import comparison_form
 
     match form:
         case "text":

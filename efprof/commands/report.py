@@ -160,7 +160,7 @@ def put_out(render: "Callable[[Format], str]", form: Format, out: Path | None, n
 
 def _write(path: Path, text: str) -> None:
     """Write the file in one step, its folder too; raises EfprofError where it cannot be written."""
-    from efprof.artifacts.writing import write_atomically
+    from efprof.artifacts.files import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,6 @@ class Side:
 
     @property
     def value(self) -> float:
-        """In the metric's unit."""
         return self.statistic.estimate(self.samples)
 
 
@@ -119,7 +118,6 @@ def percentile_20(samples: Sequence[float]) -> float:
 
 
 def interquartile_range(samples: Sequence[float]) -> float:
-    """The width of the middle half of the samples, in their unit."""
     low, high = numpy.quantile(samples, (0.25, 0.75))
     return float(high - low)
 
@@ -287,31 +285,17 @@ def _judge(metric: Metric, base: Side | None, head: Side | None) -> Judgement:
 
 
 _MEDIAN = Statistic(name="median", phrase="", estimate=statistics.median)
-
-
 _MEAN = Statistic(name="mean", phrase="mean", estimate=statistics.fmean)
 """It sees slow-downs that come now and then, to which low percentiles are blind (statistics.md section 1.4)."""
-
-
 _FASTEST_FIFTH = Statistic(name="p20", phrase="20th percentile", estimate=percentile_20)
-
-
 _HIGHEST = Statistic(name="highest", phrase="highest", estimate=max)
-
-
 _UNKNOWN = Rule(shown=_MEDIAN, gated=(_MEDIAN,), judge=_judge_nothing)
-
-
 _TIME = Rule(
     shown=_MEDIAN,
     gated=(_FASTEST_FIFTH, _MEAN),
     judge=partial(_judge_time, minimum_effect=MINIMUM_TIME_EFFECT),
 )
-
-
 _RULES_BY_NAME = {"cpu_ms": replace(_TIME, judge=partial(_judge_time, minimum_effect=MINIMUM_CPU_EFFECT))}
-
-
 _RULES_BY_UNIT = {
     "ms": _TIME,
     "bytes": Rule(shown=_HIGHEST, gated=(_HIGHEST,), judge=_judge_peak),

@@ -63,7 +63,6 @@ class MemoryModel:
     num_points: int
 
     def peak_bytes(self, batch: int) -> float:
-        """What a batch of this size is expected to need."""
         return self.fixed_bytes + self.sample_bytes * batch
 
     def largest(self, budget_bytes: int, *, certainty: float = 0.0) -> int | None:

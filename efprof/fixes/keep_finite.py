@@ -2,11 +2,10 @@
 
 import ast
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efprof.fixes.source_edit import as_receiver, insert_before_attribute, replace_expression
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 SMALLEST = {"float16": 1e-4, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-12}
 """The least operand that keeps the value and its gradient finite with room to spare; in float16 1e-5 is too low
@@ -46,24 +45,21 @@ class Remedy:
     caution: str = ""
 
 
-def keep_operand_finite(
-    operation: str, dtype: str, *, file: str, lines: Sequence[str], tree: ast.Module | None, line: int | None
-) -> Fix:
+def keep_operand_finite(operation: str, dtype: str, file: SourceFile, line: int | None) -> Fix:
     """The remedy for an operation, as an edit where it is found on `line`; None is a line that is not known."""
     remedy = find_remedy(operation, dtype)
     if remedy is None:
         usual = f"Keep the operands of {operation} where it is finite in {dtype}."
-        return Fix(summary=ADVICE.get(operation, usual), applicability="manual")
-    edit = clamp_operand(file, lines, tree, line, remedy) if tree is not None and line is not None else None
+        return Fix.by_hand(ADVICE.get(operation, usual))
+    edit = None if line is None else clamp_operand(file, line, remedy)
     return Fix.by(edit, "review", f"In {dtype}, {remedy.rule}{remedy.caution}.")
 
 
 def keep_data_finite(step: int) -> Fix:
     """What to do about a batch that is bad before any layer sees it."""
-    return Fix(
-        summary=f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
-        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand.",
-        applicability="manual",
+    return Fix.by_hand(
+        f"Look at the batch of step {step:,} (`torch.isfinite(batch).all()`), and mend or leave out such "
+        "samples where the data is read; where this line divides, roots or takes a logarithm, bound its operand."
     )
 
 
@@ -99,11 +95,11 @@ def find_remedy(operation: str, dtype: str) -> Remedy | None:
     return None
 
 
-def clamp_operand(file: str, lines: Sequence[str], tree: ast.Module, line: int, remedy: Remedy) -> CodeEdit | None:
+def clamp_operand(file: SourceFile, line: int, remedy: Remedy) -> CodeEdit | None:
     """Put the remedy's clamp behind the operand on `line`; None where not exactly one call there fits."""
     found = [
         (node, operand)
-        for node in ast.walk(tree)
+        for node in ast.walk(file.tree)
         if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or node.lineno)
         if (operand := _operand(node, remedy)) is not None
     ]
@@ -113,21 +109,18 @@ def clamp_operand(file: str, lines: Sequence[str], tree: ast.Module, line: int, 
     if isinstance(operand, ast.Constant):
         return None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.value is operand:
-        return insert_before_attribute(file, lines, node.func, remedy.clamp)
-    return replace_expression(file, lines, operand, as_receiver(lines, operand) + remedy.clamp)
+        return insert_before_attribute(file, node.func, remedy.clamp)
+    return replace_expression(file, operand, as_receiver(file, operand) + remedy.clamp)
 
 
-def clip_gradients(
-    file: str, lines: Sequence[str], tree: ast.Module | None, backward_line: int, usual_norm: float
-) -> Fix:
+def clip_gradients(file: SourceFile, backward_line: int, usual_norm: float) -> Fix:
     """Clip at the usual norm, to two digits; where the file clips already, lower."""
     max_norm = round(usual_norm, 1 - math.floor(math.log10(usual_norm)))
-    if tree is None or clips_already(tree):
-        return Fix(
-            summary=f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate.",
-            applicability="manual",
+    if not file.tree.body or clips_already(file.tree):
+        return Fix.by_hand(
+            f"Clip at max_norm={max_norm:g}, the usual norm before the explosion, or lower the learning rate."
         )
-    edit = clip_before_step(file, lines, tree, backward_line, max_norm)
+    edit = clip_before_step(file, backward_line, max_norm)
     return Fix.by(
         edit,
         "review",
@@ -137,7 +130,6 @@ def clip_gradients(
 
 
 def clips_already(tree: ast.Module) -> bool:
-    """Whether the file calls one of PyTorch's clipping functions."""
     return any(
         (isinstance(node, ast.Attribute) and node.attr in CLIPPING)
         or (isinstance(node, ast.Name) and node.id in CLIPPING)
@@ -145,28 +137,27 @@ def clips_already(tree: ast.Module) -> bool:
     )
 
 
-def clip_before_step(
-    file: str, lines: Sequence[str], tree: ast.Module, backward_line: int, max_norm: float
-) -> CodeEdit | None:
+def clip_before_step(file: SourceFile, backward_line: int, max_norm: float) -> CodeEdit | None:
     """Insert the call; None where the optimizer's step or whose parameters it applies to is not plain to see."""
+    nodes = list(ast.walk(file.tree))
     steps = [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.lineno > backward_line
         if isinstance(node.value.func, ast.Attribute) and node.value.func.attr == "step"
         if not ast.unparse(node.value.func.value).lower().endswith(("scheduler", "profiler"))
     ]
     owners = {
         ast.unparse(node.func.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters"
     }
     if not steps or len(owners) != 1:
         return None
-    line = lines[min(steps) - 1]
+    line = file.lines[min(steps) - 1]
     indentation = line[: len(line) - len(line.lstrip())]
     call = f"torch.nn.utils.clip_grad_norm_({owners.pop()}.parameters(), max_norm={max_norm:g})"
-    return CodeEdit(file=file, line=min(steps), old=line, new=f"{indentation}{call}\n{line}")
+    return CodeEdit(file=file.name, line=min(steps), old=line, new=f"{indentation}{call}\n{line}")
 
 
 def _operand(node: ast.expr, remedy: Remedy) -> ast.expr | None:

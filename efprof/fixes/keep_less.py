@@ -1,12 +1,13 @@
-"""What a statement, or a library, keeps alive, and how to keep less of it: without its graph, a copy, only so many."""
+"""What a statement, or a library, keeps, and how to keep less: no graph, a copy, only so many, weakly, on the host."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from efprof.fixes.source_edit import as_receiver, replace_expression, text_of
-from efprof.model import Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 DETACHED, CLONED = ".detach()", ".detach().clone()"
 """The second where what is kept is a view of a larger storage, as `F.mse_loss` gives on a CPU: detaching keeps it."""
@@ -75,7 +76,7 @@ class KeptValue:
     is_whole: bool = False
 
 
-def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
+def kept_at(file: SourceFile, line: int, name: str) -> KeptValue | None:
     """By the one statement there that can do it, that of the holder's `name` first; None where none or several can.
 
     The holder may be known there by another name, as `store` of `store = self.outputs[key]`.
@@ -83,7 +84,7 @@ def kept_at(tree: ast.Module, line: int, name: str) -> KeptValue | None:
     last = name.partition("[")[0].rpartition(".")[2]
     found = [
         pair
-        for statement in ast.walk(tree)
+        for statement in ast.walk(file.tree)
         if isinstance(statement, ast.stmt) and not hasattr(statement, "body")
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno)
         for node in ast.walk(statement)
@@ -109,40 +110,37 @@ def tensor_in(kept: KeptValue, entry: Sequence[str]) -> ast.expr | None:
 
 
 def keep_without_graph(
-    file: str, lines: Sequence[str], kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
+    file: SourceFile, kept: KeptValue | None, *, name: str, kind: str, entry: Sequence[str], how: str
 ) -> Fix:
     """Detach what a statement puts into the holder `name` of type `kind` with such entries; a person reviews it.
 
     What was not counted to be a tensor is left to a person, and so is a statement that is not known.
     """
     if kept is not None and kept.carried is not None:
-        text = text_of(lines, kept.carried)
+        text = text_of(file, kept.carried)
         parts = f"{kind}(part.detach() for part in {text})"
-        new = parts if kind in ("tuple", "list") else f"{as_receiver(lines, kept.carried)}{DETACHED}"
+        new = parts if kind in ("tuple", "list") else f"{as_receiver(file, kept.carried)}{DETACHED}"
         return Fix(
             summary=f"Cut `{name}` off from the step before where it enters the call; where the loop runs over the "
             "time steps of one sequence, cut once per optimizer step instead.",
             applicability="review",
-            changes=(replace_expression(file, lines, kept.carried, new),),
+            changes=(replace_expression(file, kept.carried, new),),
         )
     value: ast.expr | None = None
     if kept is not None:  # what is added to a tensor is one, too
         value = kept.value if kind == "Tensor" else tensor_in(kept, entry)
     if value is None:
-        return Fix(
-            summary=f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.",
-            applicability="manual",
-        )
+        return Fix.by_hand(f"Detach each tensor that is put into `{name}`: `{how}`, or `.item()` for a number.")
     return Fix(
         summary=f"Keep the value without its graph; check that nothing calls backward on what `{name}` keeps.",
         applicability="review",
-        changes=(replace_expression(file, lines, value, f"{as_receiver(lines, value)}{how}"),),
+        changes=(replace_expression(file, value, f"{as_receiver(file, value)}{how}"),),
     )
 
 
-def keep_copies(file: str, lines: Sequence[str], value: ast.expr, name: str) -> Fix:
+def keep_copies(file: SourceFile, value: ast.expr, name: str) -> Fix:
     """Copy what is kept of a storage that was counted to be larger: a view of a tensor shares all of its memory."""
-    edit = replace_expression(file, lines, value, f"{as_receiver(lines, value)}.clone()")
+    edit = replace_expression(file, value, f"{as_receiver(file, value)}.clone()")
     return Fix(
         summary=f"Keep a copy: what `{name}` keeps is a small part of a tensor whose whole memory stays with it (or "
         f"`.item()`, where it is one number). If the copies are still too many, bound `{name}`.",
@@ -161,9 +159,8 @@ def keep_fewer(name: str, kind: str, most: int, unit: str, *, elsewhere: str, ot
     ways += ["keep numbers instead of tensors (`.item()`)"]
     take = f"What {most:,} steps add takes" if unit == "steps" else f"{most:,} {unit} take"
     likewise = f" Likewise {', '.join(f'`{other}`' for other in others)}." if others else ""
-    return Fix(
-        summary=f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}",
-        applicability="manual",
+    return Fix.by_hand(
+        f"Bound `{name}`: {', '.join(ways)}, or {elsewhere}. {take} 1 % of the memory there is.{likewise}"
     )
 
 
@@ -171,7 +168,73 @@ def end_feeding(path: str, kind: str, line: str) -> Fix:
     """By what it is, and what the line that feeds it says."""
     told = f"{path} {kind} {line}"
     advice = next((advice for parts, advice in ADVICE if any(part in told for part in parts)), OTHERWISE)
-    return Fix(summary=advice.format(path=path), applicability="manual")
+    return Fix.by_hand(advice.format(path=path))
+
+
+def keep_on_host(file: SourceFile, line: int) -> tuple[CodeEdit, ...]:
+    """The edits of the moves in the assignment on this line, and of each slice `data[i:j]` below it, moved instead.
+
+    None where the moves name several devices, or anything else is done with the data: that may need it on the device,
+    as `model(data)` and `data.mean(0)`, or hand it on in ways that no edit of one expression can follow.
+    """
+    nodes = list(ast.walk(file.tree))
+    moved = next((one for one in nodes if isinstance(one, ast.Assign) and one.lineno == line == one.end_lineno), None)
+    if moved is None:
+        return ()
+    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
+    slices = _slices(nodes, set(ast.walk(around[-1])) if around else set(nodes), moved)
+    calls = [node for node in ast.walk(moved.value) if isinstance(node, ast.Call)]
+    moves = [(call, _device_of(call)) for call in calls if getattr(call.func, "attr", "") in ("to", "cuda")]
+    if not slices or len({device for _, device in moves}) != 1 or moves[0][1] is None:
+        return ()
+    texts = {number: file.lines[number - 1].encode() for number in (line, *(one.lineno for one in slices))}
+    puts: list[tuple[ast.expr, int, str]] = [
+        (one, one.end_col_offset or 0, f".to({moves[0][1]}, non_blocking=True)") for one in slices
+    ]
+    puts += [(one, _dot_of(one, texts[line]), ".pin_memory()") for one, _ in moves]
+    for one, start, new in sorted(puts, key=lambda put: -put[1]):  # syntax trees count bytes of UTF-8
+        text = texts[one.lineno]
+        texts[one.lineno] = text[:start] + new.encode() + text[one.end_col_offset :]
+    return tuple(
+        CodeEdit(file=file.name, line=number, old=file.lines[number - 1], new=text.decode())
+        for number, text in sorted(texts.items())
+    )
+
+
+def keep_weakly(file: SourceFile, name: str, value: ast.expr | None) -> Fix:
+    """The edit of a statement that stores `value` as `name`, where one name that is never None says what is stored."""
+    imports = _import_of_weakref(file)
+    if not isinstance(value, ast.Name) or _may_be_none(file.tree, value) or imports is None:
+        return Fix.by_hand(
+            f"Keep `{name}` as a weak reference (`weakref.proxy`, where somebody else keeps the object as long as it "
+            f"is needed), or set it to None at the end of the step."
+        )
+    edit = replace_expression(file, value, f"weakref.proxy({value.id})")
+    return Fix(
+        summary=f"Keep `{name}` as a weak reference, so that nothing is kept in a circle; check that somebody else "
+        "keeps the object as long as it is needed.",
+        applicability="review",
+        changes=(*imports, edit),
+    )
+
+
+def without_traceback(file: SourceFile, name: str, error: ast.expr) -> Fix:
+    """The edit of a statement that keeps a caught error in `name`."""
+    edit = replace_expression(file, error, f"{text_of(file, error)}.with_traceback(None)")
+    return Fix(
+        summary=f"Keep the error in `{name}` without its traceback, which keeps the variables of every function that "
+        "it came through; who prints it later sees its message alone.",
+        applicability="review",
+        changes=(edit,),
+    )
+
+
+def caught_error(value: ast.expr | None, tree: ast.Module) -> ast.Name | None:
+    """The name of an error in the handler that caught it: `error`, or that of `(step, error)`."""
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+    errors = [part for part in parts if isinstance(part, ast.Name) and _is_caught(part, tree)]
+    return errors[0] if len(errors) == 1 else None
 
 
 def _kept_by(node: ast.AST, name: str) -> Iterator[tuple[str, KeptValue]]:
@@ -222,3 +285,60 @@ def _parts_of(value: ast.expr) -> list[ast.expr]:
         case ast.Call(args=parts, keywords=[]):  # a record that is a tuple
             return parts
     return []
+
+
+def _slices(nodes: Sequence[ast.AST], inside: set[ast.AST], moved: ast.Assign) -> list[ast.Subscript]:
+    """All slices of the data; none where something else is done with it, or in another function."""
+    names = {node.id for target in moved.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    same_anywhere, taken = set(ast.walk(moved)), dict[ast.AST, ast.Subscript]()
+    for node in nodes:
+        match node:
+            case ast.Subscript(value=ast.Name() as name, slice=ast.Slice(), ctx=ast.Load()) if (
+                node in inside and moved.lineno < node.lineno == node.end_lineno
+            ):
+                taken[name] = node
+            case ast.Call(func=ast.Name(id="len"), args=[name]) | ast.Attribute(value=name, attr="shape" | "size"):
+                same_anywhere.add(name)
+    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id in names and node not in same_anywhere]
+    reads = [node for node in reads if isinstance(node.ctx, ast.Load)]
+    return [taken[read] for read in reads] if all(read in taken for read in reads) else []
+
+
+def _dot_of(move: ast.Call, line: bytes) -> int:
+    """Where the method begins, behind any parentheses around its object."""
+    assert isinstance(move.func, ast.Attribute)
+    return line.index(b".", move.func.value.end_col_offset)
+
+
+def _device_of(call: ast.Call) -> str | None:
+    """What a plain `.to(device)` or `.cuda()` moves to; None of all other calls."""
+    match call:
+        case ast.Call(func=ast.Attribute(attr="to"), args=[device], keywords=[]):
+            return ast.unparse(device)
+        case ast.Call(func=ast.Attribute(attr="cuda"), args=[], keywords=[]):
+            return "'cuda'"
+    return None
+
+
+def _is_caught(value: ast.Name, tree: ast.Module) -> bool:
+    handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
+    return any(node.name == value.id and node.lineno <= value.lineno <= (node.end_lineno or 0) for node in handlers)
+
+
+def _may_be_none(tree: ast.Module, value: ast.Name) -> bool:
+    """Whether it is an argument whose default or annotation says that it may be None, of which there is no proxy."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    around = (node for node in functions if node.lineno <= value.lineno <= (node.end_lineno or 0))
+    return any(re.search(rf"\b{value.id}\b.*(None|Optional)", ast.unparse(node.args)) for node in around)
+
+
+def _import_of_weakref(file: SourceFile) -> list[CodeEdit] | None:
+    """The edit that imports it above the first import, none where the file does so; None where there is no import."""
+    imports = [node for node in file.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if any(each.name == "weakref" and not each.asname for node in imports for each in node.names):
+        return []
+    usable = [node.lineno for node in imports if getattr(node, "module", None) != "__future__"]
+    if not usable:
+        return None
+    old = file.lines[usable[0] - 1]
+    return [CodeEdit(file=file.name, line=usable[0], old=old, new=f"import weakref\n{old}")]

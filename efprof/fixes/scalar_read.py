@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 
 from efprof.fixes.source_edit import as_receiver, replace_expression
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.model import CodeEdit, Fix, SourceFile
 
 KEEPING_METHODS = frozenset({"append", "appendleft"})
 LOGGING_FUNCTIONS = frozenset({"print", "log", "debug", "info", "warning", "add_scalar", "add_scalars", "write"})
@@ -21,38 +21,29 @@ LEAST_APART = 2
 """A read in every step is what is to end."""
 
 
-def read_less(
-    blame: SourceLine,
-    lines: Sequence[str],
-    tree: ast.Module | None,
-    *,
-    calls: Sequence[str],
-    reads_per_step: float,
-    every: int,
-) -> Fix:
+def read_less(file: SourceFile, line: int, *, calls: Sequence[str], reads_per_step: float, every: int) -> Fix:
     """Stop the line from reading in every step; read `every` so many steps, its cost no longer matters.
 
-    `lines` and `tree` are the blamed file's, None where its text is not known. At an `every` of 1 the
-    cost matters in no step: no interval is advised then.
+    At an `every` of 1 the cost matters in no step: no interval is advised then.
     """
     rarely = max(LEAST_APART, every)
-    kept = keep_on_device(blame.file, lines, tree, blame.line) if tree else None
+    kept = keep_on_device(file, line)
     if kept is not None:
         summary = f"Keep the value on the device with `.detach()`, and read it {rarely} steps apart or at the end."
         return Fix(summary=summary, applicability="review", changes=(kept,))
-    logged = log_every(blame.file, lines, tree, blame.line, rarely) if tree and reads_per_step < MANY_READS else None
+    logged = log_every(file, line, rarely) if reads_per_step < MANY_READS else None
     if logged is not None:
         return Fix(summary=f"Log every {rarely} steps.", applicability="review", changes=(logged,))
     often = f" Once every {every} steps, a read no longer matters." if every >= LEAST_APART else ""
-    return Fix(summary=f"{_advice(calls, reads_per_step)}{often}", applicability="manual")
+    return Fix.by_hand(f"{_advice(calls, reads_per_step)}{often}")
 
 
-def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:
+def keep_on_device(file: SourceFile, line: int) -> CodeEdit | None:
     """`total += loss.item()` becomes `total += loss.detach()`, an appended value too; None for any other form.
 
     In those forms the value is only kept: a tensor takes its place, and who reads the sum later reads once.
     """
-    for node in ast.walk(tree):
+    for node in ast.walk(file.tree):
         match node:
             case ast.AugAssign(op=ast.Add(), value=value) if node.lineno == line:
                 read = _read_in(value)
@@ -64,20 +55,19 @@ def keep_on_device(file: str, lines: Sequence[str], tree: ast.Module, line: int)
                 continue
         if read is not None and sum(map(_is_read, ast.walk(value))) == 1:  # an edit must end all that the line reads
             call, tensor = read
-            return replace_expression(file, lines, call, f"{as_receiver(lines, tensor)}.detach()")
+            return replace_expression(file, call, f"{as_receiver(file, tensor)}.detach()")
     return None
 
 
-def log_every(file: str, lines: Sequence[str], tree: ast.Module, line: int, num_steps: int) -> CodeEdit | None:
+def log_every(file: SourceFile, line: int, num_steps: int) -> CodeEdit | None:
     """`print(loss.item())` in a loop that counts becomes `if step % 50 == 0:` around it; None for any other form."""
-    counter = _counter_around(tree, line)
-    statement = _statement_at(tree, line)
+    counter, statement = _counter_around(file.tree, line), _statement_at(file.tree, line)
     if counter is None or statement is None or not _is_logging(statement):
         return None
-    old = list(lines[statement.lineno - 1 : statement.end_lineno])
+    old = list(file.lines[statement.lineno - 1 : statement.end_lineno])
     indent = old[0][: len(old[0]) - len(old[0].lstrip())]
     new = [f"{indent}if {counter} % {num_steps} == 0:", *(f"    {text}" for text in old)]
-    return CodeEdit(file=file, line=statement.lineno, old="\n".join(old), new="\n".join(new))
+    return CodeEdit(file=file.name, line=statement.lineno, old="\n".join(old), new="\n".join(new))
 
 
 def _advice(calls: Sequence[str], reads_per_step: float) -> str:

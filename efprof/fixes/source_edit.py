@@ -1,37 +1,49 @@
 """Replaced expressions and deleted statements of the user's source as a CodeEdit of whole lines."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from efprof.model import CodeEdit
+from efprof.model import CodeEdit, SourceFile
 
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)
 """Expressions that a method call may follow without parentheses around them."""
 
 
-def replace_expression(file: str, lines: Sequence[str], expression: ast.expr | ast.stmt, new_text: str) -> CodeEdit:
-    """The edit that puts `new_text` where `expression`, or a statement, stands; `lines` is the whole file."""
-    first, last = expression.lineno, expression.end_lineno or expression.lineno
-    before, _ = _cut(lines[first - 1], expression.col_offset)
-    _, after = _cut(lines[last - 1], expression.end_col_offset or 0)
-    old = "\n".join(lines[first - 1 : last])
-    return CodeEdit(file=file, line=first, old=old, new=before + new_text + after)
+def replace_expression(file: SourceFile, expression: ast.expr, new_text: str) -> CodeEdit:
+    """The edit that puts `new_text` where `expression` stands."""
+    return replace_parts(file, expression, [(expression, new_text)])
 
 
-def insert_before_attribute(file: str, lines: Sequence[str], attribute: ast.Attribute, text: str) -> CodeEdit:
+def replace_parts(file: SourceFile, whole: ast.expr, parts: Iterable[tuple[ast.expr, str]]) -> CodeEdit:
+    """The edit of all lines of `whole` that puts a text where each of these parts of it stands."""
+    first, last = whole.lineno, whole.end_lineno or whole.lineno
+    lines = list(file.lines[first - 1 : last])
+    for part, text in sorted(parts, key=lambda item: end_of(item[0]), reverse=True):
+        start, end = part.lineno - first, (part.end_lineno or part.lineno) - first
+        before, _ = _cut(lines[start], part.col_offset)
+        _, after = _cut(lines[end], part.end_col_offset or 0)
+        lines[start : end + 1] = [before + text + after]
+    old = "\n".join(file.lines[first - 1 : last])
+    return CodeEdit(file=file.name, line=first, old=old, new="\n".join(lines))
+
+
+def end_of(value: ast.expr) -> tuple[int, int]:
+    """Line and offset of the first byte behind it."""
+    return value.end_lineno or value.lineno, value.end_col_offset or 0
+
+
+def insert_before_attribute(file: SourceFile, attribute: ast.Attribute, text: str) -> CodeEdit:
     """The edit that puts `text` ahead of the dot of `value.attr`, behind any parentheses around the value."""
     line = attribute.end_lineno or attribute.lineno
-    old = lines[line - 1]
+    old = file.lines[line - 1]
     before, after = _cut(old, (attribute.end_col_offset or 0) - len(attribute.attr.encode()))
     head = before.rstrip().removesuffix(".")
-    return CodeEdit(file=file, line=line, old=old, new=f"{head}{text}{before[len(head) :]}{after}")
+    return CodeEdit(file=file.name, line=line, old=old, new=f"{head}{text}{before[len(head) :]}{after}")
 
 
-def delete_statement(file: str, lines: Sequence[str], tree: ast.Module | None, line: int) -> CodeEdit | None:
+def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
     """The edit that takes out the call alone on this line; None where there is more on it, or nothing beside it."""
-    if tree is None:
-        return None
-    for parent in ast.walk(tree):
+    for parent in ast.walk(file.tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(parent, name, None)
             if not isinstance(block, list):
@@ -39,14 +51,15 @@ def delete_statement(file: str, lines: Sequence[str], tree: ast.Module | None, l
             found = [one for one in block if isinstance(one, ast.Expr) and one.lineno == line == one.end_lineno]
             is_alone_on_line = sum(getattr(one, "lineno", 0) == line for one in block) == 1
             if found and is_alone_on_line and isinstance(found[0].value, ast.Call):
-                old = lines[line - 1]
+                old = file.lines[line - 1]
                 indent = old[: len(old) - len(old.lstrip())]
-                return CodeEdit(file=file, line=line, old=old, new="" if len(block) > 1 else f"{indent}pass")
+                return CodeEdit(file=file.name, line=line, old=old, new="" if len(block) > 1 else f"{indent}pass")
     return None
 
 
-def text_of(lines: Sequence[str], expression: ast.expr | ast.keyword) -> str:
+def text_of(file: SourceFile, expression: ast.expr | ast.keyword) -> str:
     """The expression, or the named argument, as the user wrote it, its line breaks kept."""
+    lines = file.lines
     first, last = expression.lineno, expression.end_lineno or expression.lineno
     if first == last:
         content = lines[first - 1].encode()
@@ -56,9 +69,9 @@ def text_of(lines: Sequence[str], expression: ast.expr | ast.keyword) -> str:
     return "\n".join((head, *lines[first : last - 1], tail))
 
 
-def as_receiver(lines: Sequence[str], expression: ast.expr) -> str:
+def as_receiver(file: SourceFile, expression: ast.expr) -> str:
     """The expression's text, in parentheses where `.method()` would bind to its last part only."""
-    text = text_of(lines, expression)
+    text = text_of(file, expression)
     return text if isinstance(expression, ATOMS) else f"({text})"
 
 

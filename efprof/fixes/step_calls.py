@@ -2,11 +2,11 @@
 
 import ast
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from efprof.fixes.source_edit import replace_expression, text_of
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.model import CodeEdit, Fix, SourceFile, SourceLine
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward"})
 """`Tensor.backward`, `torch.autograd.backward`, and what Accelerate and Lightning call theirs; all hand these on."""
@@ -30,36 +30,29 @@ TENSOR_METHODS = frozenset(
 """Of methods by these names it is not known that they are a module's or the user's own."""
 
 
-def drop_graph(
-    blame: SourceLine, lines: Sequence[str], tree: ast.Module | None, *, told: str, is_graph_of_gradients: bool
-) -> Fix:
-    """Take out the arguments by which the call on the blamed line was `told` to keep its graph.
+def drop_graph(file: SourceFile, line: int, *, told: str, is_graph_of_gradients: bool) -> Fix:
+    """Take out the arguments by which the call on that line was `told` to keep its graph.
 
-    `lines` and `tree` are the whole file's. An edit where the line has one call of backward, which is given all such
-    arguments as a plain `True`.
+    An edit where the line has one call of backward, which is given all such arguments as a plain `True`.
     """
-    calls = [node for node in (ast.walk(tree) if tree else ()) if _is_backward(node, blame.line)]
+    calls = [node for node in ast.walk(file.tree) if _is_backward(node, line)]
     given = [one for one in calls[0].keywords if one.arg in KEEPING] if len(calls) == 1 else []
     is_plain = bool(given) and all(isinstance(one.value, ast.Constant) and one.value.value is True for one in given)
-    edit = _without(blame.file, lines, calls[0], given) if is_plain else None
+    edit = _without(file, calls[0], given) if is_plain else None
     dropped = " and ".join(f"`{one.arg}=True`" for one in given) if is_plain else f"`{told}=True`"
     summary = f"Drop {dropped}: backward then releases the graph as it goes."
     return Fix.by(edit, "review" if is_graph_of_gradients else "safe", summary)
 
 
-def clear_gradients(
-    steps: Sequence[SourceLine | None],
-    lines: Mapping[str, Sequence[str]],
-    tree: Callable[[str], ast.Module | None],
-) -> Fix:
+def clear_gradients(steps: Sequence[SourceLine | None], file: Callable[[str], SourceFile]) -> Fix:
     """Clear each optimizer's gradients below the line that steps it; by hand where that is not plain to see.
 
     A step is None where it is not known, or where a pass before it makes gradients that another step may need.
     """
-    edits = [None if step is None else _clearing_edit(step, lines, tree(step.file)) for step in steps]
+    edits = [None if step is None else _clearing_edit(file(step.file), step.line) for step in steps]
     found = [edit for edit in edits if edit is not None]
     if not found or len(found) < len(edits):
-        return Fix(summary=f"{BY_HAND} {RETUNE}", applicability="manual")
+        return Fix.by_hand(f"{BY_HAND} {RETUNE}")
     calls = " and ".join(dict.fromkeys(f"`{edit.new.splitlines()[-1].strip()}`" for edit in found))
     return Fix(
         summary=f"Clear the gradients after the step has used them: {calls}. {RETUNE}",
@@ -68,26 +61,26 @@ def clear_gradients(
     )
 
 
-def clearing_lines(file: str, tree: ast.Module | None) -> tuple[str, ...]:
+def clearing_lines(file: SourceFile) -> tuple[str, ...]:
     """`file:line` of every `zero_grad` that the file calls."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
+    calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
     lines = {call.lineno for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == CLEARING}
-    return tuple(f"{file}:{line}" for line in sorted(lines))
+    return tuple(f"{file.name}:{line}" for line in sorted(lines))
 
 
-def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int) -> CodeEdit | None:
+def checkpoint_call(file: SourceFile, line: int) -> CodeEdit | None:
     """`f(x)` -> `torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)`.
 
     None where the line does not have exactly one call that is neither Python's nor torch's own, where it spans lines,
     and where the file does not know `torch` by its name.
     """
-    torch_names = _imported_from_torch(tree)
+    torch_names = _imported_from_torch(file.tree)
     calls = [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(file.tree)
         if isinstance(node, ast.Call) and node.lineno == line and _is_of_the_user(node.func, torch_names)
     ]
-    above = ast.Module([node for node in tree.body if isinstance(node, ast.Import)], [])
+    above = ast.Module([node for node in file.tree.body if isinstance(node, ast.Import)], [])
     if len(calls) != 1 or "torch" not in _imported_from_torch(above):
         return None
     (call,) = calls
@@ -96,9 +89,9 @@ def checkpoint_call(file: str, lines: Sequence[str], tree: ast.Module, line: int
     if call.end_lineno != line or not call.args or not is_simple:
         return None
     arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(lines, argument) for argument in arguments]
-    inside = ", ".join([text_of(lines, call.func), *given, "use_reentrant=False"])
-    return replace_expression(file, lines, call, f"torch.utils.checkpoint.checkpoint({inside})")
+    given = [text_of(file, argument) for argument in arguments]
+    inside = ", ".join([text_of(file, call.func), *given, "use_reentrant=False"])
+    return replace_expression(file, call, f"torch.utils.checkpoint.checkpoint({inside})")
 
 
 def _is_backward(node: ast.AST, line: int) -> TypeGuard[ast.Call]:
@@ -108,29 +101,28 @@ def _is_backward(node: ast.AST, line: int) -> TypeGuard[ast.Call]:
     return False
 
 
-def _without(file: str, lines: Sequence[str], call: ast.Call, dropped: Sequence[ast.keyword]) -> CodeEdit | None:
+def _without(file: SourceFile, call: ast.Call, dropped: Sequence[ast.keyword]) -> CodeEdit | None:
     """The call without these arguments, on one line; None where a comment in it may be about what is dropped."""
-    if "#" in text_of(lines, call):
+    if "#" in text_of(file, call):
         return None
     arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    given = [text_of(lines, argument) for argument in arguments if argument not in dropped]
-    return replace_expression(file, lines, call, f"{text_of(lines, call.func)}({', '.join(given)})")
+    given = [text_of(file, argument) for argument in arguments if argument not in dropped]
+    return replace_expression(file, call, f"{text_of(file, call.func)}({', '.join(given)})")
 
 
-def _clearing_edit(step: SourceLine, files: Mapping[str, Sequence[str]], tree: ast.Module | None) -> CodeEdit | None:
+def _clearing_edit(file: SourceFile, line: int) -> CodeEdit | None:
     """None where the step is not a statement alone on its lines that names one optimizer."""
-    for statement in ast.walk(tree) if tree else ():
-        if not isinstance(statement, ast.Expr | ast.Assign) or statement.lineno != step.line:
+    lines = file.lines
+    for statement in ast.walk(file.tree):
+        if not isinstance(statement, ast.Expr | ast.Assign) or statement.lineno != line:
             continue
         optimizer, last = _stepped_by(statement.value), statement.end_lineno or statement.lineno
-        lines = files[step.file]
         before = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
         after = lines[last - 1].encode()[statement.end_col_offset :].decode().strip()
         if optimizer is not None and not before.strip() and (not after or after.startswith("#")):
             old = lines[last - 1]
-            return CodeEdit(
-                file=step.file, line=last, old=old, new=f"{old}\n{before}{optimizer}.{CLEARING}(set_to_none=True)"
-            )
+            new = f"{old}\n{before}{optimizer}.{CLEARING}(set_to_none=True)"
+            return CodeEdit(file=file.name, line=last, old=old, new=new)
     return None
 
 

@@ -35,7 +35,9 @@ from efprof.model.finding import (
     Fix,
     Gain,
     Severity,
+    SourceFile,
     SourceLine,
+    parsed,
 )
 from efprof.model.report import (
     BOUNDARIES,

@@ -110,8 +110,6 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One owner of memory and its bytes."""
-
     label: str
     num_bytes: int
     is_highlighted: bool = False
@@ -205,6 +203,11 @@ class Narrative:
 
     title: str = "What it means, how we know, when it is wrong"
     paragraphs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *paragraphs: str) -> Self:
+        """Under the usual title."""
+        return cls(paragraphs=paragraphs)
 
 
 Evidence = Numbers | Table | Snippet | Series | MemoryMap | Alternatives | SegmentMap | Narrative

@@ -1,6 +1,9 @@
 """A fault that was found: the line at fault, the changes that mend it, what they save; and the result of looking."""
 
+import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Self
 
 from efprof.model.evidence import Evidence
@@ -36,6 +39,28 @@ class SourceLine:
         """The identity of the line without its number."""
         suffix = f"#{self.ordinal}" if self.ordinal else ""
         return f"{self.file}::{self.function}::{self.text}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of the user's as it ran; without lines where it was not recorded."""
+
+    name: str
+    lines: Sequence[str] = ()
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax; empty where it was not recorded, or was written for another Python."""
+        return parsed("\n".join(self.lines)) or ast.Module([], [])
+
+
+@lru_cache(maxsize=256)
+def parsed(text: str) -> ast.Module | None:
+    """None where it was written for another Python."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +104,15 @@ class Fix:
     changes: tuple[Change, ...] = ()
 
     @classmethod
+    def by_hand(cls, summary: str) -> Self:
+        """What a person must write."""
+        return cls(summary=summary, applicability="manual")
+
+    @classmethod
     def by(cls, change: Change | None, applicability: Applicability, summary: str) -> Self:
-        """By a single change; where there is none, a person must write it."""
+        """By a single change; where there is none, by hand."""
         if change is None:
-            return cls(summary=summary, applicability="manual")
+            return cls.by_hand(summary)
         return cls(summary=summary, applicability=applicability, changes=(change,))
 
 

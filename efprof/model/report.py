@@ -100,8 +100,8 @@ class StallLine:
 class Timeline:
     """The raw samples behind the page's pictures."""
 
-    steps: tuple[StepSample, ...]
-    memory: tuple[MemorySample, ...]
+    steps: tuple[StepSample, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
     windows: tuple[tuple[int, int, str], ...] = ()
     """(first step, last step, what was recorded) of each window."""
 
@@ -155,10 +155,10 @@ class Overhead:
 class Measurements:
     """What is shown of every run, findings or none."""
 
-    metrics: tuple[Metric, ...]
-    timeline: Timeline
-    stage_deltas: tuple[StageDelta, ...]
-    overhead: Overhead | None
+    metrics: tuple[Metric, ...] = ()
+    timeline: Timeline = Timeline()
+    stage_deltas: tuple[StageDelta, ...] = ()
+    overhead: Overhead | None = None
     memory_source: str
     """What `allocated` means here: the CUDA allocator, the C allocator, or the resident set."""
     num_skipped_steps: int = 0

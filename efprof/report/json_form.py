@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from efprof.model import Change, Comparison, Evidence, Metric, Report
-from efprof.report.words.comparison_form import comparison_verdict
-from efprof.report.words.ranking import rank_findings
-from efprof.report.words.verdict import describe_verdict
+from efprof.report.comparison_form import comparison_verdict
+from efprof.report.verdict import describe_verdict, rank_findings
 
 SHOWN_ABOVE = ("metrics", "overhead", "device")
 """Measurements that have a key of their own at the top, or that audits and `efprof allocator --json` tell."""

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from efprof.model import Report, Table
-from efprof.report.words.ranking import RankedFinding, rank_findings
-from efprof.report.words.tables import (
+from efprof.report.tables import (
     device_phrase,
     device_table,
     evaluation_table,
@@ -14,15 +13,17 @@ from efprof.report.words.tables import (
     stage_table,
     stall_table,
 )
-from efprof.report.words.verdict import (
+from efprof.report.verdict import (
+    RankedFinding,
     count_audits,
     counts_phrase,
     describe_verdict,
     header_items,
     measured_phrase,
     overhead_phrase,
+    rank_findings,
 )
-from efprof.report.words.wording import (
+from efprof.report.wording import (
     APPLICABILITY_PHRASES,
     change_name,
     change_sides,

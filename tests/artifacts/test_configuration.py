@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.configuration import MAX_BYTES, read_configuration
+from efprof.artifacts.settings import MAX_BYTES, read_configuration
 from efprof.model import EfprofError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
+from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
 from efprof.model import NotRecorded, UnreadableInput
 
 

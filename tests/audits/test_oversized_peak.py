@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, OutOfMemory, StepInterrupted
-from efprof.artifacts.sources import SOURCES_FILE, SourceText
+from efprof.artifacts.run_file import SOURCES_FILE, SourceText
 from efprof.audits.oversized_peak import oversized_peak
 from efprof.facts.peak.window_memory import WindowMemory
 from efprof.facts.run.run import Run, open_run

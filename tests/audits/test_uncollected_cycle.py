@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
+from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, Cycle, CycleLink, LargeCollection
 from efprof.audits.memory_growth import memory_growth
 from efprof.audits.uncollected_cycle import uncollected_cycle
-from efprof.facts.cycles.reference_cycles import CycleSawtooth
+from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.facts.run.run import Run
 from efprof.model import CodeEdit, Finding, NotRecorded, ThinEvidence
 from efprof.units import MIB

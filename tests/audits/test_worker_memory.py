@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from efprof.artifacts.worker_memory import (
+from efprof.artifacts.readings import (
     WORKER_MEMORY_FILE,
     DataSetObjects,
     HeldContainer,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from efprof.model import CodeEdit, Finding, MemorySample, Report
-from efprof.report.words.ranking import peak_bytes
+from efprof.report.verdict import peak_bytes
 from tests.casebook._cases import Case
 
 

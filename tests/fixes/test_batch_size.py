@@ -2,7 +2,7 @@
 
 import pytest
 
-from efprof.fixes.loader_call import fit_command, prove_by_fit
+from efprof.fixes.settings import fit_command, prove_by_fit
 from efprof.model import ConfigurationValue
 from efprof.units import GIB, MIB
 

@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from efprof.fixes.step_calls import checkpoint_call
+from efprof.model import SourceFile
 
 HEAD = "import torch\nfrom torch.nn import functional\n"
 
@@ -13,7 +14,7 @@ def edited(line: str, head: str = HEAD) -> str | None:
     """The last line after the edit."""
     text = head + line
     lines = text.splitlines()
-    edit = checkpoint_call("model.py", lines, ast.parse(text), len(lines))
+    edit = checkpoint_call(SourceFile("model.py", lines), len(lines))
     return None if edit is None else edit.new
 
 

@@ -1,18 +1,14 @@
 """Operands kept where their operation is finite, edited in the user's own line."""
 
-import ast
-
 import pytest
 
 from efprof.fixes.keep_finite import keep_operand_finite
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 
 def fix_of(operation: str, code: str, dtype: str = "float32", line: int | None = 1) -> Fix:
     """The fix of an operation that `code` calls on its first line."""
-    return keep_operand_finite(
-        operation, dtype, file="train.py", lines=code.splitlines(), tree=ast.parse(code), line=line
-    )
+    return keep_operand_finite(operation, dtype, SourceFile("train.py", code.splitlines()), line)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from efprof.fixes.step_calls import clear_gradients, clearing_lines
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.model import CodeEdit, Fix, SourceFile, SourceLine
 
 PLAIN = """\
 for x, y in loader:
@@ -26,9 +26,7 @@ def fix_of(text: str, *steps: str) -> Fix:
         (number,) = [number for number, line in enumerate(lines, 1) if part in line]
         return SourceLine(file="train.py", line=number, function="train", text=lines[number - 1].strip())
 
-    return clear_gradients(
-        [line(step) if step else None for step in steps], {"train.py": lines}, lambda file: ast.parse(text)
-    )
+    return clear_gradients([line(step) if step else None for step in steps], lambda file: SourceFile(file, lines))
 
 
 def mended(text: str, fix: Fix) -> str:
@@ -94,5 +92,5 @@ def test_an_unknown_step_is_left_to_a_person() -> None:
 
 def test_clearings_that_are_there_are_found() -> None:
     text = "a.zero_grad()\nfor x in y:\n    b.zero_grad(set_to_none=True); c.zero_grad()\n    zero_grad()\n"
-    assert clearing_lines("train.py", ast.parse(text)) == ("train.py:1", "train.py:3")
-    assert clearing_lines("train.py", None) == ()
+    assert clearing_lines(SourceFile("train.py", text.splitlines())) == ("train.py:1", "train.py:3")
+    assert clearing_lines(SourceFile("train.py")) == ()

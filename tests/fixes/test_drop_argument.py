@@ -5,17 +5,13 @@ import ast
 import pytest
 
 from efprof.fixes.step_calls import drop_graph
-from efprof.model import CodeEdit, Fix, SourceLine
+from efprof.model import CodeEdit, Fix, SourceFile
 
 
 def drop(text: str) -> Fix:
     """The fix of the call that begins on the first line of this file."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        tree = None
-    blame = SourceLine(file="train.py", line=1, function="main", text="")
-    return drop_graph(blame, text.split("\n"), tree, told="retain_graph", is_graph_of_gradients=False)
+    file = SourceFile("train.py", text.split("\n"))
+    return drop_graph(file, 1, told="retain_graph", is_graph_of_gradients=False)
 
 
 def apply(text: str, fix: Fix) -> str:

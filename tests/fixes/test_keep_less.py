@@ -5,15 +5,15 @@ import ast
 import pytest
 
 from efprof.fixes.keep_less import CLONED, DETACHED, keep_copies, keep_fewer, keep_without_graph, kept_at
-from efprof.model import CodeEdit, Fix
+from efprof.model import CodeEdit, Fix, SourceFile
 
 
 def fix_of(code: str, entry: str = "Tensor", *, kind: str = "list", how: str = DETACHED) -> Fix:
     """The fix of the first line, with entries of these types."""
-    kept = kept_at(ast.parse(code), 1, "history")
+    file = SourceFile("train.py", code.splitlines())
+    kept = kept_at(file, 1, "history")
     assert kept is not None
-    lines = code.splitlines()
-    return keep_without_graph("train.py", lines, kept, name="history", kind=kind, entry=entry.split(), how=how)
+    return keep_without_graph(file, kept, name="history", kind=kind, entry=entry.split(), how=how)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_added_to_a_tensor_is_one() -> None:
 
 
 def test_a_statement_that_is_not_known_is_left_to_a_person() -> None:
-    fix = keep_without_graph("train.py", [], None, name="history", kind="list", entry=["Tensor"], how=DETACHED)
+    fix = keep_without_graph(SourceFile("train.py"), None, name="history", kind="list", entry=["Tensor"], how=DETACHED)
     assert (fix.applicability, fix.changes) == ("manual", ())
 
 
@@ -108,9 +108,10 @@ def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
 
 def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
     code = "firsts.append(scores[:8, 0].detach())"
-    kept = kept_at(ast.parse(code), 1, "firsts")
+    file = SourceFile("train.py", [code])
+    kept = kept_at(file, 1, "firsts")
     assert kept is not None
-    (change,) = keep_copies("train.py", [code], kept.value, "firsts").changes
+    (change,) = keep_copies(file, kept.value, "firsts").changes
     assert isinstance(change, CodeEdit)
     assert change.new == "firsts.append(scores[:8, 0].detach().clone())"
 
@@ -139,6 +140,6 @@ def test_a_number_with_a_graph_that_is_part_of_a_larger_storage_is_detached_and_
     ],
 )
 def test_what_the_line_that_was_seen_keeps(code: str, name: str, kept: str | None, carried: str | None) -> None:
-    found = kept_at(ast.parse(code), 1, name)
+    found = kept_at(SourceFile("train.py", code.splitlines()), 1, name)
     assert (found and ast.unparse(found.value)) == kept
     assert (found and found.carried and ast.unparse(found.carried)) == carried

@@ -1,15 +1,13 @@
-import ast
-
 import pytest
 
-from efprof.fixes.loader_call import loader_setting, set_loader_arguments
-from efprof.model import CodeEdit, ConfigurationValue
+from efprof.fixes.settings import loader_setting, set_loader_arguments
+from efprof.model import CodeEdit, ConfigurationValue, SourceFile
 
 OLD = {"num_workers": 0, "persistent_workers": False}
 
 
 def change(source, line=1, **new):
-    return set_loader_arguments("train.py", source.splitlines(), ast.parse(source), line, old=OLD, new=new)
+    return set_loader_arguments(SourceFile("train.py", source.splitlines()), line, old=OLD, new=new)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_a_call_whose_arguments_are_not_written_there_is_not_edited(source):
 
 
 def test_a_file_without_text_gives_the_setting():
-    assert len(set_loader_arguments("train.py", [], None, 4, old=OLD, new={"num_workers": 3})) == 1
+    assert len(set_loader_arguments(SourceFile("train.py"), 4, old=OLD, new={"num_workers": 3})) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,5 +70,5 @@ def test_a_file_without_text_gives_the_setting():
 )
 def test_the_setting_has_the_name_that_the_source_gives_it(call, name):
     text = f"loader = {call}"
-    setting = loader_setting("train.py", [text], ast.parse(text), 1, "batch_size", 16, 64)
+    setting = loader_setting(SourceFile("train.py", [text]), 1, "batch_size", 16, 64)
     assert (setting.name, setting.old, setting.new) == (name, "16", "64")

@@ -3,12 +3,12 @@ import ast
 import pytest
 
 from efprof.fixes.scalar_read import keep_on_device, log_every, read_less
-from efprof.model import SourceLine
+from efprof.model import SourceFile
 
 
 def edit(source, line=None):
     lines = source.splitlines()
-    return keep_on_device("train.py", lines, ast.parse(source), line or len(lines))
+    return keep_on_device(SourceFile("train.py", lines), line or len(lines))
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,18 @@ for epoch in range(3):
 
 
 def test_a_log_line_goes_under_the_loop_s_counter():
-    found = log_every("train.py", LOOP.splitlines(), ast.parse(LOOP), 6, 50)
+    found = log_every(SourceFile("train.py", LOOP.splitlines()), 6, 50)
     assert found.line == 4
     assert found.new.splitlines()[:2] == ["        if step % 50 == 0:", "            logger.info("]
     ast.parse(LOOP.replace(found.old, found.new))
 
 
 def test_a_loop_without_a_counter_gives_no_edit():
-    assert log_every("train.py", LOOP.splitlines(), ast.parse(LOOP), 9, 50) is None
+    assert log_every(SourceFile("train.py", LOOP.splitlines()), 9, 50) is None
 
 
 def test_without_the_file_s_text_the_fix_is_a_sentence():
-    blame = SourceLine(file="train.py", line=3, function="main", text="")
-    fix = read_less(blame, [], None, calls=["item"], reads_per_step=12.0, every=40)
+    fix = read_less(SourceFile("train.py"), 3, calls=["item"], reads_per_step=12.0, every=40)
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert fix.summary.startswith("Collect the step's 12 values on the device (`torch.stack`) and read them at once. ")
     assert fix.summary.endswith(" Once every 40 steps, a read no longer matters.")

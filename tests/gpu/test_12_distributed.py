@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.device_use import read_device_use
 from efprof.artifacts.events import CollectorStopped, read_events
+from efprof.artifacts.readings import read_device_use
 from efprof.artifacts.steps import read_steps
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda
 from tests.recorder.recording import Recorded, record_command

@@ -33,8 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_map
 
 from efprof.facts.allocator.blocks import Block
-from efprof.facts.allocator.rules import rounded_bytes, segment_bytes
-from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes, segment_bytes
 from efprof.recorder.session import sites
 from efprof.units import GIB, MIB
 from tests.facts.allocator.recording import Recording

@@ -12,9 +12,8 @@ import msgspec
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR, AllocationEvent
 from efprof.artifacts.events import EVENTS_FILE, Event, LoaderBuilt
 from efprof.artifacts.holders import Count, Watch
-from efprof.artifacts.run_file import SCHEMA_VERSION, Device, Host, RunFile, write_run_file
+from efprof.artifacts.run_file import SCHEMA_VERSION, SOURCES_FILE, Device, Host, RunFile, SourceText, write_run_file
 from efprof.artifacts.snapshot import Snapshot
-from efprof.artifacts.sources import SOURCES_FILE, SourceText
 from efprof.artifacts.steps import STEPS_FILE, BoundaryMemory, StageSpan, StepRecord
 from efprof.facts.run.run import Run, open_run
 from efprof.model import BOUNDARIES

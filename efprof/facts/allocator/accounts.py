@@ -8,9 +8,9 @@ import msgspec
 
 from efprof.artifacts.snapshot import read_snapshot
 from efprof.facts.allocator.advice import best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, replay
+from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from efprof.model import NotRecorded
 
@@ -75,15 +75,11 @@ class DevicePredictions(msgspec.Struct, kw_only=True):
 
 
 class FileReplay(msgspec.Struct, kw_only=True):
-    """All devices of a snapshot."""
-
     file: str
     devices: list[DeviceReplay]
 
 
 class FilePredictions(msgspec.Struct, kw_only=True):
-    """All devices of a snapshot."""
-
     file: str
     devices: list[DevicePredictions]
 
@@ -94,11 +90,10 @@ def replay_file(path: Path) -> FileReplay:
     devices = []
     for device in devices_of(snapshot) or [0]:
         try:
-            result = replay(sized_history(snapshot, device))
+            found = asdict(replay(sized_history(snapshot, device)))
+            devices.append(DeviceReplay(device=device, replayable=True, **found))
         except NotRecorded as error:
             devices.append(DeviceReplay(device=device, replayable=False, reason=_sentence(error)))
-            continue
-        devices.append(DeviceReplay(device=device, replayable=True, **asdict(result)))
     return FileReplay(file=str(path), devices=devices)
 
 
@@ -142,7 +137,6 @@ def predict_file(path: Path, configurations: tuple[str, ...], *, capacity: int |
 
 
 def _prediction_of(what_if: WhatIf, configuration: str, outcome: Outcome, warnings: tuple[str, ...] = ()) -> Prediction:
-    """The figures of one configuration."""
     return Prediction(
         conf=configuration,
         peak_reserved_bytes=outcome.peak_reserved_bytes,

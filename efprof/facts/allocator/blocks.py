@@ -119,11 +119,9 @@ class Pool:
         return self._by_address[self._free[index][2]]
 
     def free_at(self, address: int) -> Block | None:
-        """The free block that begins at this address."""
         return self._by_address.get(address)
 
     def unmapped_at(self, address: int) -> Block | None:
-        """The unmapped block that begins at this address."""
         return self._unmapped_by_address.get(address)
 
     def free_blocks(self) -> list[Block]:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool, PoolKey, Range, merge, part_of, split
 from efprof.facts.allocator.driver import Calls
-from efprof.facts.allocator.rules import (
+from efprof.facts.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
+    AllocatorSettings,
     is_small,
     page_bytes,
     rounded_bytes,
     segment_bytes,
 )
-from efprof.facts.allocator.settings import AllocatorSettings
 
 NewRange = Callable[[int, int, bool], int]
 """Where the driver puts a new range of so many bytes for a stream; the last argument tells whether it may grow."""
@@ -55,7 +55,6 @@ class CachingAllocator:
         self._collects_garbage = self._allowed is not None and settings.garbage_collection_threshold > 0
 
     def pool(self, private_id: tuple[int, int], *, is_small_pool: bool) -> Pool:
-        """The pool of this kind."""
         key = private_id, is_small_pool
         pool = self._pools.get(key)
         if pool is None:
@@ -64,7 +63,6 @@ class CachingAllocator:
 
     @property
     def pools(self) -> list[Pool]:
-        """All that were ever needed."""
         return list(self._pools.values())
 
     def malloc(

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment
-from efprof.facts.allocator.rules import SMALL_SEGMENT_BYTES, is_small, rounded_bytes
-from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, is_small, rounded_bytes
 
 MAX_RANGE_BYTES = 1 << 39
 """More than the addresses of any expandable segment: an eighth above the memory of the largest device."""
@@ -130,7 +129,7 @@ class Known:
         index = bisect_left(addresses, entry.addr)
         near = [one for one in addresses[max(0, index - 1) : index + 1] if abs(one - entry.addr) < MAX_RANGE_BYTES]
         if not near:
-            return False, entry.pool_id or DEFAULT_POOL
+            return False, entry.private_id
         is_one_small, private_id = pools[min(near, key=lambda address: abs(address - entry.addr))]
         return is_one_small, entry.pool_id or private_id or DEFAULT_POOL
 
@@ -138,7 +137,7 @@ class Known:
 def released_extent(entry: Entry, settings: AllocatorSettings, known: Known) -> Extent:
     """What an event says was given back, as it was before."""
     is_expandable = entry.action == "segment_unmap"
-    is_one_small, private_id = entry.size == SMALL_SEGMENT_BYTES, entry.pool_id or DEFAULT_POOL
+    is_one_small, private_id = entry.size == SMALL_SEGMENT_BYTES, entry.private_id
     if is_expandable:
         is_one_small, private_id = known.pool_of(entry)
         is_one_small = is_one_small or entry.size % settings.large_segment_bytes != 0

@@ -9,15 +9,17 @@ from itertools import pairwise, zip_longest
 
 import msgspec
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames, Segment, Settings, Snapshot
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames, Segment, Settings, Snapshot
 from efprof.facts.allocator.extents import Extent, Extents, Kind, Known, released_extent
-from efprof.facts.allocator.rules import (
+from efprof.facts.allocator.settings import (
     MIN_LARGE_REQUEST_BYTES,
+    NUM_INTERVALS,
     SMALL_BYTES,
+    AllocatorSettings,
     is_small,
+    recorded_settings,
     rounded_bytes,
 )
-from efprof.facts.allocator.settings import NUM_INTERVALS, AllocatorSettings, recorded_settings
 from efprof.model import NotRecorded
 
 HOW_TO_RECORD = (
@@ -66,10 +68,6 @@ class History:
     device_bytes: int | None = None
     """What the device has in all; None where nobody knows, and an expandable range has addresses without end."""
 
-    def private_id_of(self, entry: Entry) -> tuple[int, int]:
-        """The private pool that a request was served from, as far as the file tells: torch names it since 2.12."""
-        return entry.pool_id or DEFAULT_POOL
-
 
 def devices_of(snapshot: Snapshot) -> list[int]:
     """Those that had memory, or a history."""
@@ -101,7 +99,7 @@ def history_before(snapshot: Snapshot, device: int, entries: list[Entry]) -> His
     if settings.expandable_segments:
         history.fixed_pools = frozenset(
             [segment.segment_pool_id for segment in segments if not segment.is_expandable]
-            + [entry.pool_id or DEFAULT_POOL for entry in entries if entry.action == "segment_alloc"]
+            + [entry.private_id for entry in entries if entry.action == "segment_alloc"]
         ) - {DEFAULT_POOL}
     if num_lost > max(MAX_LOST_EVENTS, MAX_LOST_SHARE * len(entries)):
         raise NotRecorded(
@@ -173,12 +171,12 @@ def _walk_back(history: History, extents: Extents, segments: list[Segment]) -> i
                 entry.pool_id = extent.private_id
         elif entry.action == "free_completed":
             live[entry.addr] = entry
-        elif entry.action in {"segment_alloc", "segment_map"}:
+        elif entry.action in GROWTH:
             extent = extents.holding(entry.addr)
             if extent is not None and entry.pool_id is None:
                 entry.pool_id = extent.private_id
             num_lost += not extents.remove(entry.addr, entry.size)
-        elif entry.action in {"segment_free", "segment_unmap"}:
+        elif entry.action in RELEASE:
             num_lost += not extents.add(released_extent(entry, history.settings, known))
     history.live = [_live_block(live[address]) for address in sorted(live)]
     for block in history.live:
@@ -194,9 +192,8 @@ def _live_block(found: LiveBlock | Entry) -> LiveBlock:
     if isinstance(found, LiveBlock):
         return found
     return LiveBlock(
-        address=found.addr, requested=found.size, size=None, stream=found.stream,
-        private_id=found.pool_id or DEFAULT_POOL,
-    )  # fmt: skip
+        address=found.addr, requested=found.size, size=None, stream=found.stream, private_id=found.private_id
+    )
 
 
 def _size_live(history: History, extents: Extents) -> None:

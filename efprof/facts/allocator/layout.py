@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, Frames
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Frames
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.replay import Replayer
-from efprof.facts.allocator.rules import rounded_bytes
+from efprof.facts.allocator.settings import rounded_bytes
 from efprof.model import StretchState
 
 FREE: Final = frozenset({"stranded", "releasable"})
@@ -38,7 +38,6 @@ class SegmentLayout:
 
     @property
     def num_bytes(self) -> int:
-        """What the driver gave."""
         return sum(piece.num_bytes for piece in self.pieces)
 
 
@@ -124,11 +123,11 @@ def fullest_index(history: History) -> int:
     reserved = most = sum(extent.num_bytes for extent in history.extents)
     found, is_higher = -1, False
     for index, entry in enumerate(history.entries):
-        if entry.action in {"segment_alloc", "segment_map"}:
+        if entry.action in GROWTH:
             reserved += entry.size
             if reserved > most:
                 most, is_higher = reserved, True
-        elif entry.action in {"segment_free", "segment_unmap"}:
+        elif entry.action in RELEASE:
             reserved -= entry.size
         elif is_higher and entry.action in {"alloc", "oom"}:
             found, is_higher = index, False
@@ -136,7 +135,6 @@ def fullest_index(history: History) -> int:
 
 
 def totals_of(layouts: Sequence[SegmentLayout]) -> Counter[StretchState]:
-    """The bytes of each state."""
     totals: Counter[StretchState] = Counter()
     for layout in layouts:
         for piece in layout.pieces:

@@ -3,11 +3,11 @@
 from collections import deque
 from dataclasses import dataclass
 
-from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Frames
+from efprof.artifacts.snapshot import DEFAULT_POOL, GROWTH, RELEASE, Entry, Frames
 from efprof.facts.allocator.blocks import Block, part_of, split
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.rules import MIN_BLOCK_BYTES, is_small, rounded_bytes
+from efprof.facts.allocator.settings import MIN_BLOCK_BYTES, is_small, rounded_bytes
 from efprof.facts.allocator.start_state import restore
 from efprof.model import NotRecorded
 
@@ -58,8 +58,6 @@ def replay(history: History) -> Replay:
 
 
 class Replayer:
-    """Goes through a history event by event."""
-
     def __init__(self, history: History) -> None:
         self._history = history
         self._at = 0
@@ -110,12 +108,12 @@ class Replayer:
                 block = self.blocks.pop(entry.addr, None)
                 if block is not None:
                     self.allocator.free(block)
-            elif action in {"segment_alloc", "segment_map"}:
+            elif action in GROWTH:
                 self._given.append(entry)
                 self._num_segments += 1
                 self._recorded += entry.size
                 self._peak_recorded = max(self._peak_recorded, self._recorded)
-            elif action in {"segment_free", "segment_unmap"}:
+            elif action in RELEASE:
                 self._map_given()
                 self._has_released = True
                 self._release(entry)
@@ -164,9 +162,7 @@ class Replayer:
         self.frames[entry.addr] = entry.frames
 
     def _malloc(self, entry: Entry, *, has_searched: bool = False) -> Block:
-        block = self.allocator.malloc(
-            entry.size, entry.stream, self._history.private_id_of(entry), has_searched=has_searched
-        )
+        block = self.allocator.malloc(entry.size, entry.stream, entry.private_id, has_searched=has_searched)
         if block is None:  # addresses of an expandable segment end above what any device has
             raise NotRecorded(
                 f"it tells of a request for {entry.size:,} bytes that was served, more than the device can have; the "
@@ -182,7 +178,7 @@ class Replayer:
             if block.address == entry.addr:
                 return block
             self.allocator.free(block)
-        moved = _place(self.allocator, entry.addr, entry.size, entry.stream, self._history.private_id_of(entry))
+        moved = _place(self.allocator, entry.addr, entry.size, entry.stream, entry.private_id)
         if moved is None:
             return self._malloc(entry)
         whole = block.pool.free_at(block.range.address)
@@ -281,8 +277,7 @@ def _next_growths(history: History) -> list[bool]:
 
 
 def _is_growth(entry: Entry, history: History) -> bool:
-    is_fixed = (entry.pool_id or DEFAULT_POOL) in history.fixed_pools
-    return entry.action in {"segment_alloc", "segment_map"} and not is_fixed
+    return entry.action in GROWTH and entry.private_id not in history.fixed_pools
 
 
 def _place(

@@ -1,19 +1,29 @@
-"""A recorded history as a program for the model: requests and returns in order, free of any address."""
+"""A recorded history as a program for the model, free of any address; and how large a device it was recorded on."""
 
 from dataclasses import dataclass
 from typing import Final
 
-from efprof.artifacts.snapshot import Entry
-from efprof.facts.allocator.history import History
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry, Snapshot
+from efprof.facts.allocator.history import History, history_of
+from efprof.facts.allocator.replay import replay
 
 ALLOCATE, FREE, EMPTY_CACHE, ATTEMPT = range(4)
 """ATTEMPT is a request that failed when it was recorded: where it is served now, it is returned at once."""
 
-RELEASES: Final = frozenset({"segment_free", "segment_unmap"})
-GROWTHS: Final = frozenset({"segment_alloc", "segment_map", "oom"})
+REQUESTS: Final = GROWTH | {"oom"}
+"""Of memory from the driver, served or not."""
 
 Operation = tuple[int, int, int, int, tuple[int, int]]
 """What to do; the number of the block, by the order of requests; its bytes as asked for, stream and private pool."""
+
+SHARES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.3)
+"""Of what the allocator could have at most: the rest is CUDA's context, a hundredth of a large device, and what other
+processes have."""
+
+MANY_EVENTS: Final = 200_000
+"""From here on fewer sizes are tried: each is a replay, of a million events two seconds."""
+
+FEW_SHARES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +53,7 @@ def script_of(history: History) -> Script:
             if stale is not None:
                 operations.append((FREE, stale, 0, entry.stream, (0, 0)))
             numbers[entry.addr] = num_blocks
-            operations.append((ALLOCATE, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
+            operations.append((ALLOCATE, num_blocks, entry.size, entry.stream, entry.private_id))
             num_blocks += 1
         elif entry.action == "free_completed":
             number = numbers.pop(entry.addr, None)
@@ -52,9 +62,54 @@ def script_of(history: History) -> Script:
         elif index in asked_for:
             operations.append((EMPTY_CACHE, -1, 0, 0, (0, 0)))
         elif entry.action == "oom":
-            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, history.private_id_of(entry)))
+            operations.append((ATTEMPT, num_blocks, entry.size, entry.stream, entry.private_id))
             num_blocks += 1
     return Script(operations=operations, num_live=num_live, capacity=capacity)
+
+
+def capacity_of(history: History) -> tuple[int | None, set[int]]:
+    """What the device had, as far as a failure or a retry tells; and where the cache was emptied."""
+    entries = history.entries
+    reserved = peak = sum(extent.num_bytes for extent in history.extents)
+    before: list[tuple[int, int]] = []
+    told = None
+    for index, entry in enumerate(entries):
+        if entry.action in GROWTH:
+            reserved += entry.size
+            peak = max(peak, reserved)
+        elif entry.action in RELEASE:
+            if not index or entries[index - 1].action not in RELEASE:
+                before.append((index, reserved))
+            reserved -= entry.size
+        elif entry.action == "oom" and entry.device_free is not None:
+            told = max(told or 0, reserved + entry.device_free)
+    asked_for = {index for index, reserved in before if _is_asked_for(entries, index, reserved, peak)}
+    if told is not None:
+        return max(told, peak), asked_for
+    return (peak if len(asked_for) < len(before) else None), asked_for
+
+
+def sized_history(snapshot: Snapshot, device: int) -> History:
+    """The history of one device, with the size of the device that foretells most of it; raises NotRecorded.
+
+    An expandable segment reserves addresses for an eighth more than the device has. Where memory was short they may
+    run out, and a free block at their end counts as large as it can grow: so sizes are tried as long as the replay
+    does not tell everything right. Where memory was never short, there are more than enough.
+    """
+    history = history_of(snapshot, device)
+    capacity = capacity_of(history)[0]
+    if not history.settings.expandable_segments or capacity is None:
+        return history
+    best, best_share = None, replay(history).match_share
+    for share in SHARES[: FEW_SHARES if len(history.entries) >= MANY_EVENTS else None]:
+        if best_share == 1:
+            break
+        history.device_bytes = int(share * capacity)
+        match_share = replay(history).match_share
+        if match_share > best_share:
+            best, best_share = history.device_bytes, match_share
+    history.device_bytes = best
+    return history
 
 
 def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) -> bool:
@@ -66,8 +121,8 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
     """
     growth = None
     for following in range(index, len(entries)):
-        if entries[following].action not in RELEASES:
-            growth = entries[following] if entries[following].action in GROWTHS else None
+        if entries[following].action not in RELEASE:
+            growth = entries[following] if entries[following].action in REQUESTS else None
             break
     frames = entries[index].frames
     if frames and any("empty_cache" in _name(frame) or "emptyCache" in _name(frame) for frame in frames):
@@ -82,25 +137,3 @@ def _is_asked_for(entries: list[Entry], index: int, reserved: int, peak: int) ->
 def _name(frame: object) -> str:
     name = frame.get("name") if isinstance(frame, dict) else None
     return name if isinstance(name, str) else ""
-
-
-def capacity_of(history: History) -> tuple[int | None, set[int]]:
-    """What the device had, as far as a failure or a retry tells; and where the cache was emptied."""
-    entries = history.entries
-    reserved = peak = sum(extent.num_bytes for extent in history.extents)
-    before: list[tuple[int, int]] = []
-    told = None
-    for index, entry in enumerate(entries):
-        if entry.action in {"segment_alloc", "segment_map"}:
-            reserved += entry.size
-            peak = max(peak, reserved)
-        elif entry.action in RELEASES:
-            if not index or entries[index - 1].action not in RELEASES:
-                before.append((index, reserved))
-            reserved -= entry.size
-        elif entry.action == "oom" and entry.device_free is not None:
-            told = max(told or 0, reserved + entry.device_free)
-    asked_for = {index for index, reserved in before if _is_asked_for(entries, index, reserved, peak)}
-    if told is not None:
-        return max(told, peak), asked_for
-    return (peak if len(asked_for) < len(before) else None), asked_for

@@ -10,7 +10,7 @@ from efprof.facts.allocator.blocks import Block, Pool, Range
 from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.extents import Extent, Kind
 from efprof.facts.allocator.history import History, LiveBlock
-from efprof.facts.allocator.rules import page_bytes
+from efprof.facts.allocator.settings import page_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

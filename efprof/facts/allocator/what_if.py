@@ -45,8 +45,6 @@ class Outcome:
 
 @dataclass(kw_only=True, slots=True)
 class _Layout:
-    """How one layout went."""
-
     peak_reserved: int
     stranded: int
     calls: Calls
@@ -69,7 +67,6 @@ class WhatIf:
         self.capacity = self.script.capacity if capacity is None else capacity
 
     def run(self, settings: AllocatorSettings) -> Outcome:
-        """What the program would reserve under these."""
         if in_effect(settings) == in_effect(self._history.settings):
             return self.recorded
         return _outcome(self._layouts(settings, is_warm=False), missed_bytes=self.missed_bytes)
@@ -94,7 +91,6 @@ class WhatIf:
 
     @property
     def recorded_settings(self) -> AllocatorSettings:
-        """What the recording says was set."""
         return self._history.settings
 
     @property
@@ -104,12 +100,10 @@ class WhatIf:
 
     @cached_property
     def driver_costs(self) -> DriverCosts:
-        """What calls of the driver took when this was recorded."""
         return driver_costs(self._history.entries)
 
     @cached_property
     def recorded(self) -> Outcome:
-        """Under the recorded settings."""
         return _outcome(self._layouts(self._history.settings, is_warm=True), missed_bytes=0)
 
     @cached_property

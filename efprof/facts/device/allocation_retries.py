@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from efprof.artifacts.snapshot import Entry
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.advice import CANDIDATES, Trial, try_configurations
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.script import GROWTHS, RELEASES, capacity_of
+from efprof.facts.allocator.script import REQUESTS, capacity_of
 from efprof.facts.allocator.settings import in_effect, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_evidence import COLD, DEFAULT
@@ -18,8 +18,7 @@ from efprof.facts.device.device_memory import FEW_CANDIDATES, MANY_EVENTS, Devic
 from efprof.facts.device.headroom import device_capacity
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import allowed_bytes, memory_fraction
-from efprof.facts.steps.bootstrap import quantile_change_intervals
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.steps.step_times import StepTimes, quantile_change_intervals
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers, Table, UnreadableInput
 from efprof.units import format_interval, format_ms, in_brackets
 
@@ -62,17 +61,16 @@ class AllocationRetries:
         found = [(time.step, by_step[time.step]) for time in times.steady if time.step in by_step]
         stages = sum((rises for _, rises in found), start=Counter[str]())
         retried = {step for step, _ in found}
-        slower = _slower(
-            [time.total_ms for time in times.steady if time.step in retried],
-            [time.total_ms for time in times.steady if time.step not in retried],
-        )
+        slow_ms = [time.total_ms for time in times.steady if time.step in retried]
+        usual_ms = [time.total_ms for time in times.steady if time.step not in retried]
+        is_known = min(len(slow_ms), len(usual_ms)) >= LEAST_COMPARED
         return cls(
             num_steps=len(times.steady),
             middle_step=times.steady[len(times.steady) // 2].step if times.steady else 0,
             by_step=tuple((step, rises.total()) for step, rises in found),
             by_stage=tuple(stages.most_common()),
-            slower_ms=slower[0] if slower else None,
-            slower_interval_ms=slower[1] if slower else None,
+            slower_ms=statistics.median(slow_ms) - statistics.median(usual_ms) if is_known else None,
+            slower_interval_ms=quantile_change_intervals(usual_ms, slow_ms, 0.5)[1] if is_known else None,
         )
 
     @property
@@ -87,7 +85,6 @@ class AllocationRetries:
 
     @property
     def share_of_steps(self) -> float:
-        """The share of the steady steps that had one."""
         return len(self.by_step) / max(1, self.num_steps)
 
 
@@ -111,10 +108,10 @@ def retried_requests(history: History) -> Iterator[Entry]:
     _, emptied_at = capacity_of(history)
     is_retry = has_grown = False
     for index, entry in enumerate(history.entries):
-        if entry.action in RELEASES:
-            if index == 0 or history.entries[index - 1].action not in RELEASES:
+        if entry.action in RELEASE:
+            if index == 0 or history.entries[index - 1].action not in RELEASE:
                 is_retry, has_grown = index not in emptied_at, False
-        elif entry.action in GROWTHS:
+        elif entry.action in REQUESTS:
             has_grown = entry.action != "oom"
         elif entry.action == "alloc":
             if is_retry and has_grown:
@@ -175,25 +172,16 @@ def how_much_slower(retries: AllocationRetries) -> str:
     return f"; such a step takes {format_ms(retries.slower_ms)} longer{ends}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheFlushes:
-    """Means over the flushes; those that gave nothing back leave no trace in a history, and are not counted."""
+def what_flushes_give_back(run: Run) -> tuple[float, float] | None:
+    """Bytes that a flush of the cache gives back, and those of them that are asked for again, by the mean.
 
-    num_flushes: int
-    returned_bytes: float
-    asked_again_bytes: float
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Of all devices together; zeros where no snapshot tells."""
-        memory = run.find(DeviceMemory, UnreadableInput)
-        pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
-        count = len(pairs)
-        return cls(
-            num_flushes=count,
-            returned_bytes=sum(returned for returned, _ in pairs) / max(1, count),
-            asked_again_bytes=sum(min(pair) for pair in pairs) / max(1, count),
-        )
+    None where no snapshot tells; flushes that gave nothing back leave no trace in a history, and are not counted.
+    """
+    memory = run.find(DeviceMemory, UnreadableInput)
+    pairs = [pair for device in (memory.devices if memory else ()) for pair in flushes_in(device.history)]
+    if not pairs:
+        return None
+    return sum(returned for returned, _ in pairs) / len(pairs), sum(map(min, pairs)) / len(pairs)
 
 
 def flushes_in(history: History) -> list[tuple[int, int]]:
@@ -205,22 +193,14 @@ def flushes_in(history: History) -> list[tuple[int, int]]:
         if index in emptied_at:
             flushes.append([0, 0])
             is_in_flush = True
-        if entry.action in RELEASES:
+        if entry.action in RELEASE:
             if is_in_flush:
                 flushes[-1][0] += entry.size
             continue
         is_in_flush = False
-        if entry.action in {"segment_alloc", "segment_map"} and flushes:
+        if entry.action in GROWTH and flushes:
             flushes[-1][1] += entry.size
     return [(returned, again) for returned, again in flushes]
-
-
-def _slower(retried: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
-    """The difference of the medians with its 95 % interval."""
-    if min(len(retried), len(others)) < LEAST_COMPARED:
-        return None
-    _, interval_ms = quantile_change_intervals(others, retried, 0.5)
-    return statistics.median(retried) - statistics.median(others), interval_ms
 
 
 def _what_if(run: Run, device: DeviceHistory) -> WhatIf:
@@ -311,13 +291,11 @@ def _narrative(*, has_history: bool) -> Narrative:
         else "No recorded history holds a retry, so the stage is known by the counter at its boundaries, and the line "
         "only as far as the stage has one."
     )
-    return Narrative(
-        paragraphs=(
-            "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
-            "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
-            "and one retry away from running out of memory.",
-            f"The allocator counts them; the counter was read at every boundary. {line}",
-            "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
-            "for what causes both, such as a longer batch.",
-        ),
+    return Narrative.of(
+        "Where the driver has no memory left, the allocator waits for the device, gives all free segments back, "
+        "and asks again. The next steps then ask the driver for what was given back: each of these calls is slow, "
+        "and one retry away from running out of memory.",
+        f"The allocator counts them; the counter was read at every boundary. {line}",
+        "Where other processes use the same device, it may be they who fill it. Steps with a retry may take longer "
+        "for what causes both, such as a longer batch.",
     )

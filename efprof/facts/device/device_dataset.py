@@ -41,7 +41,6 @@ class DeviceDataset:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its blocks."""
         return _bytes_of(self.blocks)
 
     @property

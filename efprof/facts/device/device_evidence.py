@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from efprof.artifacts.device_use import DeviceUse, read_device_use
+from efprof.artifacts.readings import DeviceUse, read_device_use
 from efprof.facts.allocator.layout import Instant
 from efprof.facts.allocator.what_if import Outcome
 from efprof.facts.device.device_lines import NO_LINE
@@ -59,7 +59,6 @@ def line_of(sources: Sources, instant: Instant) -> SourceLine | None:
 
 
 def composition_numbers(instant: Instant, title: str) -> Numbers:
-    """Reserved memory, taken apart."""
     parts = instant.composition
     numbers = [
         ("reserved", parts.reserved_bytes),
@@ -149,16 +148,14 @@ def how_replay_is_known(device: DeviceHistory) -> Narrative:
         if script.capacity is None
         else "How much memory the device has is taken from the failure, or the retry, that was recorded."
     )
-    return Narrative(
-        paragraphs=(
-            f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
-            f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
-            f"{replay.segments:,} segments and mappings have their size.{cold}",
-            f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
-            f"done may change that.{layouts}",
-            "'efprof allocator what-if' on the snapshot tells how many calls of the driver each setting makes, and how "
-            "many retries.",
-        ),
+    return Narrative.of(
+        f"{device.file} was replayed by the allocator's own rules: {replay.addresses_equal:,} of "
+        f"{replay.allocations:,} blocks lie at the address they had, {replay.segments_equal:,} of "
+        f"{replay.segments:,} segments and mappings have their size.{cold}",
+        f"{capacity} Frees keep the order they were recorded in; a setting that changes when another stream is "
+        f"done may change that.{layouts}",
+        "'efprof allocator what-if' on the snapshot tells how many calls of the driver each setting makes, and how "
+        "many retries.",
     )
 
 

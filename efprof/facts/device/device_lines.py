@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from efprof.artifacts.snapshot import Frames
+from efprof.artifacts.snapshot import GROWTH, RELEASE, Frames
 from efprof.facts.allocator.history import History
 from efprof.facts.peak.window_memory import Changes, changes_of, drawn_instants, sums_at
 from efprof.facts.source.sources import place_of
@@ -18,8 +18,6 @@ NO_LINE: Final = "no line of yours (a backward pass runs without Python)"
 OTHER_LINES: Final = "other lines"
 LEAST_SHARE: Final = 1 / 1000
 """Of what all have: less would be thinner than a pixel."""
-GROWTH: Final = frozenset({"segment_alloc", "segment_map"})
-SHRINKAGE: Final = frozenset({"segment_free", "segment_unmap"})
 
 NOBODY, RESERVED = 0, 1
 """Among the owners of bytes: who is not known, and the allocator, which has what is reserved. Then come the lines."""
@@ -99,7 +97,7 @@ def _changes(history: History, site_of: Callable[[Frames], str | None]) -> tuple
         elif entry.action == "free_completed":
             owner, amount = owner_at.pop(entry.addr, NOBODY), -amount
         elif entry.action not in GROWTH:
-            amount = -amount if entry.action in SHRINKAGE else 0
+            amount = -amount if entry.action in RELEASE else 0
         owners.append(owner)
         amounts.append(amount)
     return names, changes_of(owners, [*[-1] * num_before, *range(len(history.entries))], amounts)

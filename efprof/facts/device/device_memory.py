@@ -9,11 +9,11 @@ from typing import Final, Self
 
 from efprof.artifacts.snapshot import Entry, Frames, read_snapshot
 from efprof.facts.allocator.advice import Trial, best_of, try_configurations, worth_a_try
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import History, devices_of
 from efprof.facts.allocator.layout import Instant, fullest_index, play_to
 from efprof.facts.allocator.replay import POSSIBLE_CAUSE, Replay, Replayer
-from efprof.facts.allocator.rules import is_small
+from efprof.facts.allocator.script import sized_history
+from efprof.facts.allocator.settings import is_small
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.device.device_lines import DeviceLines, lines_over_time
 from efprof.facts.run.run import Run
@@ -121,7 +121,7 @@ class DeviceHistory:
             instants[index] = play_to(replayer, history, index, lines.site)
             if index == failed:
                 request = entries[index]
-                pool = replayer.allocator.pool(history.private_id_of(request), is_small_pool=is_small(request.size))
+                pool = replayer.allocator.pool(request.private_id, is_small_pool=is_small(request.size))
                 pieces = tuple(block.size for block in pool.free_blocks() if block.stream == request.stream)
         self.replay: Replay = replayer.result
         self.peak = instants[self.peak_index]

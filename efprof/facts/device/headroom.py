@@ -81,12 +81,10 @@ class Headroom:
 
     @property
     def sample_bytes(self) -> float:
-        """What each further sample of a micro-batch is expected to take."""
         return max(1.0, (self.peak_reserved_bytes - self.fixed_bytes) / self.micro_batch)
 
     @property
     def budget_bytes(self) -> int:
-        """What the program should take at most."""
         return round((1 - MARGIN) * self.total_bytes) - self.outside_bytes
 
     @property
@@ -154,7 +152,7 @@ def headroom_evidence(headroom: Headroom) -> tuple[Evidence, ...]:
             *((label, float(size), "bytes") for label, size in sizes),
             ("samples that would fit", float(headroom.largest_micro_batch), "count"),
         ),
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )
 
 
@@ -163,11 +161,7 @@ def _is_even(steady: Sequence[StepRecord]) -> bool:
     sizes = [(record.samples, record.micro_batches) for record in steady]
     usual = statistics.mode(sizes)
     is_same = sizes.count(usual) >= EVEN_SHARE * len(sizes) and all(size[0] <= usual[0] for size in sizes)
-    kept = [rise for record, size in zip(steady, sizes, strict=True) if size == usual and (rise := _kept(record))]
+    read = ([one.allocated_bytes for one in record.memory] for record in steady)
+    kept = [max(each) - min(each) for each, size in zip(read, sizes, strict=True) if size == usual]
+    kept = [rise for rise in kept if rise]
     return is_same and (not kept or max(kept) <= MOST_UNEVENNESS * statistics.median(kept))
-
-
-def _kept(record: StepRecord) -> int:
-    """What the step has allocated at most, above its lowest boundary."""
-    sizes = [here.allocated_bytes for here in record.memory]
-    return max(sizes) - min(sizes)

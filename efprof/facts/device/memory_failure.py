@@ -9,7 +9,7 @@ from typing import Final, Self
 from efprof.artifacts.events import DeviceShortage
 from efprof.artifacts.snapshot import Block, Entry, Snapshot, read_snapshot
 from efprof.facts.allocator.history import history_before
-from efprof.facts.allocator.rules import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from efprof.facts.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from efprof.facts.device.device_evidence import (
     composition_numbers,
     device_use_evidence,
@@ -98,7 +98,7 @@ def evidence_of_state(run: Run, state: FailureState, failure: MemoryFailure, bla
     return (
         *(() if on_device is None else _what_lay_there(run, state.device, on_device, blame)),
         _table_of_sizes(state),
-        Narrative(paragraphs=tuple(_how_state_is_known(failure))),
+        Narrative.of(*tuple(_how_state_is_known(failure))),
     )
 
 
@@ -136,20 +136,18 @@ def failure_evidence(run: Run, failure: MemoryFailure, kept_bytes: int | None) -
         Numbers.of("Memory when the request failed", *((label, value, "bytes") for label, value in numbers)),
         *device_use_evidence(run)[:1],
         *(() if peak is None else (peak_bars(run, peak, None),)),
-        Narrative(
-            paragraphs=(
-                "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
-                "the one that took the memory."
-                if failure.site is not None
-                else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
-                "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
-                "left the program: what the failing call itself had freed by then is missing from it."
-                + (
-                    ""
-                    if peak is None
-                    else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
-                    "memory that came later, or grew since, is not in it."
-                ),
+        Narrative.of(
+            "The line is the last one of yours in the traceback: it asked for what was not there, and is often not "
+            "the one that took the memory."
+            if failure.site is not None
+            else "The traceback names no line of yours: the line is the one that made most of what is alive below.",
+            "No snapshot shows the instant of the failure, so what was in use is the reading taken when the error "
+            "left the program: what the failing call itself had freed by then is missing from it."
+            + (
+                ""
+                if peak is None
+                else f" What is alive is of the highest instant of {peak.window.name}, in a step that went well: "
+                "memory that came later, or grew since, is not in it."
             ),
         ),
     )

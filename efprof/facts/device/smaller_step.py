@@ -139,7 +139,7 @@ def fit_step(run: Run, shortage: Shortage) -> Fix:
     """The changes of the batch, else of checkpointing; none where a smaller batch would not help."""
     cause = _no_matter_of_batch(run, shortage)
     if cause is not None:
-        return Fix(summary=cause, applicability="manual")
+        return Fix.by_hand(cause)
     settings = run.get(UserSettings)
     parts = shortage.parts_that_fit(settings.samples_per_micro_batch)
     instead = () if settings.checkpointing is None else (settings.checkpointing,)

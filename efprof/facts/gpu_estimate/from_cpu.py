@@ -16,8 +16,7 @@ from typing import Final
 from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
-from efprof.facts.allocator.rules import rounded_bytes
-from efprof.facts.allocator.settings import AllocatorSettings
+from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
 from efprof.facts.peak.live_memory import LiveWindow, told_before
 from efprof.units import MIB
 

@@ -24,7 +24,7 @@ from efprof.facts.gpu_estimate.from_cpu import (
     peak_allocated_bytes,
     play,
 )
-from efprof.facts.peak.live_memory import LiveMemory, LiveWindow
+from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run, open_run
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import Evidence, Narrative, NotRecorded, Numbers
@@ -82,7 +82,9 @@ class GpuEstimate:
                 "this run was recorded on a CUDA device, where nothing need be estimated; "
                 "give one of its snapshots, memory-<n>.pickle in the folder of a rank."
             )
-        windows = _enough(run.get(LiveMemory).windows)
+        windows = run.get(LiveMemory).windows
+        if sum(len(window.events) for window in windows) > MOST_EVENTS:
+            windows = (max(windows, key=lambda window: window.peak_bytes),)
         passages = [passage_of(window) for window in windows]
         records = [time.record for time in run.get(StepTimes).every]
         return cls(passages, older_memory(records, windows, passages), names=[window.name for window in windows])
@@ -107,7 +109,6 @@ class GpuEstimate:
 
     @cached_property
     def default(self) -> Estimate:
-        """Under torch's default settings."""
         return self.under("")
 
     @cached_property
@@ -200,8 +201,6 @@ class DeviceEstimate(msgspec.Struct, kw_only=True):
 
 
 class RunEstimate(msgspec.Struct, kw_only=True):
-    """A run that was recorded on a CPU."""
-
     file: str
     estimate: bool
     devices: list[DeviceEstimate]
@@ -240,13 +239,6 @@ def estimate_run(folder: Path, configurations: tuple[str, ...], *, capacity: int
         best=best.configuration if best else None,
     )
     return RunEstimate(file=str(folder), estimate=True, devices=[device])
-
-
-def _enough(windows: Sequence[LiveWindow]) -> tuple[LiveWindow, ...]:
-    """All of them, or the fullest where they are long."""
-    if sum(len(window.events) for window in windows) <= MOST_EVENTS:
-        return tuple(windows)
-    return (max(windows, key=lambda window: window.peak_bytes),)
 
 
 def _prediction_of(program: GpuEstimate, estimate: Estimate, capacity: int | None) -> EstimatedPrediction:

@@ -1,1 +1,1 @@
-"""What grows from step to step, who keeps it, and which line feeds it."""
+"""What grows from step to step, who keeps it, and which line feeds it: leaks, cycles, graphs, uncleared gradients."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from efprof.facts.backward.backward_calls import BackwardSites
+from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.host_growth import grown_containers
 from efprof.facts.growth.kept import Kept
 from efprof.facts.growth.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
@@ -49,7 +49,7 @@ class UnheldGrowth:
                 container=container,
             )
         with contextlib.suppress(NotRecorded):
-            for cycle in run.get(BackwardSites).cycles:
+            for cycle in gradient_cycles(run):
                 leaf = f"`{cycle.leaf}`" if cycle.leaf else "a tensor"
                 grad = f"`{cycle.leaf}.grad = None`" if cycle.leaf else "its `grad` to None"
                 return cls(

@@ -98,13 +98,11 @@ class Kept:
 
     @property
     def is_large(self) -> bool:
-        """Whether it grows fast enough to matter."""
         rate = self.rate.high if self.verdict == "bounded" else self.rate.slope
         return rate >= LEAST_RATE[self.kind]
 
 
 def counted_series(kept: Sequence[Kept]) -> Series:
-    """What each had at every count."""
     return Series(
         title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
         y_label="held",

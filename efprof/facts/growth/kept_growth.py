@@ -40,16 +40,12 @@ class SeenLines:
                 if one.number is not None and one.path is not None:
                     self._numbers.setdefault((one.scope, one.path, one.file), set()).add(one.number)
 
-    def of_name(self, name: Name) -> list[Change]:
-        """Those of a holder, and of the containers that are or lie in it."""
-        numbers = self._numbers.get(name, set())
+    def of(self, name: Name | None, number: int | None = None) -> list[Change]:
+        """Those of a holder, and of the containers that are or lie in it; or of one container."""
+        numbers = {number} if name is None else self._numbers.get(name, set())
         return _together(
             one for one in self._watched if (one.scope, one.path, one.file) == name or one.number in numbers
         )
-
-    def of_number(self, number: int) -> list[Change]:
-        """Those of one container."""
-        return _together(one for one in self._watched if one.number == number)
 
     def why_unseen(self) -> str:
         """Of something whose lines nobody saw."""
@@ -113,7 +109,7 @@ def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> K
     if len(sizes) < 2 or not any(later.num_bytes > one.num_bytes for one, later in pairwise(sizes)):
         return None
     first, last = found[0][1], known[-1]
-    changes = seen.of_name(name)
+    changes = seen.of(name)
     said = _judged(sizes, last.max_length, changes, LEAST_RISES if seen.is_watched else 1, run)
     kept = _kept(last, sizes, changes, seen, said)
     nodes, tensors = (first.graph_nodes, first.tensors) if first else (0, 0)  # counting stops at a limit
@@ -214,7 +210,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | 
     if len(lengths) < 2:
         return None
     sizes = [Size(step=step, length=length, num_bytes=length * entry_bytes) for step, length in lengths]
-    changes = seen.of_number(number)
+    changes = seen.of(None, number)
     said = _judged(sizes, last.max_length, changes, LEAST_RISES, None)
     return _kept(last, sizes, changes, seen, said)
 

@@ -76,7 +76,10 @@ class Leaks:
             raise ThinEvidence(missing[-1])
         slope = memory.fit.trend.slope if memory and memory.is_growing else 0.0
         large = [one for one in grown.holders if one.is_large] if grown else []
-        told = [one for one in large if _is_leak(one, slope)]
+        least = LEAST_SHARE * slope  # where memory grows without end, one that was counted to grow once is enough
+        told = [
+            one for one in large if one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= least > 0)
+        ]
         unclear = [one for one in large if one not in told and one.verdict in ("thin", "filling")]
         counted = sum(one.rate.slope for one in told)
         is_least = any(size.is_least for one in told for size in one.sizes)  # it may well be all
@@ -135,11 +138,6 @@ class Leaks:
                     f"`{one.path or one.name}` was counted to keep {rate} more per step up to step "
                     f"{one.sizes[-1].step:,}, but {one.against}{filling}; record a longer run to tell."
                 )
-
-
-def _is_leak(one: Kept, slope: float) -> bool:
-    """By the counts alone, or where they say too little and memory grows without end."""
-    return one.verdict == "leak" or (one.verdict == "thin" and one.rate.slope >= LEAST_SHARE * slope > 0)
 
 
 def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) -> list[Leak]:

@@ -177,7 +177,7 @@ def growth_evidence(
         numbers,
         *([counted_series(kept)] if kept else []),
         *([kept_table(others)] if others else []),
-        Narrative(paragraphs=(*how, *fitted, alike)),
+        Narrative.of(*how, *fitted, alike),
     )
 
 

@@ -1,19 +1,23 @@
-"""Which line of the user's code makes later steps longer, from the earliest window to the latest; the evidence."""
+"""Which line of the user's code makes later steps longer, or what else the later ones have more of."""
 
 import ast
-from collections.abc import Iterable
+import contextlib
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.kept_growth import lengthened
+from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
-from efprof.facts.source.syntax import name_of, placed_nodes
+from efprof.facts.source.sources import Sources, name_of, placed_nodes
 from efprof.facts.steps.slowdown import Part, Slowdown
 from efprof.facts.steps.step_times import StepTimes, part_of_steps
 from efprof.facts.time.line_times import LineTime, LineTimes, LineWindow
 from efprof.model import STAGES, Evidence, Narrative, NotRecorded, SourceLine, Table
-from efprof.units import format_ms
+from efprof.units import format_ms, format_value
 
 LEAST_SHARE = 0.3
 """A line with less of the growth is one of several; no single one is at fault."""
@@ -22,11 +26,14 @@ LEAST_FACTOR = 1.25
 STANDING_OUT = 2.0
 """Where all stages grew alike, a line must have grown by twice as much as the step to be told from the machine."""
 LEAST_EXPLAINED = 0.5
-"""Of the growth of the steps, by the line's own growth from step to step."""
+"""Of the growth of the steps, by a line's own growth from step to step, or by what else a step has more of."""
 LEAST_LINE_SHARE = 0.02
-"""Of the window: a shorter line's time says nothing about the machine."""
+"""Of the window: a shorter line says nothing about the machine, and one with fewer bytes may have them by chance."""
 LEAST_DISTANCE = 15
 """Steps between the windows: the first two of a usual run are 25 apart."""
+
+OF_GRADIENTS = frozenset({"backward", "optimizer"})
+"""The stages that take longer where more parameters are trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +123,29 @@ def slowdown_message(slowdown: Slowdown, lines: SlowdownLines) -> str:
     through = f", which goes through `{line.container.name}`" if line.container else ""
     doubt = "" if line.explains(slowdown) else ", unless the steps themselves became larger"
     return f"{took}, by this line{through}{doubt}."
+
+
+def larger_steps(run: Run) -> str:
+    """In words what grew as the steps got longer; empty where nothing that was recorded did."""
+    slowdown = run.get(Slowdown)
+    least = 1 + LEAST_EXPLAINED * (slowdown.ratio - 1)
+    counted: list[tuple[str, Callable[[StepRecord], int | None]]] = [
+        ("samples", lambda record: record.samples),
+        ("micro-batches", lambda record: record.micro_batches),
+    ]
+    if slowdown.stage in OF_GRADIENTS:  # as where one layer after the other is unfrozen
+        counted += [
+            ("gradients", lambda record: record.num_gradients),
+            ("bytes of gradients", lambda record: record.gradient_bytes),
+        ]
+    for name, of in counted:
+        before, after = (_usual(run, part, of) for part in (slowdown.early, slowdown.late))
+        if before and after >= least * before:
+            return f"a step has {after:,.0f} {name} there instead of {before:,.0f}"
+    factor = _allocated_growth(run)
+    if factor < least:
+        return ""
+    return f"the lines of the forward pass allocate {format_value(factor, 'ratio')} as much there, as for longer data"
 
 
 def _machine_factor(early: LineWindow, late: LineWindow) -> float:
@@ -249,14 +279,50 @@ def _meaning(slowdown: Slowdown, lines: SlowdownLines) -> Narrative:
         if lines.line
         else f"The line is not known: {lines.reason.removesuffix('.')}. The line shown begins the stage that grew."
     )
-    return Narrative(
-        paragraphs=(
-            "The work of a step depends on how many steps came before it, so it goes on growing.",
-            f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
-            f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
-            "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
-            "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
-            "that came after the last window. It is wrong too where the machine became busier for one kind of work "
-            "only.",
-        ),
+    return Narrative.of(
+        "The work of a step depends on how many steps came before it, so it goes on growing.",
+        f"The time that 20 % of the steps stay below was compared between the thirds by a block bootstrap, since "
+        f"steps that follow each other are alike: the ratio lies between {low:.2f} and {high:.2f} (95 %). {known}",
+        "It is wrong where the later batches are larger, as in data sorted by length or a curriculum: samples, "
+        "micro-batches, gradients and allocation windows tell of that as far as they were recorded, and of nothing "
+        "that came after the last window. It is wrong too where the machine became busier for one kind of work only.",
     )
+
+
+def _usual(run: Run, part: Part, of: Callable[[StepRecord], int | None]) -> float:
+    """What the steps of a part had; one in which it was not counted has as many as the last that was."""
+    known, found = 0, []
+    for time in run.get(StepTimes).every:
+        known = of(time.record) or known
+        if part.first_step <= time.step <= part.last_step:
+            found.append(known)
+    return statistics.median(found)
+
+
+def _allocated_growth(run: Run) -> float:
+    """By how much the bytes of most forward lines grew from the first window to the last.
+
+    What keeps more with every step makes a line or two allocate more; longer data does it to all of them.
+    """
+    with contextlib.suppress(NotRecorded):
+        windows = run.get(LiveMemory).windows
+        early, late = (_forward_bytes(window, run.get(Sources)) for window in (windows[0], windows[-1]))
+        least = LEAST_LINE_SHARE * early.total()
+        both = [site for site, num_bytes in early.items() if num_bytes >= least and site in late]
+        factors = sorted(late[site] / early[site] for site in both)
+        if len(factors) > 1:
+            return factors[len(factors) // 4]
+    return 1.0
+
+
+def _forward_bytes(window: LiveWindow, sources: Sources) -> Counter[str]:
+    """What each of the user's lines allocates in the forward pass of a step."""
+    stretches = [stretch for stretch in window.stretches if stretch.stage == "forward"]
+    num_steps = len({stretch.step for stretch in stretches})
+    sites, sizes = sites_of(window, sources), Counter[str]()
+    for stretch in stretches:
+        for index in range(stretch.first, stretch.end):
+            site = sites[index]
+            if site is not None and window.events[index].num_bytes > 0:
+                sizes[site] += window.events[index].num_bytes
+    return Counter({site: size // num_steps for site, size in sizes.items() if size >= num_steps})

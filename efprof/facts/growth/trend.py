@@ -53,7 +53,6 @@ class Trend:
     level: float = 0.0
 
     def distance(self, point: Point) -> float:
-        """How far a point lies above the line."""
         return point[1] - self.level - self.slope * point[0]
 
 

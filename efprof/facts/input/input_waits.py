@@ -10,8 +10,7 @@ from typing import Self
 from efprof.artifacts.events import LoaderBuilt, read_events
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.run.run import Run
-from efprof.facts.steps.bootstrap import mean_interval
-from efprof.facts.steps.step_times import StepTime, StepTimes, part_of_steps
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval, part_of_steps
 from efprof.model import Evidence, Gain, Narrative, Numbers, Severity
 
 HIGH_SHARE = 0.3
@@ -93,7 +92,6 @@ class InputWaits:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the loader keeps its workers from epoch to epoch."""
         return self.loader is not None and self.loader.persistent_workers
 
     @property
@@ -238,5 +236,5 @@ def wait_evidence(times: StepTimes, waits: InputWaits) -> tuple[Evidence, ...]:
     return (
         part_of_steps(times, "waiting for data", [time.felt_ms("data") for time in times.steady], marks),
         numbers,
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Final, Self
 
-from efprof.artifacts.worker_memory import (
+from efprof.artifacts.readings import (
     DataSetObjects,
     HeldContainer,
     ProcessesSample,
@@ -104,16 +104,14 @@ class WorkerMemory:
         return private, run.get(Sources).snippet(self.blame(run)), NARRATIVE
 
 
-NARRATIVE: Final = Narrative(
-    paragraphs=(
-        "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
-        "references within each object, so that reading one writes to it: the system then copies the page of memory "
-        "that the object lies in. In the end each worker has a copy of all it has read.",
-        "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
-        "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
-        "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
-        "what the training process writes is counted as well.",
-    ),
+NARRATIVE: Final = Narrative.of(
+    "A forked worker shares the memory of the training process until one of them writes to it. Python counts "
+    "references within each object, so that reading one writes to it: the system then copies the page of memory "
+    "that the object lies in. In the end each worker has a copy of all it has read.",
+    "Linux tells of each process which pages it shares. What each worker shared when it was read first and no "
+    "longer when it was read last, it copied; memory that it asked for itself is not in this number.",
+    "The size of the data set's objects is an estimate from a few hundred of them. Where there is but one worker, "
+    "what the training process writes is counted as well.",
 )
 
 
@@ -133,7 +131,7 @@ def process_table(run: Run) -> Table | None:
         columns=("process", "its part of all", "private"),
         units=("", "bytes", "bytes"),
         rows=tuple(
-            (_name_of(process), float(process.pss_bytes), float(process.private_bytes))
+            (process.name, float(process.pss_bytes), float(process.private_bytes))
             for process in sorted(fullest.processes, key=lambda process: (not process.is_training, -process.pss_bytes))
         ),
     )
@@ -141,12 +139,6 @@ def process_table(run: Run) -> Table | None:
 
 def _total_bytes(sample: ProcessesSample) -> int:
     return sum(process.pss_bytes for process in sample.processes)
-
-
-def _name_of(process: ProcessMemory) -> str:
-    if process.worker is not None:
-        return f"worker {process.worker} of loader {process.loader}"
-    return "training" if process.is_training else "another child"
 
 
 def _workers_of(samples: list[ProcessesSample], loader: int) -> tuple[Worker, ...]:

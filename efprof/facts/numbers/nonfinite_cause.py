@@ -8,8 +8,7 @@ from efprof.artifacts.events import SuspectOperation
 from efprof.facts.numbers.nonfinite import NonFinite
 from efprof.facts.numbers.operation_lines import forward_operations, operation_of, sites_of_node
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources
-from efprof.facts.source.syntax import MODULE, called_name, name_of, placed_nodes
+from efprof.facts.source.sources import MODULE, Sources, called_name, name_of, placed_nodes
 from efprof.model import Narrative, NotRecorded, Numbers, Series, SeriesLine, SourceLine, Table, ThinEvidence
 
 BAD_DATA = "data that is NaN or Inf already"
@@ -159,14 +158,11 @@ def suspect_table(found: NonFinite) -> tuple[Table, ...]:
 
 
 def how_nonfinite_is_known(found: NonFinite, cause: NonFiniteCause) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
-    return Narrative(
-        paragraphs=(
-            f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
-            "parameter, and no later step can repair them.",
-            _how_known(found, cause),
-            _when_wrong(cause),
-        ),
+    return Narrative.of(
+        f"From step {found.first_step} on the {found.what} is {found.value}; the optimizer writes it into every "
+        "parameter, and no later step can repair them.",
+        _how_known(found, cause),
+        _when_wrong(cause),
     )
 
 

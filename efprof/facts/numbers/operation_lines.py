@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, split_site
-from efprof.facts.source.syntax import MODULE, placed_nodes
+from efprof.facts.source.sources import MODULE, Sources, placed_nodes, split_site
 
 OPERATORS: dict[str, type[ast.operator]] = {
     "div": ast.Div, "pow": ast.Pow, "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "mm": ast.MatMult,
@@ -66,7 +65,7 @@ def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> It
             around.pop()
         if event.category == "python_function":
             around.append(event)
-        elif _makes_node(event):
+        elif event.category == "cpu_op" and event.name.startswith("aten::") and not event.arguments.forward_thread:
             record = next((record for start, end, record in bounds if start <= event.start_ns < end), None)
             sequence = event.arguments.sequence_number
             if record is not None and record.sequence is not None and sequence is not None:
@@ -75,12 +74,6 @@ def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> It
                     offset=sequence - record.sequence,
                     sites=_sites_around(event, around, sources),
                 )
-
-
-def _makes_node(event: TraceEvent) -> bool:
-    arguments = event.arguments
-    is_forward = not arguments.forward_thread and event.name.startswith("aten::")
-    return event.category == "cpu_op" and is_forward and arguments.sequence_number is not None
 
 
 def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources) -> tuple[str, ...]:

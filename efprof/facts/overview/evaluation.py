@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from efprof.artifacts.evaluations import EvaluationMemory, read_evaluations
+from efprof.artifacts.readings import EvaluationMemory, read_evaluations
 from efprof.facts.peak.live_memory import window_peaks
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import Sources

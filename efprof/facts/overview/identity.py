@@ -13,7 +13,6 @@ from efprof.units import format_bytes
 
 
 def identify(run: Run) -> RunIdentity:
-    """The identity of a run, whether or not it finished a step."""
     file, times = run.run_file, run.find(StepTimes)
     git = file.git
     return RunIdentity(
@@ -46,7 +45,6 @@ def first_error(rank_folders: Iterable[Path]) -> TrainingRaised | None:
 
 
 def _error(run: Run) -> RunError | None:
-    """The exception that ended the run, where one did."""
     raised = first_error(run.rank_folders)
     if raised is None or run.run_file.ended not in ("raised", "out_of_memory"):
         return None

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -64,13 +64,7 @@ def measurements_of(run: Run) -> Measurements:
         times = run.get(StepTimes)
         events, _ = read_events(run.rank_folder)
     except NotRecorded:
-        return Measurements(
-            metrics=(),
-            timeline=Timeline(steps=(), memory=()),
-            stage_deltas=(),
-            overhead=None,
-            memory_source=source,
-        )
+        return Measurements(memory_source=source)
     evaluations, window_memory = evaluations_of(run), run.find(WindowMemory, UnreadableInput)
     return Measurements(
         metrics=_metrics(times, run),
@@ -138,6 +132,8 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
     peaks = [max(each.allocated_bytes for each in boundaries) for boundaries in memory]
     reserved = [max(each.reserved_bytes for each in boundaries) for boundaries in memory]
     reads = [sum(read.count for read in time.record.reads) for time in steady]
+    growth = run.find(MemoryGrowth, ThinEvidence)  # 0 where it does not grow for sure, none of a run too short to tell
+    growth_bytes = () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
     return (
         _metric("step_ms", "step time", "ms", times.steady_ms, STEP_MS_BUDGET),
         *(_metric(f"{stage}_ms", f"{stage} time", "ms", [time.of(stage) for time in steady]) for stage in STAGES),
@@ -146,7 +142,7 @@ def _metrics(times: StepTimes, run: Run) -> tuple[Metric, ...]:
         _metric("peak_allocated_bytes", "peak allocated memory", "bytes", peaks, PEAK_BUDGET),
         _metric("window_peak_bytes", "peak within a step", "bytes", window_peaks(run)),
         _metric("reserved_bytes", "reserved memory", "bytes", reserved),
-        _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", _growth_bytes_per_step(run)),
+        _metric("memory_growth_bytes_per_step", "memory growth", "bytes_per_step", growth_bytes),
         _metric("scalar_reads_per_step", "scalar reads", "count", reads),
         _metric("nonfinite_steps", "steps with NaN or Inf", "count", [sum(map(is_nonfinite, times.every))], 0.0),
     )
@@ -165,12 +161,6 @@ def _device_metrics(steady: Sequence[StepTime]) -> tuple[Metric, ...]:
 
 def _metric(name: str, label: str, unit: str, samples: Sequence[float], budget: float | None = None) -> Metric:
     return Metric(name=name, label=label, unit=unit, samples=tuple(map(float, samples)), budget=budget)
-
-
-def _growth_bytes_per_step(run: Run) -> tuple[float, ...]:
-    """The trend of retained memory; 0 where it does not grow for sure, none where the run is too short to tell."""
-    growth = run.find(MemoryGrowth, ThinEvidence)
-    return () if growth is None else (growth.fit.trend.slope if growth.is_growing else 0.0,)
 
 
 def _timeline(times: StepTimes) -> Timeline:
@@ -274,34 +264,33 @@ def _boundaries(record: StepRecord) -> frozenset[str]:
     return frozenset(here.boundary for here in record.memory)
 
 
-def _about_memory(times: StepTimes) -> list[str]:
+def _about_memory(times: StepTimes) -> Iterator[str]:
     rows = stage_deltas(read_throughout([time.record for time in times.steady]))
     if not rows:
-        return []
+        return
     highest = max(rows, key=lambda row: row.average_bytes)
     lowest = min(rows, key=lambda row: row.average_bytes)
     range_bytes = highest.average_bytes - lowest.average_bytes
     if range_bytes < LEAST_RANGE * highest.average_bytes:
-        return [
+        yield (
             f"Allocated memory stays near {format_bytes(highest.average_bytes)} through the step, of which the step "
             f"itself adds {format_bytes(range_bytes)}: what is kept from step to step outweighs that."
-        ]
-    return [
-        f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, {format_bytes(range_bytes)} "
-        f"above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
-    ]
+        )
+    else:
+        yield (
+            f"Allocated memory is highest ({format_bytes(highest.average_bytes)} on average, "
+            f"{format_bytes(range_bytes)} above {lowest.boundary}) at {highest.boundary}, {MEANINGS[highest.boundary]}."
+        )
 
 
-def _about_time(times: StepTimes) -> list[str]:
+def _about_time(times: StepTimes) -> Iterator[str]:
     if not times.steady:
-        return []
+        return
     on_device = [time.device_ms for time in times.steady if time.device_ms]
     stages_ms = on_device or [time.stage_ms for time in times.steady]
     by_stage = dict(zip(STAGES, map(statistics.median, zip(*stages_ms, strict=True)), strict=True))
     stage = max(STAGES, key=lambda name: by_stage[name])
     share = by_stage[stage] / (statistics.median(map(sum, on_device)) if on_device else times.median_ms())
-    if share < LEAST_STAGE:
-        return []
-    where = " on the device" if on_device else ""
-    taken = f"takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})"
-    return [f"The {stage} stage {taken}."]
+    if share >= LEAST_STAGE:
+        where = " on the device" if on_device else ""
+        yield f"The {stage} stage takes {format_share(share)} of the median step{where} ({format_ms(by_stage[stage])})."

@@ -1,10 +1,11 @@
 """What a reader must know before trusting a report: lines lost, collectors that stopped, attempts left out."""
 
+import contextlib
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from efprof.artifacts.attempts import Attempt
 from efprof.artifacts.events import (
     WHOLE_RECORDING,
     CollectorStopped,
@@ -15,6 +16,7 @@ from efprof.artifacts.events import (
     StepsWithoutOptimizer,
     read_events,
 )
+from efprof.artifacts.runs import Attempt
 from efprof.artifacts.steps import read_steps
 from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.overview.identity import first_error
@@ -82,7 +84,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     )
 
 
-def _about_other_attempts(run: Run) -> list[str]:
+def _about_other_attempts(run: Run) -> Iterator[str]:
     """How those ended that the report leaves out.
 
     What neither trained nor failed only looked at something: a script for evaluation, most likely.
@@ -92,10 +94,9 @@ def _about_other_attempts(run: Run) -> list[str]:
         for attempt in run.attempts
         if attempt is not run.attempt and (attempt.has_steps or first_error(attempt.rank_folders))
     ]
-    if run.attempt is None or not endings:
-        return []
-    about = f"the report is about attempt {run.attempt.number + 1}"
-    return [f"This run trained in one process after another; {about}: {', '.join(endings)}."]
+    if run.attempt is not None and endings:
+        about = f"the report is about attempt {run.attempt.number + 1}"
+        yield f"This run trained in one process after another; {about}: {', '.join(endings)}."
 
 
 def _how_it_ended(attempt: Attempt) -> str:
@@ -111,12 +112,9 @@ def _how_it_ended(attempt: Attempt) -> str:
     return f"ended after {_read_steps(attempt.rank_folders[0])[0]} steps"
 
 
-def _about_other_threads(events: list[Event]) -> list[str]:
-    counts = [event.num_updates for event in events if isinstance(event, OtherThreadTrained)]
-    if not counts:
-        return []
-    times = {None: "", 1: " once"}.get(counts[-1], f" {counts[-1]} times")
-    return [OTHER_THREAD.format(times=times)]
+def _about_other_threads(events: list[Event]) -> Iterator[str]:
+    for count in [event.num_updates for event in events if isinstance(event, OtherThreadTrained)][-1:]:
+        yield OTHER_THREAD.format(times={None: "", 1: " once"}.get(count, f" {count} times"))
 
 
 def _about_shortages(run: Run, events: list[Event]) -> list[str]:
@@ -124,33 +122,29 @@ def _about_shortages(run: Run, events: list[Event]) -> list[str]:
     return [SURVIVED.format(num=told[-1])] if told and survives_shortages(run) else []
 
 
-def _about_unequal_steps(times: StepTimes) -> list[str]:
+def _about_unequal_steps(times: StepTimes) -> Iterator[str]:
     if len(times.steady) < LEAST_STEPS:
-        return []
+        return
     whole = statistics.quantiles((time.total_ms for time in times.steady), n=4, method="inclusive")
     rest = statistics.quantiles((time.total_ms - time.of("data") for time in times.steady), n=4, method="inclusive")
-    if any(high - low < MOST_SPREAD * middle for low, middle, high in (whole, rest)):
-        return []
-    return [UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))]
+    if all(high - low >= MOST_SPREAD * middle for low, middle, high in (whole, rest)):
+        yield UNEQUAL_STEPS.format(low=format_ms(whole[0]), high=format_ms(whole[2]))
 
 
 def _without_steps(run: Run) -> tuple[str, ...]:
     if run.run_file.ended == "unknown":
         return (FOREIGN, *_without_history(run), *_about_untold_devices(run))
-    num_torn = _read_steps(run.rank_folder)[1] if run.rank_folders else 0
-    if num_torn:
-        return tuple(_about_torn_lines("steps.jsonl", num_torn))
-    return (f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check.",)
+    torn = _about_torn_lines("steps.jsonl", _read_steps(run.rank_folder)[1] if run.rank_folders else 0)
+    none = f"No training step was finished in this run, which ended as '{run.run_file.ended}': nothing to check."
+    return tuple(torn) or (none,)
 
 
-def _without_history(run: Run) -> tuple[str, ...]:
+def _without_history(run: Run) -> Iterator[str]:
     try:
-        run.get(DeviceMemory)
+        with contextlib.suppress(UnreadableInput):  # each audit that reads it says so
+            run.get(DeviceMemory)
     except NotRecorded as error:
-        return (str(error),)
-    except UnreadableInput:  # each audit that reads it says so
-        return ()
-    return ()
+        yield str(error)
 
 
 def _about_untold_devices(run: Run) -> tuple[str, ...]:
@@ -187,16 +181,14 @@ def _about_stops(run: Run) -> list[str]:
     ]
 
 
-def _about_broken_windows(run: Run) -> list[str]:
+def _about_broken_windows(run: Run) -> Iterator[str]:
     try:
         run.find(LiveMemory)
     except UnreadableInput as error:
-        return [str(error)]
-    return []
+        yield str(error)
 
 
-def _about_torn_lines(file: str, num_torn: int) -> list[str]:
-    if not num_torn:
-        return []
-    lines = "1 line" if num_torn == 1 else f"{num_torn} lines"
-    return [f"{lines} of {file} could not be read: the recorder was stopped, or the disk was full, while writing."]
+def _about_torn_lines(file: str, num_torn: int) -> Iterator[str]:
+    if num_torn:
+        lines = "1 line" if num_torn == 1 else f"{num_torn} lines"
+        yield f"{lines} of {file} could not be read: the recorder was stopped, or the disk was full, while writing."

@@ -177,7 +177,6 @@ def peak_map(run: Run, jump: BackwardJump, blamed: Temporaries) -> MemoryMap:
 
 
 def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
-    """The peak and what it is made of."""
     return Numbers.of(
         "The peak of the recorded window",
         ("peak", jump.peak_bytes, "bytes"),
@@ -189,20 +188,17 @@ def jump_numbers(jump: BackwardJump, blamed: Temporaries) -> Numbers:
 
 
 def how_jump_is_known(jump: BackwardJump, blamed: Temporaries) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
     assert jump.stretch is not None
     share = format_share(blamed.num_bytes / max(1, jump.temporary_bytes))
-    return Narrative(
-        paragraphs=(
-            "The largest batch that fits is set by one instant: when this line's gradient is computed. The gradient of "
-            "a large result is as large as that, and here it exists more than once, beside all that forward saved.",
-            "Every allocation and release of a window was replayed in order. Its peak lies in backward of step "
-            f"{jump.stretch.step}; {share} of what backward had allocated then, and released before it ended, was for "
-            "the operation that forward called on this line. Gradients of parameters "
-            f"({format_bytes(jump.needed_bytes)}), which the optimizer needs, are not counted.",
-            "The window counts from its own start: weights and optimizer state are not in it. It is wrong where the "
-            "recorded steps are not typical, such as shorter sequences than later ones.",
-        ),
+    return Narrative.of(
+        "The largest batch that fits is set by one instant: when this line's gradient is computed. The gradient of "
+        "a large result is as large as that, and here it exists more than once, beside all that forward saved.",
+        "Every allocation and release of a window was replayed in order. Its peak lies in backward of step "
+        f"{jump.stretch.step}; {share} of what backward had allocated then, and released before it ended, was for "
+        "the operation that forward called on this line. Gradients of parameters "
+        f"({format_bytes(jump.needed_bytes)}), which the optimizer needs, are not counted.",
+        "The window counts from its own start: weights and optimizer state are not in it. It is wrong where the "
+        "recorded steps are not typical, such as shorter sequences than later ones.",
     )
 
 

@@ -61,7 +61,6 @@ class LiveWindow:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was alive at once."""
         return int(self.live_bytes[self.peak_index])
 
     def alive_after(self, index: int) -> list[int]:
@@ -74,7 +73,6 @@ class LiveWindow:
         return next((stretch for stretch in self.stretches if stretch.first <= index < stretch.end), None)
 
     def stretches_of(self, step: int) -> list[StageStretch]:
-        """The stages of one step in order of time."""
         return [stretch for stretch in self.stretches if stretch.step == step]
 
     def peak_without(self, blocks: Iterable[int], share: float) -> int:

@@ -185,15 +185,11 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
             else "on a CPU that is all of the process, Python and torch (about 120 MiB) included. Raise the budget by "
             "that."
         )
-        return Fix(
-            summary=f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; "
-            f"{advice}",
-            applicability="manual",
+        return Fix.by_hand(
+            f"No batch comes below the budget: {format_bytes(peak.before_bytes)} were there before the step; {advice}"
         )
     if way is None:
-        return Fix(
-            summary="Make the batch smaller: nothing else was found that lowers the peak.", applicability="manual"
-        )
+        return Fix.by_hand("Make the batch smaller: nothing else was found that lowers the peak.")
     does = name_of_way(way)
     after = f": {format_bytes(way.peak_bytes)} at the peak"
     cost = f", {format_ms(way.extra_ms)} more per step" if way.extra_ms else ""
@@ -204,18 +200,15 @@ def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEd
 
 
 def how_peak_is_known(peak: PeakComposition) -> Narrative:
-    """What it means, how we know, and when it is wrong."""
-    return Narrative(
-        paragraphs=(
-            "Memory must hold the highest instant of a step; this is what it is made of. Activations are what the "
-            "forward pass keeps for backward, work space what ends within its own stage.",
-            f"Every allocation and release of {peak.window.name} was replayed in order. For checkpointing, what is "
-            "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
-            "what the call returns; for micro-batches, all that grows with the batch was divided.",
-            "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
-            "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
-            "What was there before the window is counted but not known by line.",
-        ),
+    return Narrative.of(
+        "Memory must hold the highest instant of a step; this is what it is made of. Activations are what the "
+        "forward pass keeps for backward, work space what ends within its own stage.",
+        f"Every allocation and release of {peak.window.name} was replayed in order. For checkpointing, what is "
+        "made beneath a line was taken away from where forward makes it up to where its backward begins, but for "
+        "what the call returns; for micro-batches, all that grows with the batch was divided.",
+        "The last tensor a call makes is taken for what it returns, and memory is taken to grow with the batch in "
+        "proportion. Micro-batches change what batch normalisation sees; bfloat16 changes the numbers themselves. "
+        "What was there before the window is counted but not known by line.",
     )
 
 

@@ -57,9 +57,11 @@ def regions_of(
             if executions is None:
                 unclear.add(site)
             for execution in executions or ():
-                call = _call(window, categories, execution)
-                if len(call.blocks) > 1:
-                    found.setdefault(site, []).append(call)
+                made = (index for index in execution if window.events[index].num_bytes > 0)
+                blocks = tuple(index for index in made if categories[index] == "activations")
+                if len(blocks) > 1:
+                    duration_ns = window.events[execution[-1]].time_ns - window.events[execution[0]].time_ns
+                    found.setdefault(site, []).append(Call(blocks=blocks, duration_ns=duration_ns))
     return [
         Region(site=site, calls=tuple(calls), num_steps=len(steps))
         for site, calls in found.items()
@@ -155,9 +157,3 @@ def _is_in_loop(site: str, sources: Sources) -> bool:
     ]
     inside.sort(key=lambda node: (node.lineno, -(node.end_lineno or node.lineno)))
     return bool(inside) and not isinstance(inside[-1], ast.FunctionDef) and inside[-1].lineno <= line
-
-
-def _call(window: LiveWindow, categories: Sequence[Category], events: Sequence[int]) -> Call:
-    blocks = [index for index in events if window.events[index].num_bytes > 0 and categories[index] == "activations"]
-    times = [window.events[index].time_ns for index in events]
-    return Call(blocks=tuple(blocks), duration_ns=times[-1] - times[0])

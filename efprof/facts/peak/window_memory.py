@@ -59,10 +59,17 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     bands = tuple(_bands(inside, start_ns))
     places, times_ms = _instants(window, bands, start_ns)
     owners, alive = _alive_by_owner(window, places, sources)
-    held = [] if before is None else [_held_before(before, times_ms)]
+    when = "time in the steps" if steps else "time in the window"
+    which = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else window.name
+    if len(steps) == 1:
+        when, which = "time in the step", f"step {steps[0]:,}"
+    held = []
+    if before is not None:
+        y, notes = (float(before),) * len(times_ms), ("",) * len(times_ms)
+        held = [SeriesLine(label="held before", x=times_ms, y=y, notes=notes, stage="other")]
     return Series(
-        title=f"Memory by what it is for, in {_when(window, steps)}",
-        x_label="time in the step" if len(steps) == 1 else "time in the steps" if steps else "time in the window",
+        title=f"Memory by what it is for, in {which}",
+        x_label=when,
         x_unit="ms",
         y_label="alive",
         y_unit="bytes",
@@ -73,14 +80,7 @@ def _series(window: LiveWindow, before: int | None, sources: Sources, records: I
     )
 
 
-def _when(window: LiveWindow, steps: Sequence[int]) -> str:
-    if not steps:
-        return window.name
-    return f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-
-
 def _bands(records: Sequence[StepRecord], start_ns: int) -> Iterator[StageBand]:
-    """Each stage from its beginning to its end."""
     for record in records:
         offset_ms = (record.started_ns - start_ns) / 1e6
         in_order = sorted(record.spans, key=lambda span: span.start_us)
@@ -121,7 +121,7 @@ def _category_lines(
             label=category,
             x=times_ms,
             y=tuple(map(float, sizes)),
-            notes=tuple(_note(*top) if size else "" for size, top in zip(sizes, tops, strict=True)),
+            notes=tuple(top if size else "" for size, top in zip(sizes, tops, strict=True)),
             stage=STAGE_OF.get(category),
         )
 
@@ -140,20 +140,12 @@ def _alive_by_owner(
     return list(numbers), sums_at(places, [made, gone], len(numbers))
 
 
-def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> list[tuple[str, int]]:
-    """At each instant the line that has most, and how many bytes; 0 where none has any."""
-    if not lines:
-        return [("", 0)] * alive.shape[1]
-    return [(lines[row], int(alive[row, place])) for place, row in enumerate(alive.argmax(axis=0))]
-
-
-def _note(line: str, num_bytes: int) -> str:
-    return f"{line} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
-
-
-def _held_before(before: int, times_ms: tuple[float, ...]) -> SeriesLine:
-    y = tuple(float(before) for _ in times_ms)
-    return SeriesLine(label="held before", x=times_ms, y=y, notes=tuple("" for _ in y), stage="other")
+def _tops(lines: Sequence[str], alive: NDArray[np.float64]) -> Iterator[str]:
+    """At each instant the line that has most, and how many bytes."""
+    for place in range(alive.shape[1]):
+        row = int(alive[:, place].argmax()) if lines else 0
+        num_bytes = int(alive[row, place]) if lines else 0
+        yield f"{lines[row]} has {format_bytes(num_bytes)} of it" if num_bytes else "none of your lines made it"
 
 
 MOST_INSTANTS: Final = 600

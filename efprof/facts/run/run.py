@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from efprof.artifacts.attempts import last_trained, list_attempts
 from efprof.artifacts.run_file import RunFile, read_run_file
+from efprof.artifacts.runs import last_trained, list_attempts
 from efprof.model import EfprofError, NotRecorded
 
 

@@ -18,33 +18,14 @@ OTHER_LOOPS: Final = re.compile(
 """Words of keys that belong to loops which do not train."""
 BATCHES: Final = frozenset({"batch", "batchsize", "minibatch", "microbatch", "bs", "bsz"})
 BATCH_WORDS: Final = BATCHES | {
-    "size",
-    "per",
-    "device",
-    "gpu",
-    "train",
-    "training",
-    "micro",
-    "mini",
-    "local",
-    "samples",
-}
+    "size", "per", "device", "gpu", "train", "training", "micro", "mini", "local", "samples",
+}  # fmt: skip
 """A key of these words alone, one of `BATCHES` among them, is the size of a micro-batch; `num_batches` or `batch_norm`
 is none, nor is `global_batch_size`, which the trainer itself divides."""
 ACCUMULATIONS: Final = frozenset({"accumulate", "accumulation", "accum"})
 ACCUMULATION_WORDS: Final = ACCUMULATIONS | {
-    "acc",
-    "gradient",
-    "gradients",
-    "grad",
-    "grads",
-    "step",
-    "steps",
-    "batches",
-    "iter",
-    "iters",
-    "num",
-}
+    "acc", "gradient", "gradients", "grad", "grads", "step", "steps", "batches", "iter", "iters", "num",
+}  # fmt: skip
 CHECKPOINTING: Final = re.compile(r"(gradient|grad|activation|activations|act) (checkpoint|checkpointing|checkpoints)")
 """As the words of a key; `checkpoint` alone most often names a file."""
 SWITCH_WORDS: Final = frozenset({"enable", "enabled", "use", "on"})

@@ -1,4 +1,4 @@
-"""The user's source code as it ran: from a recorded site to a SourceLine, and to the code around it."""
+"""The user's source code as it ran: from a recorded site to a SourceLine, the code around it, and its syntax."""
 
 import ast
 import re
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from efprof.artifacts.sources import read_sources
+from efprof.artifacts.run_file import read_sources
 from efprof.facts.run.run import Run
-from efprof.facts.source.syntax import MODULE, placed_nodes
-from efprof.model import Snippet, SourceLine
+from efprof.model import Snippet, SourceFile, SourceLine, parsed
 
 CONTEXT_LINES = 3
 """Lines shown above and below the one that matters: enough to recognise a place, few enough for a phone."""
@@ -17,6 +16,9 @@ FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 """How torch's profiler names the call of a Python function."""
 COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>")
 """Python 3.11 gives a comprehension a function of its own; people see the one it is written in."""
+
+MODULE = "<module>"
+"""What Python calls the code of a module that is in no function."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +65,6 @@ class Sources:
         return SourceLine(file=file, line=line, function=function, text=text, ordinal=ordinal)
 
     def snippet(self, blame: SourceLine) -> Snippet:
-        """The blamed line with a few around it."""
         lines = self.files.get(blame.file, [])
         first = max(1, blame.line - CONTEXT_LINES)
         return Snippet(
@@ -77,8 +78,12 @@ class Sources:
     def tree(self, file: str) -> ast.Module | None:
         """The syntax tree of a recorded file, None where it is missing or was written for another Python."""
         if file not in self._trees:
-            self._trees[file] = _parsed(self.files[file]) if file in self.files else None
+            self._trees[file] = parsed("\n".join(self.files[file])) if file in self.files else None
         return self._trees[file]
+
+    def file(self, name: str) -> SourceFile:
+        """What was recorded of a file."""
+        return SourceFile(name, self.files.get(name, ()))
 
     def _qualified(self, file: str, line: int, name: str) -> str:
         """`Trainer.step` for `step`: torch's profiler knows a function's own name only, or that of a comprehension."""
@@ -116,21 +121,6 @@ def place_of(site: str) -> str:
     return site.rpartition(":")[0]
 
 
-def _parsed(lines: list[str]) -> ast.Module | None:
-    try:
-        return ast.parse("\n".join(lines))
-    except SyntaxError:
-        return None
-
-
-def _functions_of(tree: ast.Module) -> Iterator[_Function]:
-    for placed in placed_nodes(tree):
-        node = placed.node
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
-            yield _Function(name, node.lineno, node.end_lineno or node.lineno)
-
-
 def definition_of(sources: Sources, file: str | None, owner: str | None) -> SourceLine | None:
     """Where a class or function of that qualified name is defined; None where it is not the user's."""
     tree = sources.tree(file) if file else None
@@ -141,3 +131,68 @@ def definition_of(sources: Sources, file: str | None, owner: str | None) -> Sour
         if placed.qualified_name(node.name) == owner:
             return sources.line(f"{file}:{node.lineno}:{placed.function}")
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedNode:
+    """A node, the qualified name of the function it lies in, as Python spells it, and the nodes above it.
+
+    `prefix` is what Python puts before the name of a function or class that is defined here.
+    """
+
+    node: ast.AST
+    function: str
+    prefix: str
+    ancestors: tuple[ast.AST, ...]
+
+    def qualified_name(self, name: str) -> str:
+        return self.prefix + name
+
+
+def placed_nodes(tree: ast.AST) -> Iterator[PlacedNode]:
+    """Every node below `tree`, a parent before its children."""
+    return _below(tree, MODULE, "", ())
+
+
+def name_of(expression: ast.AST) -> str | None:
+    """The last name of `history`, `self.history`, `history[key]`: what a holder of that name is called by."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner):
+            return name_of(inner)
+    return None
+
+
+def mentions(expression: ast.AST, name: str) -> bool:
+    """Whether a variable or attribute of that name is read anywhere in the expression."""
+    return any(name_of(node) == name for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute))
+
+
+def called_name(node: ast.AST) -> str:
+    """The last name of what is called; empty where the node is no call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+def _functions_of(tree: ast.Module) -> Iterator[_Function]:
+    for placed in placed_nodes(tree):
+        node = placed.node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            name = None if isinstance(node, ast.Lambda) else placed.qualified_name(node.name)
+            yield _Function(name, node.lineno, node.end_lineno or node.lineno)
+
+
+def _below(node: ast.AST, function: str, prefix: str, ancestors: tuple[ast.AST, ...]) -> Iterator[PlacedNode]:
+    inside = (*ancestors, node)
+    for child in ast.iter_child_nodes(node):
+        yield PlacedNode(node=child, function=function, prefix=prefix, ancestors=inside)
+        match child:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _below(child, prefix + name, f"{prefix}{name}.<locals>.", inside)
+            case ast.ClassDef(name=name):
+                yield from _below(child, function, f"{prefix}{name}.", inside)
+            case _:
+                yield from _below(child, function, prefix, inside)

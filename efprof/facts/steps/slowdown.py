@@ -8,8 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from efprof.facts.run.run import Run
-from efprof.facts.steps.bootstrap import quantile_change_intervals
-from efprof.facts.steps.step_times import StepTime, StepTimes
+from efprof.facts.steps.step_times import StepTime, StepTimes, quantile_change_intervals
 from efprof.model import STAGES
 
 LEAST_STEPS = 24

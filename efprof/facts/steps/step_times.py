@@ -1,11 +1,14 @@
-"""Where the time of each step went, which lines made it wait, and which steps are fit to be averaged."""
+"""Where the time of each step went, which lines made it wait, which steps may be averaged, and how sure a mean is."""
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.run.run import Run
@@ -19,6 +22,12 @@ WARM_UP_SHARE = 0.05
 """A long run warms up for longer: caches of data, memory pools that settle, clocks that fall."""
 MAX_WARM_UP_STEPS = 50
 """Past this, what changes is no warm-up but the run itself."""
+
+NUM_RESAMPLES = 1000
+"""Enough for the 2.5 % and 97.5 % quantiles to repeat to two digits."""
+QUANTILES = (0.025, 0.975)
+SEED = 20_260_301
+"""Fixed: the same run gives the same report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +52,6 @@ class StepTime:
 
     @property
     def step(self) -> int:
-        """The step's number."""
         return self.record.step
 
     def of(self, stage: str) -> float:
@@ -81,6 +89,12 @@ class StepTimes:
             steady_ms=tuple(time.total_ms for time in steady if not time.record.has_pause),
             num_torn=num_torn,
         )
+
+    @property
+    def backward_site(self) -> str | None:
+        """The line that runs backward, in most steady steps; None where none was recorded."""
+        sites = Counter(time.record.backward_site for time in self.steady if time.record.backward_site)
+        return next((site for site, _ in sites.most_common(1)), None)
 
     def at_least(self, num_steps: int) -> tuple[StepTime, ...]:
         """The steady steps; raises ThinEvidence where there are fewer."""
@@ -171,6 +185,36 @@ def stall_lines(run: Run) -> tuple[StallLine, ...]:
     return tuple(sorted(lines, key=lambda line: (-line.step_ms, line.blame.key, line.call)))
 
 
+def resample(samples: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:
+    """`NUM_RESAMPLES` series as long as `samples`, glued from blocks of n^(1/3) steps: [resamples, steps]."""
+    values = np.asarray(samples, dtype=np.float64)
+    length = max(1, round(len(values) ** (1 / 3)))
+    num_blocks = math.ceil(len(values) / length)
+    starts = generator.integers(0, len(values), size=(NUM_RESAMPLES, num_blocks, 1))
+    places = (starts + np.arange(length)) % len(values)
+    return values[places.reshape(NUM_RESAMPLES, -1)[:, : len(values)]]
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median."""
+    return _interval(np.median(resample(samples, np.random.default_rng(SEED)), axis=1))
+
+
+def mean_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean."""
+    return _interval(np.mean(resample(samples, np.random.default_rng(SEED)), axis=1))
+
+
+def quantile_change_intervals(
+    early: Sequence[float], late: Sequence[float], quantile: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The 95 % intervals of the ratio and of the difference of the later quantile to the earlier one."""
+    generator = np.random.default_rng(SEED)
+    before = np.quantile(resample(early, generator), quantile, axis=1)
+    after = np.quantile(resample(late, generator), quantile, axis=1)
+    return _interval(after / np.maximum(before, np.finfo(np.float64).tiny)), _interval(after - before)
+
+
 def _timed(record: StepRecord) -> StepTime:
     spent_us = dict.fromkeys(STAGES, 0.0)
     for span in record.spans:
@@ -218,3 +262,8 @@ def _on_device(record: StepRecord) -> tuple[tuple[float, ...], tuple[float, ...]
     took_us["other"] = max(0.0, whole_us - sum(us for stage, us in took_us.items() if stage != "other"))
     idle_us["other"] = min(idle_us["other"], took_us["other"])
     return tuple(us / 1000 for us in took_us.values()), tuple(us / 1000 for us in idle_us.values())
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.quantile(values, QUANTILES)
+    return float(low), float(high)

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, place_of
-from efprof.facts.source.syntax import called_name, mentions, placed_nodes
-from efprof.facts.steps.bootstrap import median_interval
-from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.source.sources import Sources, called_name, mentions, place_of, placed_nodes
+from efprof.facts.steps.step_times import StepTimes, median_interval
 from efprof.model import Gain, Narrative, Numbers, SourceLine
 
 MAKERS = frozenset({"arange", "rand", "randint", "randn", "randperm", "tensor"})
@@ -136,13 +134,11 @@ def what_reading_means(line: ReadingLine, *, is_gpu: bool) -> Narrative:
         else "Each call was timed where Python made it. On the CPU nothing is queued, so this is only the cost of the "
         "calls; how long they would wait on a GPU cannot be told from this run."
     )
-    return Narrative(
-        paragraphs=(
-            "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
-            f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",
-            "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
-            "queued meanwhile.",
-        ),
+    return Narrative.of(
+        "Python needs the number, so it stops until the device has computed it; it can queue no work meanwhile.",
+        f"{here} {len(line.counts)} steps after warm-up and outside profiler windows were looked at.",
+        "It is harmless where the program must decide by the value before it can go on, and nothing else could be "
+        "queued meanwhile.",
     )
 
 

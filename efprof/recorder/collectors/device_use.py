@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
+from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.recorder.loop.device_clock import DeviceClock
 from efprof.recorder.session.session import Session
 

@@ -17,7 +17,7 @@ from weakref import ref
 
 import torch
 
-from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.recorder.hooks.loop_hooks import replace
 from efprof.recorder.session.session import Session
 

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from efprof.artifacts.worker_memory import (
+from efprof.artifacts.readings import (
     WORKER_MEMORY_FILE,
     DataSetObjects,
     HeldContainer,

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.cycles import CYCLES_FILE, CollectedGarbage, Cycle, LargeCollection
+from efprof.artifacts.files import write_atomically
+from efprof.artifacts.holders import CYCLES_FILE, CollectedGarbage, Cycle, LargeCollection
 from efprof.artifacts.steps import StepRecord
-from efprof.artifacts.writing import write_atomically
 from efprof.recorder.holders.garbage import look_at_garbage, may_look
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session

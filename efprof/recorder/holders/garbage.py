@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import torch
 
-from efprof.artifacts.cycles import Cycle, CycleLink
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
+from efprof.artifacts.holders import Cycle, CycleLink
 from efprof.recorder.holders.paths import Clock, Held, TimeIsUp
 from efprof.recorder.holders.saved_tensors import Nodes
 from efprof.recorder.holders.variables import (

@@ -11,7 +11,7 @@ from itertools import compress
 from types import FrameType, GeneratorType
 from typing import Any
 
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
 from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Place, TimeIsUp
 from efprof.recorder.holders.saved_tensors import Nodes
 from efprof.recorder.holders.variables import locals_of, may_read_locals

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from efprof.artifacts.events import Census as CensusEvent
+from efprof.artifacts.files import write_atomically
 from efprof.artifacts.holders import Container, Count, Counted, Moment, Watch
 from efprof.artifacts.steps import StepRecord
-from efprof.artifacts.writing import write_atomically
 from efprof.recorder.holders.grown_containers import Grown, GrownContainers, described, matters
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
 from efprof.recorder.holders.holder_count import Census, look_at_heap

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from efprof.artifacts.attempts import list_attempts
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.run_file import RunFile
-from efprof.artifacts.runs import runs_folder
+from efprof.artifacts.runs import list_attempts, runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
 from efprof.recorder.launch.git_diff import keep_diff

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.attempts import last_trained, list_attempts, read_process
 from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
 from efprof.recorder.launch.git_diff import keep_diff

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from efprof.artifacts.configuration import read_configuration
 from efprof.artifacts.run_file import Git, Host
+from efprof.artifacts.settings import read_configuration
 from efprof.model import EfprofError
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.redaction import without_secret_values, without_secret_variables

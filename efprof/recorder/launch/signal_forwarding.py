@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from efprof.artifacts.attempts import list_attempts, read_process
+from efprof.artifacts.runs import list_attempts, read_process
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 

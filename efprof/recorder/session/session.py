@@ -24,7 +24,7 @@ from efprof.artifacts.events import (
     StepInterrupted,
     TrainingRaised,
 )
-from efprof.artifacts.sources import SOURCES_FILE
+from efprof.artifacts.run_file import SOURCES_FILE
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.hooks.cuda_graphs import watch_captures

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from efprof.artifacts.sources import SourceText
+from efprof.artifacts.run_file import SourceText
 from efprof.recorder.session.redaction import without_secrets
 from efprof.recorder.session.writing import LineWriter, is_of_a_signal
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.attempts import PROCESS_FILE, Process, attempt_folder, list_attempts, read_process
 from efprof.artifacts.events import EVENTS_FILE, TrainingRaised
+from efprof.artifacts.runs import PROCESS_FILE, Process, attempt_folder, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.recorder.session.kept_file import KeptFile
 

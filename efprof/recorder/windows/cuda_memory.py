@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks.loop_hooks import Undo, replace
 from efprof.recorder.loop.open_step import OpenStep

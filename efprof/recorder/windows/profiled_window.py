@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from efprof.artifacts.garbage import no_garbage_collection
+from efprof.artifacts.files import no_garbage_collection
 from efprof.recorder.hooks.loop_hooks import Undo, replace
 from efprof.recorder.hooks.method_wrapper import StandIn
 from efprof.recorder.session.session import Session

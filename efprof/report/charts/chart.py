@@ -7,36 +7,24 @@ from typing import Final, Literal
 
 from efprof.units import GIB, KIB, MIB
 
-LIGHT: Final = {
-    "data": "#e69f00",
-    "forward": "#0072b2",
-    "backward": "#d55e00",
-    "optimizer": "#009e73",
-    "other": "#8c939d",
-    "accent": "#0b5cad",
-    "alert": "#b3261e",
-    "extra": "#a8558a",
-    "muted": "#5d6571",
-    "grid": "#e3e6ea",
-    "window": "#6b4fbb",
-    "text": "#1b1f24",
-    "ground": "#ffffff",
+COLOURS: Final = {
+    "data": ("#e69f00", "#f0b53c"),
+    "forward": ("#0072b2", "#56b4e9"),
+    "backward": ("#d55e00", "#f58a4b"),
+    "optimizer": ("#009e73", "#35c79b"),
+    "other": ("#8c939d", "#98a1ad"),
+    "accent": ("#0b5cad", "#79b8ff"),
+    "alert": ("#b3261e", "#ff8a80"),
+    "extra": ("#a8558a", "#d88fbc"),
+    "muted": ("#5d6571", "#9aa4b1"),
+    "grid": ("#e3e6ea", "#2c333c"),
+    "window": ("#6b4fbb", "#b39ddb"),
+    "text": ("#1b1f24", "#e6e9ed"),
+    "ground": ("#ffffff", "#161a1f"),
 }
-DARK: Final = {
-    "data": "#f0b53c",
-    "forward": "#56b4e9",
-    "backward": "#f58a4b",
-    "optimizer": "#35c79b",
-    "other": "#98a1ad",
-    "accent": "#79b8ff",
-    "alert": "#ff8a80",
-    "extra": "#d88fbc",
-    "muted": "#9aa4b1",
-    "grid": "#2c333c",
-    "window": "#b39ddb",
-    "text": "#e6e9ed",
-    "ground": "#161a1f",
-}
+"""By name: on a light ground, and on a dark one."""
+LIGHT: Final = {name: light for name, (light, _) in COLOURS.items()}
+DARK: Final = {name: dark for name, (_, dark) in COLOURS.items()}
 SERIES: Final = ("forward", "data", "optimizer", "extra", "backward", "window", "other", "muted")
 """The order in which curves without a colour of their own take theirs."""
 

@@ -17,7 +17,7 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.words.wording import shorten_path, show
+from efprof.report.wording import shorten_path, show
 
 NO_STAGE: Final = "other"
 """What is of none of the others: its grey alone does not make the other colours those of stages."""

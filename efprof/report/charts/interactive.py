@@ -4,7 +4,7 @@ import math
 from typing import Any, Final
 
 from efprof.report.charts.chart import MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
-from efprof.report.words.wording import shorten
+from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
 MAX_LABEL: Final = 60

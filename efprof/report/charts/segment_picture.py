@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch, StretchState
-from efprof.report.words.wording import count_of, one_line, sentence, shorten_path, show
+from efprof.report.wording import count_of, one_line, sentence, shorten_path, show
 
 LINE_PIXELS: Final = 14
 GAP_PIXELS: Final = 3

@@ -20,8 +20,8 @@ from efprof.report.charts.chart import (
     thin,
     thinned_caption,
 )
-from efprof.report.words.tables import recorder_ms
-from efprof.report.words.wording import count_of, show, source_phrase
+from efprof.report.tables import recorder_ms
+from efprof.report.wording import count_of, show, source_phrase
 
 STAGE_AFTER: Final = dict(zip(BOUNDARIES, ("forward", "other", "backward", "optimizer", "data"), strict=True))
 """The stage that runs from one boundary to the next."""
@@ -46,7 +46,9 @@ def memory_chart(measurements: Measurements) -> Chart | None:
     samples = timeline.memory
     if not samples:
         return None
-    kept = _thinned_samples(samples)
+    kept = list(samples)
+    if len(samples) > MAX_BANDED_SAMPLES:
+        kept = [samples[index] for index in thin([float(s.allocated_bytes) for s in samples])]
     clock = scale_for([sample.at_s * 1000 for sample in samples], "ms")
     x, notes = tuple(s.at_s * 1000 / clock.factor for s in kept), tuple(f"step {s.step}, {s.boundary}" for s in kept)
     scale = scale_for([float(s.reserved_bytes) for s in kept] + [float(s.allocated_bytes) for s in kept], "bytes")
@@ -116,12 +118,6 @@ def number_charts(steps: Sequence[StepSample]) -> tuple[Chart, ...]:
     if len({value for value in scales if value is not None}) > 1:
         charts.append(_number_chart("Loss scale", "scale", "optimizer", steps, scales))
     return tuple(chart for chart in charts if chart is not None and has_curve(chart))
-
-
-def _thinned_samples(samples: Sequence[MemorySample]) -> list[MemorySample]:
-    if len(samples) <= MAX_BANDED_SAMPLES:
-        return list(samples)
-    return [samples[index] for index in thin([float(s.allocated_bytes) for s in samples])]
 
 
 def _stage_bands(

@@ -4,6 +4,9 @@ import base64
 import functools
 import math
 import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,22 +14,48 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from efprof.model import Comparison, Report
+from efprof.model import (
+    Alternative,
+    Alternatives,
+    Change,
+    Comparison,
+    Evaluation,
+    Evidence,
+    Finding,
+    Gain,
+    Report,
+    SegmentMap,
+    Series,
+    SeriesLine,
+    Snippet,
+    SourceLine,
+)
+from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
-from efprof.report.charts.chart import DARK, LIGHT, Chart
-from efprof.report.charts.evidence_charts import metric_chart
+from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
+from efprof.report.charts.evidence_charts import metric_chart, series_chart
 from efprof.report.charts.interactive import figure_of
-from efprof.report.page import page
-from efprof.report.words import comparison_form, tables, verdict, wording
-from efprof.report.words.ranking import median_step_ms, rank_findings
+from efprof.report.verdict import last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
+from efprof.report.wording import (
+    change_sides,
+    gain_verb,
+    is_lower_bound,
+    peak_saved,
+    show,
+    show_interval,
+    until_phrase,
+)
+from efprof.units import format_share, in_brackets
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 PLOTLY: Final = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 """plotly.js with the traces that have an x and a y axis, as npm has it, compressed: `make plotly` renews it."""
 
+SMALLEST_SHARE: Final = 0.0005
+"""A smaller share would read 0.0 %."""
+
 
 def render_html(report: Report) -> str:
-    """The page of one run."""
     measurements = report.measurements
     timeline = measurements.timeline
     return _rendered(
@@ -40,11 +69,11 @@ def render_html(report: Report) -> str:
         looked_for=[audit.audit_id for audit in report.audits if audit.status == "passed"],
         overhead=verdict.overhead_phrase(report),
         cards=rank_findings(report),
-        device=page.device_evidence(report),
+        device=device_evidence(report),
         memory_chart=timeline_charts.memory_chart(measurements),
-        window_chart=page.window_chart(report),
+        window_chart=window_chart(report),
         time_chart=timeline_charts.time_chart(timeline, median_step_ms(report)),
-        evaluation_chart=page.evaluation_chart(measurements.evaluations),
+        evaluation_chart=evaluation_chart(measurements.evaluations),
         number_charts=timeline_charts.number_charts(timeline.steps),
         totals=tables.totals(measurements),
         device_times=tables.device_table(measurements.metrics),
@@ -82,6 +111,113 @@ def render_comparison_html(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeLine:
+    """A numbered source line of a card."""
+
+    number: int
+    text: str
+    is_blamed: bool
+
+
+def charts_of(evidence: Sequence[Evidence]) -> list[Chart]:
+    """The curves among the evidence, as far as there is anything to see."""
+    charts = [series_chart(one) for one in evidence if isinstance(one, Series)]
+    return [chart for chart in charts if has_curve(chart)]
+
+
+def of_kind(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
+    """The evidence whose class has that name."""
+    return [one for one in evidence if type(one).__name__ == kind]
+
+
+def in_order(evidence: Alternatives) -> list[Alternative]:
+    """The recorded one first, the others by what they need, those that fail last."""
+    return sorted(
+        evidence.alternatives,
+        key=lambda one: (one.role != "recorded", one.is_out_of_memory, one.value, one.role != "best"),
+    )
+
+
+def device_evidence(report: Report) -> tuple[Evidence, ...]:
+    """What a CUDA snapshot shows, or an estimate; empty where nothing is known, or a card has its map."""
+    is_shown = any(isinstance(one, SegmentMap) for one in _evidence_of_findings(report))
+    return () if is_shown else report.measurements.device
+
+
+def window_chart(report: Report) -> Chart | None:
+    """Memory by what it is for through an allocation window, where no card has this picture."""
+    series = report.measurements.window_memory
+    if series is None or series in _evidence_of_findings(report):
+        return None
+    return next(iter(charts_of([series])), None)
+
+
+def evaluation_chart(evaluations: Sequence[Evaluation]) -> Chart | None:
+    """Allocated memory by the batches evaluated, of the evaluation with the highest peak."""
+    highest = max(evaluations, key=lambda each: each.peak_bytes, default=None)
+    if highest is None or not highest.peak_bytes:  # or the allocator told nothing
+        return None
+    num_batches, num_bytes = zip(*highest.memory, strict=True)
+    line = SeriesLine(label=highest.when, x=tuple(map(float, num_batches)), y=tuple(map(float, num_bytes)))
+    series = Series(
+        title="Memory through an evaluation",
+        x_label="batches evaluated",
+        x_unit="",
+        y_label="allocated",
+        y_unit="bytes",
+        lines=(line,),
+    )
+    return next(iter(charts_of([series])), None)
+
+
+def code_lines(snippet: Snippet) -> tuple[CodeLine, ...]:
+    """The lines of a snippet with their numbers, without the indentation that they share."""
+    lines = textwrap.dedent("\n".join(line.rstrip() for line in snippet.lines)).split("\n")
+    return tuple(
+        CodeLine(number=number, text=text, is_blamed=number == snippet.highlighted)
+        for number, text in enumerate(lines, start=snippet.first_line)
+    )
+
+
+def blamed_code(finding: Finding) -> tuple[CodeLine, ...]:
+    """The blamed line among others, or alone; nothing where its text is not known."""
+    blame = finding.blame
+    shown = next((one for one in _snippets(finding) if _shows(one, blame)), None)
+    if shown is not None:
+        return code_lines(shown)
+    return (CodeLine(number=blame.line, text=blame.text, is_blamed=True),) if blame.text else ()
+
+
+def other_snippets(finding: Finding) -> list[Snippet]:
+    """The source that the finding shows beside the blamed line."""
+    snippets = _snippets(finding)
+    shown = next((one for one in snippets if _shows(one, finding.blame)), None)
+    return [one for one in snippets if one is not shown]
+
+
+def gain_lines(finding: Finding, report: Report) -> list[tuple[str, str]]:
+    """For each resource that the fix saves `saves up to 12.3 ms per step`, and what is known of that number."""
+    gain, lines = finding.gain, []
+    if gain.step_ms is not None:
+        share = share_of(gain.step_ms, median_step_ms(report))
+        details = _joined(show_interval(gain.step_ms_interval, "ms"), share, "of the median step")
+        lines.append((f"{gain_verb(gain)} {show(gain.step_ms, 'ms')} per step", details))
+    if gain.peak_bytes is not None:
+        share, last = share_of(gain.peak_bytes, peak_bytes(report)), last_read_step(report)
+        whole = "of the peak" if last is None else f"of the peak up to step {last:,}"
+        details = _joined(_peak_interval(gain), share, whole)
+        lines.append((f"{gain_verb(gain)} {peak_saved(gain)} of peak memory", details))
+    return lines
+
+
+def diff_of(change: Change) -> tuple[list[str], list[str]]:
+    """The lines that go and those that come, without the indentation that they share."""
+    old, new = (side.splitlines() for side in change_sides(change))
+    shown = textwrap.dedent("\n".join([*old, *new])).split("\n")
+    return shown[: len(old)], shown[len(old) :] if new else []
+
+
 def _metric_pictures(base: Report, head: Report) -> list[Chart]:
     """One picture for every metric that both sides sampled more than once."""
     heads = {metric.name: metric for metric in head.measurements.metrics}
@@ -113,13 +249,13 @@ def _environment() -> jinja2.Environment:
         wording.change_sides,
     )
     parts = (
-        page.charts_of,
-        page.of_kind,
-        page.code_lines,
-        page.blamed_code,
-        page.other_snippets,
-        page.gain_lines,
-        page.in_order,
+        charts_of,
+        of_kind,
+        code_lines,
+        blamed_code,
+        other_snippets,
+        gain_lines,
+        in_order,
         segment_picture.segment_picture,
     )
     environment.filters |= {each.__name__: each for each in (*wordings, *parts)}
@@ -127,7 +263,7 @@ def _environment() -> jinja2.Environment:
         "shell": shlex.join,
         "prose": _prose,
         "side": comparison_form.side_phrase,
-        "diff": page.diff_of,
+        "diff": diff_of,
         "figure": lambda chart: _script_json(figure_of(chart)),
         "script_json": _script_json,
         "map_fill": _map_fill,
@@ -179,3 +315,28 @@ def _map_fill(fill: str, picture_id: str) -> str:
 def _compressed_plotly() -> str:
     """Compressed, it makes the page 0.8 MB smaller and opens no slower."""
     return base64.b64encode(PLOTLY.read_bytes()).decode()
+
+
+def _evidence_of_findings(report: Report) -> list[Evidence]:
+    return [one for audit in report.audits for finding in audit.findings for one in finding.evidence]
+
+
+def _snippets(finding: Finding) -> list[Snippet]:
+    """None of a file that is not here."""
+    return [one for one in finding.evidence if isinstance(one, Snippet) and one.lines]
+
+
+def _shows(snippet: Snippet, blame: SourceLine) -> bool:
+    return snippet.file == blame.file and snippet.highlighted == blame.line
+
+
+def _peak_interval(gain: Gain) -> str:
+    """Of a lower limit the estimate behind it as well, and the steps that both hold for."""
+    ends = show_interval(gain.peak_bytes_interval, "bytes")
+    estimate = f"{show(gain.peak_bytes, 'bytes')}{in_brackets(ends)}" if is_lower_bound(gain) else ends
+    return f"{estimate}{until_phrase(gain)}" if estimate else ""
+
+
+def _joined(interval: str, share: float | None, whole: str) -> str:
+    of_whole = f"{format_share(share)} {whole}" if share and share >= SMALLEST_SHARE else ""
+    return ", ".join(filter(None, (interval, of_whole)))

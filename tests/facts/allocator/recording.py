@@ -8,8 +8,7 @@ from efprof.artifacts.snapshot import DEFAULT_POOL, Entry, Segment, Settings, Sn
 from efprof.artifacts.snapshot import Block as SnapshotBlock
 from efprof.facts.allocator.blocks import Block
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES, CachingAllocator
-from efprof.facts.allocator.rules import rounded_bytes
-from efprof.facts.allocator.settings import MIB, AllocatorSettings
+from efprof.facts.allocator.settings import MIB, AllocatorSettings, rounded_bytes
 
 FIRST_ADDRESS = 0x7F0000000000
 STEP = [{"filename": "train.py", "line": 12, "name": "step"}]

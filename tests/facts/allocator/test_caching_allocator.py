@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool
 from efprof.facts.allocator.caching_allocator import CachingAllocator
-from efprof.facts.allocator.rules import is_small, rounded_bytes
-from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings, is_small, rounded_bytes
 
 GRAPH_POOL = (0, 1)
 STREAMS = (0, 7)

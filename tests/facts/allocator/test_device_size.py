@@ -3,9 +3,9 @@
 import pytest
 
 from efprof.facts.allocator.caching_allocator import UNKNOWN_DEVICE_BYTES
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import history_of
 from efprof.facts.allocator.replay import replay
+from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from tests.facts.allocator.recording import Recording, any_size, run_at_random
 

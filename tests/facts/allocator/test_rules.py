@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.facts.allocator.rules import is_small, page_bytes, rounded_bytes, segment_bytes
-from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from efprof.facts.allocator.settings import (
+    MIB,
+    NUM_INTERVALS,
+    AllocatorSettings,
+    is_small,
+    page_bytes,
+    rounded_bytes,
+    segment_bytes,
+)
 
 GIB = 1024 * MIB
 sizes = st.integers(0, 40).flatmap(lambda exponent: st.integers(1, 1 << exponent))

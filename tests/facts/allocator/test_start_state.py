@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.replay import Replay, replay
+from efprof.facts.allocator.script import sized_history
 from efprof.facts.allocator.settings import MIB, AllocatorSettings
 from tests.facts.allocator.recording import Recording, any_size, run_at_random
 

@@ -3,10 +3,9 @@
 import pytest
 
 from efprof.artifacts.snapshot import Snapshot, read_snapshot
-from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
-from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
+from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE, sized_history
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from tests.facts.allocator.recording import FIRST_ADDRESS, Recording, any_size, run_at_random

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
+from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
 from efprof.facts.device.device_evidence import device_use_evidence
 from efprof.facts.run.run import Run

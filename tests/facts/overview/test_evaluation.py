@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
+from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
 from efprof.commands.report import analyse, render
 from efprof.facts.overview.evaluation import evaluations_of, notes_on
 from efprof.facts.run.run import Run

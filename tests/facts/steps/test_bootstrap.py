@@ -1,6 +1,6 @@
 import numpy as np
 
-from efprof.facts.steps.bootstrap import NUM_RESAMPLES, median_interval, quantile_change_intervals, resample
+from efprof.facts.steps.step_times import NUM_RESAMPLES, median_interval, quantile_change_intervals, resample
 
 
 def test_the_same_samples_give_the_same_interval():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.device_use import read_device_use
+from efprof.artifacts.readings import read_device_use
 from efprof.recorder.collectors import device_use
 from efprof.units import GIB, MIB
 from tests.recorder.recording import record_here

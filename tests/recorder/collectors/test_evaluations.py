@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from efprof.artifacts.evaluations import EvaluationRecord, read_evaluations
+from efprof.artifacts.readings import EvaluationRecord, read_evaluations
 from efprof.model import NotRecorded
 from efprof.units import KIB
 from tests.recorder.recording import Recorded, record_here

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from efprof.artifacts.worker_memory import HeldContainer
+from efprof.artifacts.readings import HeldContainer
 from efprof.recorder.collectors.worker_memory import MAX_VISITED, Look
 from efprof.units import MIB
 

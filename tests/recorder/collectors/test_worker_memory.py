@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from efprof.artifacts.worker_memory import WORKER_MEMORY_FILE, ProcessMemory, read_worker_memory
+from efprof.artifacts.readings import WORKER_MEMORY_FILE, ProcessMemory, read_worker_memory
 from efprof.recorder.budget import sampling
 from efprof.recorder.collectors import worker_memory
 from efprof.recorder.collectors.worker_memory import descendants_of, read_process

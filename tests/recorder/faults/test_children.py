@@ -1,7 +1,7 @@
 """Processes that a training program forks: those that serve it write nothing, those that train are ranks."""
 
-from efprof.artifacts.attempts import list_attempts, read_process
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.runs import list_attempts, read_process
 from efprof.artifacts.steps import read_steps
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.programs import training

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.cycles import CYCLES_FILE, Cycle, read_cycles
 from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.holders import CYCLES_FILE, Cycle, read_cycles
 from efprof.recorder.holders import cycles as cycles_collector
 from efprof.recorder.holders import garbage
 from efprof.recorder.holders.cycles import Cycles

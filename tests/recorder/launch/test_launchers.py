@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.attempts import list_attempts
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
 from efprof.artifacts.run_file import read_run_file
+from efprof.artifacts.runs import list_attempts
 from efprof.artifacts.steps import read_steps
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run

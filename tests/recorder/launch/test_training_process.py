@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.run_file import read_run_file
-from efprof.artifacts.sources import read_sources
+from efprof.artifacts.run_file import read_run_file, read_sources
 from efprof.artifacts.steps import read_steps
 from tests.recorder.recording import (
     EFPROF,

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.device_use import read_device_use
-from efprof.artifacts.evaluations import read_evaluations
 from efprof.artifacts.events import CollectorStopped
+from efprof.artifacts.readings import read_device_use, read_evaluations
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.loop.training_device import MOVED_STEPS

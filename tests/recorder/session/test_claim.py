@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from efprof.artifacts.attempts import PROCESS_FILE, Process, list_attempts, read_process
+from efprof.artifacts.runs import PROCESS_FILE, Process, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE
 from efprof.recorder.session import writing
 from efprof.recorder.session.writing import claim_folder

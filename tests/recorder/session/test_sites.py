@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from efprof.artifacts.sources import read_sources
+from efprof.artifacts.run_file import read_sources
 from efprof.recorder.session import sites as sites_module
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder

@@ -16,7 +16,7 @@ from efprof.artifacts.events import (
     TrainingRaised,
     read_events,
 )
-from efprof.artifacts.lines import read_lines
+from efprof.artifacts.files import read_lines
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder

@@ -11,8 +11,8 @@ from efprof.report.charts.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_
 from efprof.report.charts.evidence_charts import series_chart
 from efprof.report.charts.interactive import figure_of, label_text
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
-from efprof.report.words.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
-from efprof.report.words.wording import show
+from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
+from efprof.report.wording import show
 from efprof.units import MIB
 from tests.report.report_sample import (
     HOSTILE,

@@ -10,7 +10,7 @@ import pytest
 from efprof.model import AuditResult, SegmentMap, SegmentRow, SegmentView, Stretch
 from efprof.report.charts.segment_picture import GAP_PIXELS, LINE_PIXELS, MapRow, SegmentPicture, segment_picture
 from efprof.report.page.html import render_html
-from efprof.report.words.wording import printable
+from efprof.report.wording import printable
 from tests.report.page.test_html import Page
 from tests.report.report_sample import HOSTILE, make_report, memory_finding
 

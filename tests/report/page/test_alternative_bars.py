@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 
 from efprof.model import Alternative, Alternatives, AuditResult
-from efprof.report.page.html import render_html
-from efprof.report.page.page import in_order
+from efprof.report.page.html import in_order, render_html
 from tests.report.page.test_html import Page
 from tests.report.report_sample import HOSTILE, make_report, memory_finding
 

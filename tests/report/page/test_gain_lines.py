@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from efprof.model import AuditResult, Gain
-from efprof.report.page.page import gain_lines
-from efprof.report.words.ranking import rank_findings
+from efprof.report.page.html import gain_lines
+from efprof.report.verdict import rank_findings
 from efprof.units import MIB
 from tests.report.report_sample import make_report, memory_finding, read_until
 

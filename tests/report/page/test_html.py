@@ -10,7 +10,7 @@ import pytest
 
 from efprof.model import AuditResult, Measurements, Timeline
 from efprof.report.page.html import render_comparison_html, render_html
-from efprof.report.words.wording import anchor_of
+from efprof.report.wording import anchor_of
 from tests.report.report_sample import (
     HOSTILE,
     certain_finding,

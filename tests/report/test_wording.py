@@ -3,7 +3,7 @@
 from typing import Any
 
 from efprof.model import Gain
-from efprof.report.words.wording import gain_phrase
+from efprof.report.wording import gain_phrase
 
 
 def phrase(**fields: Any) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.facts.cycles.reference_cycles import CycleSawtooth
+from efprof.facts.growth.reference_cycles import CycleSawtooth
 from efprof.units import MIB
 from tests.audits.test_uncollected_cycle import sawtooth_run
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from efprof.model import AuditResult, Finding, Gain
-from efprof.report.words.ranking import median_step_ms, peak_bytes, rank_findings
+from efprof.report.verdict import median_step_ms, peak_bytes, rank_findings
 from tests.report.report_sample import make_report, make_run, memory_finding, numbers_finding, time_finding
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from efprof.model import AuditResult, Measurements, Report, Timeline
-from efprof.report.words.verdict import count_audits, counts_phrase, describe_verdict, header_items
+from efprof.report.verdict import count_audits, counts_phrase, describe_verdict, header_items
 from tests.report.report_sample import (
     make_clean_report,
     make_report,

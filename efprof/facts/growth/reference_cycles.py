@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self
 
-from efprof.artifacts.cycles import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
+from efprof.artifacts.holders import CollectedGarbage, Cycle, CycleLink, LargeCollection, read_cycles
 from efprof.artifacts.steps import read_steps
 from efprof.facts.run.run import Run
-from efprof.facts.source.sources import Sources, definition_of
-from efprof.facts.source.syntax import PlacedNode, name_of, placed_nodes
+from efprof.facts.source.sources import PlacedNode, Sources, definition_of, name_of, placed_nodes
 from efprof.model import Gain, Narrative, Numbers, SourceLine
 from efprof.units import MIB
 
@@ -169,7 +168,6 @@ def closed_cycle(run: Run) -> ClosedCycle | None:
 
 
 def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
-    """Of the finding as a whole."""
     line = "What the circle is was not found among the user's classes, so the line is the one that runs backward."
     if closed is not None:
         others = ", ".join(f"{each.file}:{each.line}" for each in closed.statements[1:4])
@@ -177,15 +175,13 @@ def how_the_cycle_is_known(closed: ClosedCycle | None) -> Narrative:
             "The circle was found among the garbage of a moment, and the line in the sources: it is the likeliest of "
         )
         line += f"those that make a part of it{f' (others: {others})' if others else ''}."
-    return Narrative(
-        paragraphs=(
-            "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
-            "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "
-            "objects, not by the memory that they hold.",
-            f"Allocated memory was read when a collection began and when it ended. {line}",
-            "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
-            "between is what that costs.",
-        ),
+    return Narrative.of(
+        "Python frees an object at once when nothing refers to it. Objects that refer to each other in a circle "
+        "keep each other, and the tensors behind them, until its collector comes by; that goes by the number of "
+        "objects, not by the memory that they hold.",
+        f"Allocated memory was read when a collection began and when it ended. {line}",
+        "Where the program frees these cycles at set steps by `gc.collect()` because it wants them, the memory "
+        "between is what that costs.",
     )
 
 

@@ -4,14 +4,14 @@ import dataclasses
 import math
 
 from efprof.model import Comparison, MetricChange
-from efprof.report.page.html import render_comparison_html
-from efprof.report.words.comparison_form import (
+from efprof.report.comparison_form import (
     COLUMNS,
     comparison_verdict,
     metric_cells,
     render_comparison_markdown,
     render_comparison_text,
 )
+from efprof.report.page.html import render_comparison_html
 from tests.report.report_sample import make_comparison, make_metric_change
 
 

@@ -1,12 +1,40 @@
-"""worker_memory.jsonl: memory of the training process and its children, and what data sets hold in Python objects."""
+"""What is read beside the steps: device_use.jsonl, worker_memory.jsonl, evaluations.jsonl."""
 
 from pathlib import Path
 
 import msgspec
 
-from efprof.artifacts.lines import read_lines
+from efprof.artifacts.files import read_lines
+
+DEVICE_USE_FILE = "device_use.jsonl"
 
 WORKER_MEMORY_FILE = "worker_memory.jsonl"
+
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+class DeviceUse(msgspec.Struct, kw_only=True):
+    """One reading at the end of a step, in bytes.
+
+    `used_bytes` is what all processes use of the device together, `process_bytes` what NVML says this one uses; None
+    where it does not say, as in many containers.
+    """
+
+    step: int
+    device: int
+    used_bytes: int
+    reserved_bytes: int
+    process_bytes: int | None = None
+
+    @property
+    def outside_bytes(self) -> int:
+        """Used by whatever is not PyTorch's allocator in this process: its context, its libraries, others."""
+        return max(0, self.used_bytes - self.reserved_bytes)
+
+
+def read_device_use(rank_folder: Path) -> list[DeviceUse]:
+    """All whole lines in order; raises NotRecorded where there are none."""
+    return read_lines(rank_folder / DEVICE_USE_FILE, DeviceUse, "it is written where a CUDA device trains.")[0]
 
 
 class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -25,6 +53,12 @@ class ProcessMemory(msgspec.Struct, kw_only=True, omit_defaults=True):
     loader: int | None = None
     worker: int | None = None
     is_training: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.worker is not None:
+            return f"worker {self.worker} of loader {self.loader}"
+        return "training" if self.is_training else "another child"
 
     @property
     def shared_anonymous_bytes(self) -> int:
@@ -78,3 +112,36 @@ def read_worker_memory(rank_folder: Path) -> tuple[list[ProcessesSample], list[D
     )
     samples = [line for line in lines if isinstance(line, ProcessesSample)]
     return samples, [line for line in lines if isinstance(line, DataSetObjects)]
+
+
+class EvaluationMemory(msgspec.Struct, array_like=True, gc=False):
+    """Memory once so many batches were evaluated."""
+
+    num_batches: int
+    allocated_bytes: int
+
+
+class EvaluationRecord(msgspec.Struct, kw_only=True):
+    """One pass; it begins when its first batch is asked for.
+
+    `after_step` is the last step finished by then, -1 where there was none; `fetch_us` was spent waiting for batches;
+    `site` is the line of its loop. `memory` is a sample of the readings, the first from before it, the last from its
+    end. `peak_bytes` is the highest of all readings, which lie between batches, or, where `is_peak_exact`, the CUDA
+    allocator's own mark, which the evaluation raised.
+    """
+
+    after_step: int
+    started_ns: int
+    total_us: float
+    fetch_us: float
+    num_batches: int
+    site: str | None
+    memory: list[EvaluationMemory]
+    peak_bytes: int
+    is_peak_exact: bool
+
+
+def read_evaluations(rank_folder: Path) -> list[EvaluationRecord]:
+    """All whole lines in order; empty where no DataLoader was gone through without gradients, or nobody looked."""
+    path = rank_folder / EVALUATIONS_FILE
+    return read_lines(path, EvaluationRecord, "record the run again.")[0] if path.exists() else []

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from efprof.model import Comparison, FindingChange, MetricChange, RunIdentity, Verdict
 from efprof.report.text_forms import code, escape, prose, table
-from efprof.report.words.verdict import revision
-from efprof.report.words.wording import count_of, one_line, shorten, shorten_path, show
+from efprof.report.verdict import revision
+from efprof.report.wording import count_of, one_line, shorten, shorten_path, show
 from efprof.units import format_change, format_factor, format_signed_percent
 
 CHANGES: Final[tuple[Literal["added", "unchecked", "gone", "kept"], ...]] = ("added", "unchecked", "gone", "kept")
@@ -157,13 +157,12 @@ def _details(comparison: Comparison, by_word: dict[Verdict, list[MetricChange]])
 
 
 def _named(metrics: Iterable[MetricChange]) -> str:
-    return ", ".join(f"{metric.label} {_change_or_sides(metric)}" for metric in metrics)
-
-
-def _change_or_sides(metric: MetricChange) -> str:
-    if metric.effect is not None:
-        return change_with_interval(metric)
-    return f"from {show(metric.base_median, metric.unit)} to {show(metric.head_median, metric.unit)}"
+    return ", ".join(
+        f"{one.label} from {show(one.base_median, one.unit)} to {show(one.head_median, one.unit)}"
+        if one.effect is None
+        else f"{one.label} {change_with_interval(one)}"
+        for one in metrics
+    )
 
 
 def _side(median: float, spread: float, unit: str) -> str:

@@ -14,12 +14,13 @@ from efprof.model import (
     MemorySample,
     Metric,
     Number,
+    Numbers,
     StageDelta,
     StallLine,
     StepSample,
     Table,
 )
-from efprof.report.words.wording import count_of, show
+from efprof.report.wording import count_of, show
 
 MAX_STALLS: Final = 20
 """The most expensive come first; what follows costs next to nothing."""
@@ -204,7 +205,7 @@ def totals(measurements: Measurements) -> tuple[Number, ...]:
         ("NaN in gradients, all steps", sum(nan) if nan else None, "count"),
         ("Inf in gradients, all steps", sum(inf) if inf else None, "count"),
     )
-    return tuple(Number(label=label, value=value, unit=unit) for label, value, unit in numbers if value is not None)
+    return Numbers.of("", *numbers).numbers
 
 
 def _chosen(badness: Mapping[int, float], num_first: int, num_last: int, num_between: int) -> set[int]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from efprof.model import Report, RunError, RunIdentity, SourceLine
-from efprof.report.words.verdict import MAX_MESSAGE, describe_verdict, ending_sentence, error_phrase
+from efprof.report.verdict import MAX_MESSAGE, describe_verdict, ending_sentence, error_phrase
 from tests.report.report_sample import make_clean_report, make_report, make_run
 
 LINE = SourceLine(file="train.py", line=22, function="main", text="raise ValueError(x)")

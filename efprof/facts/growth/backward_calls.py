@@ -26,28 +26,21 @@ OF_CREATED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BackwardSites:
-    """The lines that call backward, each with all that was seen of it."""
+def backward_calls(run: Run) -> list[BackwardCalls]:
+    """All that was seen of each line that calls backward; raises NotRecorded of older runs, and without events."""
+    last = {one.site: one for one in read_events(run.rank_folder)[0] if isinstance(one, BackwardCalls)}
+    if not last:
+        raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
+    return list(last.values())
 
-    sites: tuple[BackwardCalls, ...]
 
-    @property
-    def cycles(self) -> tuple[BackwardCalls, ...]:
-        """Where `create_graph=True` gives more and more leaves a gradient whose graph leads back to them, worst first.
+def gradient_cycles(run: Run) -> list[BackwardCalls]:
+    """Where `create_graph=True` gives more and more leaves a gradient whose graph leads back to them, worst first.
 
-        Tensor, gradient and graph keep each other alive through C++, where Python's garbage collector sees nothing.
-        """
-        found = [one for one in self.sites if one.num_created and one.num_cycles >= LEAST_CYCLES]
-        return tuple(sorted(found, key=lambda one: -one.num_cycles))
-
-    @classmethod
-    def compute(cls, run: Run) -> Self:
-        """Raises NotRecorded of a run from before this was looked at, and without events."""
-        last = {one.site: one for one in read_events(run.rank_folder)[0] if isinstance(one, BackwardCalls)}
-        if not last:
-            raise NotRecorded("events.jsonl tells of no backward_calls: record the run again with this efprof.")
-        return cls(sites=tuple(last.values()))
+    Tensor, gradient and graph keep each other alive through C++, where Python's garbage collector sees nothing.
+    """
+    found = [one for one in backward_calls(run) if one.num_created and one.num_cycles >= LEAST_CYCLES]
+    return sorted(found, key=lambda one: -one.num_cycles)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +77,7 @@ class RetainedBackward:
     @classmethod
     def compute(cls, run: Run) -> Self:
         """Raises NotRecorded where calls of backward were not looked at; ThinEvidence where a graph was too large."""
-        steady, sites = run.get(StepTimes).at_least(1), run.get(BackwardSites).sites
+        steady, sites = run.get(StepTimes).at_least(1), backward_calls(run)
         keeping = [one for one in sites if one.num_retained and one.num_retained == one.num_calls]
         unseen = [one for one in keeping if one.num_watched < LEAST_WATCHED]
         if unseen and len(unseen) == len(keeping):
@@ -122,7 +115,7 @@ def graph_evidence(found: NeedlessGraph) -> tuple[Evidence, ...]:
             ("held by a graph, the most it can be", calls.kept_bytes, "bytes"),
             ("highest memory at the boundaries of the steps", found.peak_bytes, "bytes"),
         ),
-        Narrative(paragraphs=paragraphs),
+        Narrative.of(*paragraphs),
     )
 
 

@@ -6,8 +6,7 @@ import json
 from efprof.model import BOUNDARIES, STAGES, Metric, Report, SourceLine, StallLine
 from efprof.report.json_form import render_json
 from efprof.report.page.html import render_html
-from efprof.report.text_forms import render_markdown, render_text
-from efprof.report.words.tables import (
+from efprof.report.tables import (
     MAX_MEMORY_ROWS,
     MAX_STALLS,
     device_table,
@@ -16,6 +15,7 @@ from efprof.report.words.tables import (
     stage_table,
     stall_table,
 )
+from efprof.report.text_forms import render_markdown, render_text
 from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
 
 

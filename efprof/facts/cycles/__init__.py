@@ -1,1 +1,0 @@
-"""Reference cycles that only the garbage collector frees."""

@@ -1,1 +1,0 @@
-"""What every rendering of a report says: verdict, tables, order of findings."""
