@@ -1,17 +1,16 @@
-"""Adds up what the recording costs, and leaves word of it at the end."""
+"""Leaves word of what recording cost, and of updates without a torch optimizer or by a thread that is not recorded."""
 
 import time
 
-from efprof.artifacts.events import RecordingCost
+from efprof.artifacts.events import OtherThreadTrained, RecordingCost, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS
+from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS, LightStep
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 
 
 class Cost:
-    """Of the steps, by their own clock; what else is spent is in the budget."""
+    """Adds up the steps' own, by their clock; what else is spent is in the budget."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -53,8 +52,22 @@ class Cost:
 
 
 def start(session: Session) -> None:
-    """Listen to the ends of all steps."""
-    cost = Cost(session)
+    """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
+    cost, steps = Cost(session), session.loop.steps
+
+    def note_manual(step: OpenStep) -> None:
+        session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
+
+    def note_other(num_updates: int | None = None) -> None:
+        session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.step_number, num_updates=num_updates))
+
+    def note_all_others() -> None:
+        if steps.others.num_updates:
+            note_other(steps.others.num_updates)
+
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
     session.on_end("cost", cost.note)
+    session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(steps.others.trained, "unrecorded_updates", note_other)
+    session.on_end("unrecorded_updates", note_all_others)

@@ -12,9 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter_ns
-from typing import Final
-
-from efprof.recorder.budget.light_steps import LightStep
+from typing import Final, NamedTuple
 
 FIRST_STEPS: Final = 20
 """Recorded in full at any cost: many a run has no more, and what is learned of the loop is learned here."""
@@ -49,6 +47,17 @@ ALLOWANCE_NS: Final = 3_000_000_000
 
 COUNTS_PART: Final = 0.5
 """Of all that, for counts and watches alone: on a busy machine a window takes up to 2 s, and must leave them some."""
+
+
+class LightStep(NamedTuple):
+    """A light step that is over, as those are told who add up steps."""
+
+    number: int
+    length_ns: int
+    cost_ns: int
+    """The recorder's own part of it."""
+    is_usual: bool
+    """Whether its length tells of the others: nothing else was done in it."""
 
 
 class Budget:

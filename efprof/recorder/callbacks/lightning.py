@@ -7,8 +7,7 @@ try:
 except ImportError:  # the older name of the same package
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
-from efprof.recorder.callbacks.marks import TrainingMarks
-from efprof.recorder.launch.in_code import Wanted
+from efprof.recorder.launch.in_code import TrainingMarks, Wanted
 from efprof.recorder.loop.user_marks import UserMarks
 
 

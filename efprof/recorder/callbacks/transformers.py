@@ -4,8 +4,7 @@ from typing import Any, Unpack
 
 from transformers import TrainerCallback
 
-from efprof.recorder.callbacks.marks import TrainingMarks
-from efprof.recorder.launch.in_code import Wanted
+from efprof.recorder.launch.in_code import TrainingMarks, Wanted
 from efprof.recorder.loop.user_marks import UserMarks
 
 

@@ -16,12 +16,11 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.saved_tensors import Nodes, storage_of
+from efprof.recorder.holders.paths import Nodes, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.frames import callers
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
 """Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""

@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 
 from efprof.artifacts.evaluations import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
-from efprof.recorder.hooks.loop_hooks import replace
+from efprof.recorder.hooks.patching import replace
 from efprof.recorder.session.session import Session
 
 TRAINS: Final = "_efprof_trains"

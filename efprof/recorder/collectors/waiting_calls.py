@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.hooks.loop_hooks import Undo, replace
-from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.loop.open_step import count_call
-from efprof.recorder.session.frames import callers
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.sites import callers
 
 READS = {
     "item": "item",
@@ -71,7 +70,9 @@ def start(session: Session) -> None:
     undo: list[Undo] = []
     for name, call in READS.items():
         original = getattr(torch.Tensor, name)
-        undo.append(replace(torch.Tensor, name, StandIn(calls.read(call, original), original, session.loop.light)))
+        undo.append(
+            replace(torch.Tensor, name, MethodWrapper(calls.read(call, original), original, session.loop.light))
+        )
     undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner, attribute = _owner_of(name)
@@ -132,7 +133,7 @@ class _WaitingCalls:
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         site = self._sites.of_caller(caller) if is_of_user else None
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.reads, site, call, spent_ns)
+            count_call(self._loop.step.waits.reads, site, call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -142,7 +143,7 @@ class _WaitingCalls:
                 break
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.stalls, site, call, spent_ns)
+            count_call(self._loop.step.waits.stalls, site, call, spent_ns)
 
 
 def _owner_of(name: str) -> tuple[Any, str]:

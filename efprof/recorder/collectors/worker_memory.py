@@ -29,7 +29,8 @@ from efprof.artifacts.worker_memory import (
     ProcessMemory,
 )
 from efprof.recorder.holders.variables import COLLECTIONS, PLAIN, attributes_of
-from efprof.recorder.hooks.loop_hooks import NUMBER, replace
+from efprof.recorder.hooks.loop_hooks import NUMBER
+from efprof.recorder.hooks.patching import replace
 from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10

@@ -205,7 +205,7 @@ def _git(folder: Path) -> Check:
 
 
 def _counters(torch: ModuleType) -> Check:
-    from efprof.recorder.loop.memory import Memory
+    from efprof.recorder.loop.device import Memory
 
     memory, name = Memory(), "host memory counters"
     source = memory.choose()

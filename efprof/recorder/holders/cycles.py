@@ -82,7 +82,7 @@ class Cycles:
 
     def _start(self) -> None:
         loop = self._session.loop
-        if loop.is_ours and loop.steps.num_finished and not self._session.is_collecting:
+        if loop.is_ours and loop.steps.num_finished and not self._session.memory.is_collecting:
             self._before = (time.perf_counter_ns(), self._session.memory.read()[0])
 
     def _stop(self, generation: int) -> None:
@@ -120,11 +120,11 @@ class Cycles:
             return
         session, began_ns = self._session, time.perf_counter_ns()
         session.loop.disturb()
-        session.is_collecting = True
+        session.memory.is_collecting = True
         try:
             self._cycles = look_at_garbage(self._generation, session.sites)
         finally:
-            session.is_collecting = False
+            session.memory.is_collecting = False
         if self._cycles:
             session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
         self.write()

@@ -23,8 +23,7 @@ import torch
 
 from efprof.artifacts.cycles import Cycle, CycleLink
 from efprof.artifacts.garbage import no_garbage_collection
-from efprof.recorder.holders.paths import Clock, Held, TimeIsUp
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeIsUp
 from efprof.recorder.holders.variables import (
     COLLECTIONS,
     attributes_of,

@@ -15,10 +15,9 @@ import torch
 
 from efprof.artifacts.holders import Container
 from efprof.recorder.holders.holder_count import Heap
-from efprof.recorder.holders.paths import Held, Place, max_length_of
-from efprof.recorder.holders.saved_tensors import storage_of
+from efprof.recorder.holders.paths import Held, Place, max_length_of, storage_of
 from efprof.recorder.holders.variables import LRU_CACHE
-from efprof.recorder.session.frames import callers
+from efprof.recorder.session.sites import callers
 
 MIN_GROWTH = 2
 """Entries since the last count, twenty steps or more ago: what grows by one may have been filled in late."""

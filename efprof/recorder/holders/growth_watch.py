@@ -18,8 +18,7 @@ from typing import Any
 from efprof.artifacts.holders import Change, Watch, Watched
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.watched_values import Line, State, Thing, Variable, binding_lines, look_at_variables
-from efprof.recorder.session.frames import callers
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""

@@ -12,12 +12,10 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from efprof.artifacts.garbage import no_garbage_collection
-from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Place, TimeIsUp
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Nodes, Place, TimeIsUp
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
-from efprof.recorder.session.frames import callers, waiting
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers, waiting
 
 MAX_SECONDS = 0.2
 """Of computing; a census stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000

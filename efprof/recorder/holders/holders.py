@@ -52,7 +52,7 @@ MAX_TIMES_SEEN = 2
 
 
 class Holders:
-    """Takes counts and watches, by turns."""
+    """Takes counts, and watches between them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -72,7 +72,7 @@ class Holders:
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """A step ended: go on watching; count where it is time to."""
-        self._loader = step.loader
+        self._loader = step.batches.loader
         is_traced = record.window is not None
         if self._watch is not None:
             record.window = record.window or f"watch-{self._num_watches + 1}"
@@ -100,7 +100,7 @@ class Holders:
 
     def loader_began(self, loader: Any) -> None:
         """It is gone through once more."""
-        if self._is_loader_over and self._session.loader_numbers.get(loader) == self._loader:
+        if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
             self.count("loader_began", self._session.step_number - 1)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from efprof.recorder.loop.device_clock import DeviceEvents
+from efprof.recorder.loop.device import DeviceEvents
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_values = torch.Tensor.tolist

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.hooks.loop_hooks import Undo, replace, updating
+from efprof.recorder.hooks.loop_hooks import updating
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.late_values import on_device
 from efprof.recorder.numbers.step_numbers import answers_late
@@ -103,4 +104,4 @@ def _note_scale(loop: Loop, scaler: Any) -> None:
     step, scale = loop.steps.open, scaler._scale
     if step is not None and isinstance(scale, torch.Tensor):
         kept = scale.detach().clone()
-        step.scale = on_device(kept) if answers_late(kept) else kept
+        step.numbers.scale = on_device(kept) if answers_late(kept) else kept

@@ -29,6 +29,8 @@ class StepNumbers:
     num_nan: int | None = None
     num_inf: int | None = None
     learning_rate: float | None = None
+    scale: torch.Tensor | OnDevice | None = None
+    """The gradient scaler's, after its update."""
     is_guarded: bool = False
     device_losses: tuple[OnDevice, ...] = ()
     device_norms: tuple[OnDevice, ...] = ()
@@ -51,7 +53,6 @@ def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
 def late_numbers(
     record: StepRecord,
     owed: StepNumbers,
-    scale: OnDevice | None,
     send: Callable[[Sequence[OnDevice]], Answer],
     note_bad: Callable[[StepRecord, str, float], None],
 ) -> Callable[[], bool]:
@@ -59,6 +60,7 @@ def late_numbers(
 
     `note_bad` is told of what is not finite, but for gradients that may be so or that an optimizer skips itself.
     """
+    scale = owed.scale if isinstance(owed.scale, OnDevice) else None
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
     answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
 

@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.session.frames import is_running
+from efprof.recorder.session.sites import is_running
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)

@@ -14,7 +14,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.garbage import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import Session
@@ -126,7 +126,7 @@ class CudaMemory:
     def _is_affordable(self) -> bool:
         """Steps that the user named are, whatever the budget says."""
         is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
-        return is_asked_for or self._session.budget.affords(self._session.window_cost_ns)
+        return is_asked_for or self._session.window_requests.is_affordable
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
@@ -360,7 +360,7 @@ class OutOfMemoryObserver:
         if last.num_failed > 1 or last.num_rejected:
             session.note(last)
         written_in = last.step if last.num_failed == 1 else None
-        if any(_is_of_device(event) and event.step != written_in for event in session.end_events):
+        if any(_is_of_device(event) and event.step != written_in for event in session.endings.events):
             self._write(session, "the program ended for want of memory")
 
     def _write(self, session: Session, why: str) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.garbage import no_garbage_collection
-from efprof.recorder.hooks.loop_hooks import Undo, replace
-from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 
@@ -96,9 +95,9 @@ class ProfiledWindow:
         finally:
             profiler.profiler = None
             if gc.isenabled():
-                self._session.is_collecting = True
+                self._session.memory.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
-                self._session.is_collecting = False
+                self._session.memory.is_collecting = False
 
     def discard(self) -> None:
         """Turn the profiler off, and write nothing."""
@@ -205,7 +204,7 @@ def watch_operators() -> list[Undo]:
     """
     names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
     originals = {name: getattr(torch.Tensor, name) for name in names}
-    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
+    return [replace(torch.Tensor, name, MethodWrapper(_called(one), one)) for name, one in originals.items()]
 
 
 def _called(operator: Any) -> Any:

@@ -13,8 +13,8 @@ from torch.torch_version import TorchVersion
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.budget.sampling import LightStep
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.session.session import Session
@@ -38,7 +38,7 @@ class Windows:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
-        self._triggers = Triggers(session.options.triggers, session.window_requests)
+        self._triggers = Triggers(session.options.triggers, session.window_requests.asked)
         self._window: ProfiledWindow | None = None
         self._left_on: ProfiledWindow | None = None
         """One that ended while it could not be turned off: its steps went on in another thread than the one that
@@ -60,7 +60,7 @@ class Windows:
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
-            if step.window is None and self._session.awaits_window():
+            if step.window is None and self._session.window_requests.are_waiting():
                 self._plan_triggered(step.number)
             self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
@@ -140,7 +140,7 @@ class Windows:
     def _postpone(self, number: int) -> None:
         """A scheduled window of this step waits until the budget allows it."""
         end, why = self._planned.get(number, (0, ""))
-        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._session.window_cost_ns):
+        if why != "schedule" or self._is_asked_for or self._session.window_requests.is_affordable:
             return
         del self._planned[number]
         later = number + POSTPONED_STEPS
@@ -157,8 +157,8 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.has_turns or self._would_crash():
-            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.has_turns else GRAPHS_CRASH)
+        if self._session.loop.thread.is_one_of_several or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.is_one_of_several else GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
@@ -232,8 +232,8 @@ class Windows:
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._session.window_cost_ns = round(seconds * 1e9)
-        self._session.budget.spend("windows", self._session.window_cost_ns)
+        self._session.window_requests.cost_ns = cost_ns = round(seconds * 1e9)
+        self._session.budget.spend("windows", cost_ns)
         self._note_closed(window, last, seconds, files)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
@@ -246,6 +246,7 @@ def start(session: Session) -> None:
     """Watch the steps for the ones that a window begins or ends with, and for what calls for one."""
     if session.options.trace_steps or session.options.triggers:
         windows = Windows(session)
+        session.loop.sampling.is_asked = session.window_requests.are_waiting
         session.subscribe(session.loop.step_began, "windows", windows.begin)
         session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)

@@ -271,7 +271,7 @@ def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Pat
     session.start()
     with pytest.raises(RuntimeError) as raised:
         train_in_except()
-    session.note_exit(1, raised.value)
+    session.endings.note_exit(1, raised.value)
     session.end()
     recorded = Recorded(folder=tmp_path)
     assert sum(not step.is_full for step in recorded.steps) > LONG / 3
