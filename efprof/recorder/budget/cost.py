@@ -17,12 +17,10 @@ class Cost:
         self._steps_ns = self._num_full = 0
 
     def add_full(self, step: OpenStep, _: StepRecord) -> None:
-        """A step recorded in full ended."""
         self._add(step.number, step.recorder_ns)
         self._num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:
-        """Light ones did."""
         for step in steps:
             self._add(step.number, step.cost_ns)
 
@@ -34,7 +32,6 @@ class Cost:
             self._steps_ns += cost_ns
 
     def note(self) -> None:
-        """The recording ends."""
         session, budget = self._session, self._session.budget
         if not self._num_full:
             return
@@ -42,7 +39,7 @@ class Cost:
         session.note(
             RecordingCost(
                 at_ns=time.time_ns(),
-                step=session.step_number,
+                step=session.loop.number,
                 allowance_s=ALLOWANCE_NS / 1e9,
                 share=session.options.overhead,
                 seconds={what: ns / 1e9 for what, ns in spent.items()},
@@ -59,7 +56,7 @@ def start(session: Session) -> None:
         session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
 
     def note_other(num_updates: int | None = None) -> None:
-        session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.step_number, num_updates=num_updates))
+        session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=num_updates))
 
     def note_all_others() -> None:
         if steps.others.num_updates:

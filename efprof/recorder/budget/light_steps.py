@@ -165,7 +165,6 @@ class LightSteps:
             self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
-        """The open step is over: it ended with its last update."""
         number, end, losses = self.number, self._update_ns, self._losses
         loss: Any = None
         if losses:
@@ -198,7 +197,6 @@ class LightSteps:
                 listener(steps)
 
     def charge(self, cost_ns: int) -> None:
-        """The recorder has spent so long within the open step."""
         self._charged_ns += cost_ns
 
     # Writing.
@@ -228,7 +226,6 @@ class LightSteps:
 
     @property
     def awaits_device(self) -> bool:
-        """Whether a device still owes losses."""
         return bool(self._owed)
 
     def write_arrived(self) -> None:
@@ -255,7 +252,6 @@ class LightSteps:
         return sum(values) if values else None
 
     def _ask_device(self, line: LightLine) -> None:
-        """Have all losses sent at once, and wait for none."""
         answer = self.send([loss for _, loss in self._on_device])
         self._owed.append(_Owed(line, [place for place, _ in self._on_device], answer))
 
@@ -308,7 +304,6 @@ class LightLoop:
             self._steps.others.backward_ended()
 
     def pass_ended(self) -> None:
-        """It was our thread's."""
         if self.steps.backward_left():
             if self.steps.number + 1 >= self._sampling.look_at:
                 self._look_ahead()
@@ -321,7 +316,6 @@ class LightLoop:
         self.after_update()
 
     def after_update(self) -> None:
-        """Wake where a burst is due."""
         if self.steps.number + 1 >= self._sampling.look_at:
             self._look_ahead()
         if not self.is_burst_due:
@@ -343,7 +337,6 @@ class LightLoop:
             self.wake()
 
     def step_marked(self) -> None:
-        """The program says that the step ends here."""
         if not self.steps.stepped:
             self.steps.updated(0)
         self.steps.close()

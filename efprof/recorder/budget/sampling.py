@@ -95,7 +95,6 @@ class Budget:
         return self.spent_ns["counts"] + self.spent_ns["watches"]
 
     def spend(self, on: str, cost_ns: int) -> None:
-        """It cost so much."""
         self.spent_ns[on] += cost_ns
 
 
@@ -194,7 +193,6 @@ class Sampling:
         self.look_at = 0
 
     def _income_ns(self, number: int, length_ns: float) -> float:
-        """What a light step earns for bursts."""
         earned = self._share * length_ns
         given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
         return max(earned - self._light_cost, LEAST_PART * earned, given)

@@ -19,13 +19,11 @@ class RecordTraining(TrainerCallback):
         self._marks = TrainingMarks(name, **wanted)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start the recording and mark steps from here on."""
         self._marks.end(RuntimeError("the training before this one did not reach its end"))
         self._marks.record()
         self._marks.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """End the step."""
         self._marks.mark(UserMarks.step_ended)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
@@ -33,5 +31,4 @@ class RecordTraining(TrainerCallback):
         self._marks.mark(UserMarks.begin_anew)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """End the recording, if it was started here."""
         self._marks.end()

@@ -133,7 +133,6 @@ class BackwardWatch:
         self._seconds += time.perf_counter() - start
 
     def finish(self, step: OpenStep, _: StepRecord) -> None:
-        """The step ends."""
         self._kept = None
         for site in self._sites.values():
             if site.alive:
@@ -143,8 +142,7 @@ class BackwardWatch:
             self.note()
 
     def note(self) -> None:
-        """Write what is known of every line so far."""
-        number = self._session.step_number
+        number = self._session.loop.number
         for site in self._sites.values():
             site.sort_out(number)
             site.called.at_ns, site.called.step = time.time_ns(), number
@@ -152,7 +150,6 @@ class BackwardWatch:
 
 
 def start(session: Session) -> None:
-    """Listen to the passes."""
     watch, loop = BackwardWatch(session), session.loop
     session.subscribe(loop.backward_called, "backward_calls", watch.begin)
     loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
@@ -189,7 +186,6 @@ def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int
 
 
 def _has_graph(leaf: torch.Tensor | None) -> bool:
-    """Whether its gradient has a graph of its own."""
     return leaf is not None and leaf.grad is not None and leaf.grad.grad_fn is not None
 
 

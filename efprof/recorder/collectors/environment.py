@@ -155,9 +155,8 @@ class DeviceUses:
         self._cost_ns = 2_000_000
 
     def finish(self, *_: object) -> None:
-        """A step ended: read, if it is time to."""
         session, began = self._session, perf_counter_ns()
-        step, device = session.step_number, session.device.index
+        step, device = session.loop.number, session.device.index
         if device is None or step < self._due or not session.budget.affords(self._cost_ns):
             return
         self._due = max(FIRST_STEP, 2 * step)

@@ -70,7 +70,7 @@ def start(session: Session) -> None:
         if session.loop.is_ours and loader not in session.loop.loader_numbers:
             site = session.sites.of_caller(sys._getframe())
             session.loop.loader_numbers[loader] = num_built
-            session.note(_event(session.step_number, num_built, loader, site))
+            session.note(_event(session.loop.number, num_built, loader, site))
             num_built += 1
 
     noted = session.shell.guarded("loaders", note)
@@ -135,12 +135,10 @@ class BatchesAhead:
                 self._undo[names] = hooked(owner, count)
 
     def stop(self) -> None:
-        """Take them out."""
         for undo in self._undo.values():
             undo()
 
     def ended(self, step: OpenStep, record: StepRecord) -> None:
-        """A step ended: count what was handed out in it."""
         handed = self._handed.pop(step.number, None)
         if handed is not None and handed.step is step:
             record.samples = handed.samples
@@ -201,7 +199,6 @@ class IteratorFeed:
         loop.backward_began.append(self._looked)
 
     def remove(self) -> None:
-        """Leave all classes as they were."""
         for kind in list(self._watched):
             self._watched.pop(kind)()
 

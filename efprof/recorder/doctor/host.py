@@ -83,7 +83,6 @@ def checks_of_python(torch: ModuleType | None) -> Iterator[Check]:
 
 
 def version_of(torch: ModuleType) -> tuple[int, int]:
-    """Its major and minor number."""
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
 

@@ -71,7 +71,6 @@ class Cycles:
             self.write()
 
     def write(self) -> None:
-        """Write cycles-1.json anew."""
         if not self._session.loop.steps.num_finished:
             return
         self._num_written = self._num_large
@@ -97,7 +96,7 @@ class Cycles:
             self._note(generation, before, freed, (ended_ns - began_ns) / 1e9)
 
     def _note(self, generation: int, before: int, freed: int, seconds: float) -> None:
-        step = self._session.step_number
+        step = self._session.loop.number
         self._num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
@@ -132,7 +131,6 @@ class Cycles:
 
 
 def start(session: Session) -> None:
-    """Be called at collections and at the ends of steps."""
     cycles = Cycles(session)
     called = session.shell.owing(cycles)
     gc.callbacks.append(called)

@@ -116,7 +116,6 @@ class _Search:
         self._clock = Clock(time.thread_time() + MAX_SECONDS)
 
     def run(self) -> None:
-        """Raises TimeIsUp."""
         for values in self._starts():
             for value in {id(one): one for one in (values[-1], values[len(values) // 2], values[0])}.values():
                 ring = self._ring(value)
@@ -207,7 +206,6 @@ class Names:
         return path if path and self._sites.is_user_file(path) else None
 
     def owner_of(self, value: Any) -> str:
-        """The name of its function, or of its class."""
         code = _code_of(value)
         if code is not None:
             return str(code.co_qualname)

@@ -129,7 +129,6 @@ class GrownContainers:
             )
 
     def most(self) -> list[Grown]:
-        """Those that grew most."""
         return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
 
     def let_go(self) -> None:

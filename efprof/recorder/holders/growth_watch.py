@@ -152,7 +152,6 @@ class GrowthWatch:
     # What Python calls.
 
     def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
-        """Any function in Python is called."""
         self.spent_ns += CALL_NS
         if self._is_over or self.spent_ns > MAX_NS:
             self.stop()
@@ -188,7 +187,6 @@ class GrowthWatch:
         return self._in_user
 
     def _on_library_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        """What a line of the user's called returns."""
         if self._is_over:
             return None
         if event == "return":

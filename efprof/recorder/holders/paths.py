@@ -80,7 +80,6 @@ class Clock:
     _num_glances: int = 0
 
     def check(self) -> None:
-        """Raises TimeIsUp."""
         if time.thread_time() > self.limit:
             raise TimeIsUp
 
@@ -108,7 +107,6 @@ class Place(NamedTuple):
         return Place(path, scope, owner, name, file, depth + 1, within)
 
     def entry(self, key: str, entries: Any) -> "Place":
-        """Of a dictionary."""
         path, scope, owner, name, file, depth, _ = self
         return Place(f"{path}[{key!r}]", scope, owner, name, file, depth + 1, (entries, key))
 
@@ -246,7 +244,6 @@ def _root_of(tensor: torch.Tensor) -> Any:
 
 
 def max_length_of(value: Any) -> int:
-    """The `maxlen` of a deque, 0 where there is none."""
     return (_MAXLEN.__get__(value) or 0) if issubclass(type(value), deque) else 0
 
 

@@ -5,6 +5,7 @@ import importlib
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import MethodType
 from typing import Any
@@ -47,7 +48,6 @@ class ModuleCalls:
         self._put_hooks_in()
 
     def remove(self) -> None:
-        """Take every hook out, for good."""
         self._may_hook = False
         self._take_hooks_out()
         self._undo_compilation()
@@ -207,23 +207,21 @@ def _is_of_python(details: Any = None, *_: Any) -> bool:
 Optimizer = weakref.ref[torch.optim.Optimizer]
 
 
+@dataclass(slots=True, eq=False)
 class CompiledFunction:
     """What is known of one: nothing before its first call with gradients on."""
 
-    __slots__ = ("is_forward", "is_known", "num_passes", "num_updates", "optimizers", "progress", "versions")
-
-    def __init__(self) -> None:
-        self.is_known = False
-        self.is_forward = False
-        self.optimizers: list[Optimizer] = []
-        """Those it steps."""
-        self.num_passes = 0
-        """How many backward passes come before that, within the same call."""
-        self.num_updates = 0
-        """That had been seen when its call began."""
-        self.progress: tuple[int, int] | None = None
-        """Of the loop, when the call began that shows what it does."""
-        self.versions: dict[Optimizer, int] = {}
+    is_known: bool = False
+    is_forward: bool = False
+    optimizers: list[Optimizer] = field(default_factory=list)
+    """Those it steps."""
+    num_passes: int = 0
+    """How many backward passes come before that, within the same call."""
+    num_updates: int = 0
+    """That had been seen when its call began."""
+    progress: tuple[int, int] | None = None
+    """Of the loop, when the call began that shows what it does."""
+    versions: dict[Optimizer, int] = field(default_factory=dict)
 
 
 class CompiledFunctions:
@@ -237,7 +235,6 @@ class CompiledFunctions:
         loop.backward_ended.append(self._backward_ended)
 
     def began(self, function: CompiledFunction) -> None:
-        """It is called."""
         loop = self._loop
         function.num_updates, function.progress = loop.num_updates, None
         if loop.light.is_on or loop.thread.is_capturing:
@@ -256,7 +253,6 @@ class CompiledFunctions:
             self._run(function)
 
     def ended(self, function: CompiledFunction) -> None:
-        """It returned or raised."""
         if self._loop.light.is_on:
             self._running = None
         elif function.is_forward:
@@ -323,7 +319,6 @@ class CompiledFunctions:
             self._loop.optimizer_left(optimizer)
 
     def _progress(self) -> tuple[int, int]:
-        """Changes with every backward pass and every step."""
         step = self._loop.step
         return self._loop.num_steps, 0 if step is None else step.num_backwards + len(step.stepped)
 

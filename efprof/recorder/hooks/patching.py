@@ -1,5 +1,6 @@
 """Puts a function of ours in the place of one of torch's or the program's, and takes it out again."""
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -38,6 +39,18 @@ def _script_as(old: Any, new: Any) -> Undo:
         known.pop(id(new), None)
 
     return forget
+
+
+def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
+    """Have `function`, which is harmless, called with the arguments of this one before it runs."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function(*args)
+        return original(*args, **kwargs)
+
+    return replace(owner, name, call)
 
 
 class Switch(Protocol):

@@ -175,7 +175,6 @@ def _last_error(error: BaseException | None) -> Iterator[None]:
 
 
 def _exit_code_of(error: BaseException | None) -> int:
-    """The code that a program would end with by this error."""
     if error is None or isinstance(error, GeneratorExit):
         return 0
     if isinstance(error, SystemExit):
@@ -247,12 +246,10 @@ class TrainingMarks:
         self._session: current.Recording | None = None
 
     def record(self) -> None:
-        """Start a recording where none runs."""
         if current.session is None:
             self._recording = begin_recording(self._name, **self._wanted)
 
     def begin(self) -> None:
-        """Training begins: from now on steps end where this says."""
         self._session = current.session
         self.mark(UserMarks.training_began)
 
@@ -265,6 +262,5 @@ class TrainingMarks:
             recording.end(error)
 
     def mark(self, mark: Callable[[UserMarks], None]) -> None:
-        """Say what has happened in the training."""
         if self._session is not None:
             self._session.shell.guarded("loop", mark)(self._session.marks)

@@ -1,7 +1,4 @@
-"""The machine, the repository with what was not committed, and the settings a command is started in.
-
-What nobody should keep, secrets most of all, is left out.
-"""
+"""The machine, the repository and the settings a command is started in, without secrets; and what was not committed."""
 
 import hashlib
 import importlib.util

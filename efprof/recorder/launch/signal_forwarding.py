@@ -128,7 +128,6 @@ class Sentinel:
         return False
 
     def dismiss(self) -> None:
-        """End it."""
         os.close(self._leash)
         os.close(self._notes)
         with contextlib.suppress(ChildProcessError):

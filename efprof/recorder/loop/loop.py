@@ -89,12 +89,11 @@ class Loop:
 
     @property
     def num_steps(self) -> int:
-        """How many steps are finished."""
         return self.light.steps.number if self.light.is_on else self.steps.num_finished
 
     @property
     def number(self) -> int:
-        """The number of the open step, or of the next one."""
+        """Of the open step, or of the next one."""
         if self.light.is_on:
             return self.light.steps.current
         return self.steps.open.number if self.steps.open is not None else self.num_steps
@@ -140,7 +139,6 @@ class Loop:
     # Fetching.
 
     def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
-        """A batch is asked for, or the loader starts."""
         if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
             return
         entered = perf_counter_ns()
@@ -163,7 +161,6 @@ class Loop:
         self.clock.open(step, "data", "fetch", entered)
 
     def fetch_ended(self, batch: object) -> None:
-        """A batch arrived."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
             return
@@ -181,7 +178,6 @@ class Loop:
             self.clock.close(step, perf_counter_ns())
 
     def data_ended(self) -> None:
-        """The loader has no more batches."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
             return
@@ -226,7 +222,6 @@ class Loop:
             self.clock.open(step, "forward", "forward", entered)
 
     def forward_ended(self) -> None:
-        """The module call returned or raised."""
         if self.light.is_on:
             return
         steps = self.steps
@@ -293,7 +288,6 @@ class Loop:
         self.clock.open(step, "backward", "backward", entered)
 
     def backward_left(self) -> None:
-        """The backward pass returned or raised."""
         if self.light.is_on:
             self.light.backward_left()
             return
@@ -320,7 +314,6 @@ class Loop:
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        """`optimizer.step` was called."""
         if not self.thread.steps_ours(optimizer) and not self.thread.take_over(optimizer):
             return
         if self.light.is_on or self.thread.is_capturing:
@@ -361,7 +354,6 @@ class Loop:
             steps.cycle.stepped(id(optimizer))
 
     def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer.step` returned."""
         if self.thread.is_capturing:
             return
         if self.light.is_on:
@@ -417,14 +409,12 @@ class Loop:
                 listener(norm, max_norm)
 
     def update_ended(self) -> None:
-        """What `update_began` opened ends."""
         if self.clock.opener == "update" and self.steps.open is not None:
             self.clock.close(self.steps.open, perf_counter_ns())
 
     # What the entry points have in common.
 
     def rest(self, step: OpenStep) -> None:
-        """This one is light."""
         self.clock.leave()
         self._depth = 0
         self.light.rest(step)
@@ -436,13 +426,11 @@ class Loop:
         return bool(self._depth or self._has_closure)
 
     def _go_on_in_thread(self) -> None:
-        """Another one trains from here on."""
         self._depth, self._has_closure = 0, False
         if self.light.is_on:
             self.light.wake()
 
     def step_to_train(self, entered: int) -> OpenStep:
-        """The step that a forward or backward pass starting now belongs to."""
         step = self.steps.open
         step = step if step is not None and self._has_closure else self.steps.to_train(entered)
         step.batches.train_on_last()

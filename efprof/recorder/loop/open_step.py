@@ -32,7 +32,6 @@ class Batches:
 
     @property
     def loader(self) -> int | None:
-        """The DataLoader that the last batch came from."""
         return next((loader for loader in reversed(self.loaders) if loader is not None), None)
 
     @property
@@ -41,7 +40,6 @@ class Batches:
         return self.num_fetches > self._at_backward[0]
 
     def add(self, batch: object) -> None:
-        """It was fetched."""
         self.num_fetches += 1
         self._unused, self._aside = num_samples(batch), 0
         self.samples += self._unused
@@ -120,7 +118,6 @@ class OpenStep:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were computed in it."""
         return self.num_backwards > 0 or self.num_gradient_calls > 0
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
@@ -152,7 +149,6 @@ def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, sp
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:
-    """The line of a step that ends now."""
     start = step.start_ns
     return StepRecord(
         step=step.number,

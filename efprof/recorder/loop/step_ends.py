@@ -50,7 +50,6 @@ class SkippedUpdates:
         self._pause = FIRST_PAUSE
 
     def note_optimizer(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._num_looks = 0
@@ -105,7 +104,6 @@ class OptimizerCycle:
         self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        """This optimizer, by its `id`, has stepped."""
         if not (self._is_strict or self.is_alone):
             return
         if optimizer not in self._order:
@@ -120,7 +118,6 @@ class OptimizerCycle:
         self._last = optimizer
 
     def broke(self) -> None:
-        """Optimizers do not alternate after all."""
         self._is_strict = False
 
     def is_complete(self, stepped: list[int]) -> bool:
@@ -130,7 +127,6 @@ class OptimizerCycle:
 
     @property
     def is_alone(self) -> bool:
-        """Whether only one optimizer has stepped so far."""
         return len(self._order) < 2
 
     def _expected(self) -> int:
@@ -227,7 +223,6 @@ class ParameterProbe:
         self._note_start()
 
     def watch_inputs(self, inputs: Any) -> None:
-        """Gradients are computed for these."""
         if self._is_to_choose():
             is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
             leaves = (one for one in ([inputs] if is_one else inputs) if isinstance(one, torch.Tensor) and one.is_leaf)
@@ -266,7 +261,6 @@ class ParameterProbe:
         return self._is_free(parameter)
 
     def _note_start(self) -> None:
-        """A backward pass begins."""
         parameter = self._alive()
         if parameter is not None:
             self._version_before = parameter._version

@@ -151,7 +151,6 @@ class Steps:
         self.has_loader = bool(batches.had_loader) and not is_read_ahead
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
-        """This optimizer, by its `id`, has stepped, or was held back."""
         self.note_memory(step, "post_optimizer_step", at)
         step.stepped.append(optimizer)
         self.cycle.stepped(optimizer)
@@ -162,7 +161,6 @@ class Steps:
             step.memory.append((boundary, at, reading))
 
     def finish_and_begin(self, at: int) -> OpenStep:
-        """One step ends, and the next begins."""
         if self.open is not None:
             self.finish(self.open, at)
         return self.begin(at)
@@ -178,7 +176,6 @@ class Steps:
         return step
 
     def begin(self, at: int) -> OpenStep:
-        """A step begins."""
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
         step.is_light = not self._sampling.is_full(step.number)
@@ -275,7 +272,6 @@ class StageClock:
         step.recorder_ns += now - max(entered, step.start_ns)
 
     def close(self, step: OpenStep, entered: int) -> None:
-        """It ended at `entered`."""
         step.spans.append((self.stage or "other", self._start_ns, entered))
         if self._steps.clock is not None:
             step.device_marks = step.device_marks or []
@@ -289,5 +285,4 @@ class StageClock:
             step.device_marks.pop()
 
     def leave(self) -> None:
-        """No stage is open, whatever was."""
         self.stage = self.opener = None

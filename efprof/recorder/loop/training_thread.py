@@ -90,13 +90,11 @@ class TrainingThread:
         self.set(NOBODY)
 
     def resume(self) -> None:
-        """See again."""
         if self._paused is not None:
             self.set(self._paused)
             self._paused = None
 
     def stop(self) -> None:
-        """See nothing any more."""
         self.set(NOBODY)
         self._paused = None
 
@@ -121,7 +119,6 @@ class TrainingThread:
         return False
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """The thread that trains steps it."""
         self._optimizers.add(optimizer)
 
     def continue_in_caller(self) -> bool:
@@ -149,7 +146,6 @@ class TrainingThread:
         return self._is_gone()
 
     def _is_gone(self) -> bool:
-        """Whether our thread is no more."""
         return all(thread.ident != self.ident for thread in threading.enumerate())
 
     def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
@@ -171,12 +167,10 @@ class TrainingThread:
         return not others.has_given and not (others.own_spans() and self._is_under_way())
 
     def _is_under_way(self) -> bool:
-        """Whether our thread has begun a step that it has not ended."""
         step = self._steps.open
         return step is not None and not step.stepped and (step.has_gradients or step.has_forward)
 
     def _last_ns(self) -> int:
-        """When the last stage of the open step ended."""
         step = self._steps.open
         return step.spans[-1][2] if step is not None and step.spans else 0
 

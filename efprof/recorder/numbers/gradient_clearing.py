@@ -215,7 +215,6 @@ class ClearingWatch:
 
 
 def start(session: Session) -> None:
-    """Listen to backward passes and optimizer steps."""
     ClearingWatch(session)
 
 

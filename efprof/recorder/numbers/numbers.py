@@ -98,8 +98,7 @@ class Numbers:
         return values
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        """Gradients of this norm were clipped to that one at most."""
-        self._clips.note(self._session.step_number, norm, max_norm)
+        self._clips.note(self._session.loop.number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate, count the gradients about to be applied, and more."""
@@ -191,7 +190,6 @@ class Numbers:
             self._note(step.number, "gradient", norm, step.backward_site, suspects)
 
     def note_late_loss(self, number: int, value: float, site: str | None) -> None:
-        """The device has told the loss of a light step, which is not finite."""
         self._note(number, "loss", value, site)
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
@@ -215,7 +213,6 @@ class Numbers:
 
 
 def start(session: Session) -> None:
-    """Listen to backward passes, gradient clipping and optimizer steps."""
     numbers, loop = Numbers(session), session.loop
     session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)

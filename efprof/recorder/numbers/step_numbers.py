@@ -146,7 +146,6 @@ def answers_late(tensor: torch.Tensor) -> bool:
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:
-    """The global L2 norm of gradients on the CPU."""
     with torch.no_grad():
         return root_of_squares(read_value(norm) for norm in _norms(gradients))
 

@@ -128,7 +128,6 @@ class Endings:
         return events
 
     def _sites_of(self, error: BaseException) -> list[str]:
-        """The user's lines of its traceback, outermost first."""
         return [
             self._sites.of_line(frame.f_code, line)
             for frame, line in traceback.walk_tb(error.__traceback__)

@@ -76,7 +76,6 @@ class Session:
         self._at_end: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Hook into torch and start every collector."""
         loop, shell = self.loop, self.shell
         current.session = self
         self._folder.when_broken = self._break_off
@@ -109,17 +108,10 @@ class Session:
         self._at_end.insert(0, self.shell.guarded(collector, function))
 
     def undo_at_end(self, undo: list[Undo]) -> None:
-        """Take these hooks out when the program ends."""
         self._undo += undo
 
     def note(self, event: Event) -> None:
-        """Append to events.jsonl."""
         self._events.write(event)
-
-    @property
-    def step_number(self) -> int:
-        """The number of the open step, or of the next one."""
-        return self.loop.number
 
     def end(self) -> None:
         """Close what is open and take every hook out; safe to call twice."""
@@ -141,7 +133,7 @@ class Session:
     def _break_off(self, why: str) -> None:
         """The disk refuses: leave word of it, so that nobody takes what is there for all there was."""
         self._events.write_last(
-            CollectorStopped(at_ns=time.time_ns(), step=self.step_number, collector=WHOLE_RECORDING, reason=why)
+            CollectorStopped(at_ns=time.time_ns(), step=self.loop.number, collector=WHOLE_RECORDING, reason=why)
         )
         self.end()
 

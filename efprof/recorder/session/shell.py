@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.session.sites import is_running
+from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
@@ -94,7 +94,7 @@ class Shell:
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
 
     def _call_put_off(self, frame: FrameType | None) -> None:
-        if self._guard is not None and is_running(self._guard, frame):
+        if any(caller.f_code is self._guard for caller in callers(frame)):
             return
         while self._put_off:
             self._put_off.pop(0)()

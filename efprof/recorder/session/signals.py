@@ -63,15 +63,13 @@ class Signals:
             self._timer.begin(self._handlers[signal.SIGTERM])
 
     def stop(self) -> None:
-        """Give the signals back."""
         self._is_over = True
         if _is_main_thread():
             self._timer.end()
             self._reset()
 
     def note_end(self) -> None:
-        """Leave word that the recording was closed."""
-        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.step_number, signal=self._ended_by))
+        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.loop.number, signal=self._ended_by))
 
     def before_fork(self) -> None:
         """No thread of ours runs while the process forks: Python warns of that, and it is right."""
@@ -150,7 +148,6 @@ class KillTimer:
 
     @property
     def is_on(self) -> bool:
-        """Whether the thread waits."""
         return self._running is not None
 
     def begin(self, handler: object) -> None:

@@ -8,7 +8,7 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -48,13 +48,11 @@ class Sites:
         return known
 
     def of_caller(self, frame: FrameType | None) -> str | None:
-        """The innermost user line at or above `frame`, None where there is none."""
         while frame is not None and not self.is_user_code(frame.f_code):
             frame = frame.f_back
         return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
 
     def of_line(self, code: CodeType, line: int) -> str:
-        """A line of a function, as reports name it."""
         return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
 
     def file(self, path: str) -> str:
@@ -195,17 +193,3 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def is_running(code: CodeType, frame: FrameType | None) -> bool:
-    """Whether this frame, or one that waits for it, runs this code."""
-    return any(caller.f_code is code for caller in callers(frame))
-
-
-def waiting(generators: list[Any], known: Set[int], running: Set[int]) -> list[tuple[Any, FrameType]]:
-    """All but those that are known, by `id`, and those whose frames run, each with its frame.
-
-    That is how one is found that no variable holds: `for batch in batches()` keeps its own on the interpreter's stack.
-    """
-    found = [one for one in generators if id(one) not in known]
-    return [(one, frame) for one in found if (frame := one.gi_frame) is not None and id(frame) not in running]

@@ -95,7 +95,6 @@ class RankFolder:
         return error.errno != errno.ENOENT or str(error.filename).startswith(str(self._run_folder))
 
     def give_up(self, error: OSError) -> None:
-        """Say once that the recording is over."""
         if is_of_a_signal(error):
             raise error  # such as a TimeoutError, which is an OSError too
         if self.is_broken:
@@ -255,7 +254,6 @@ def _num_restarts() -> int:
 
 
 def _rank() -> int | None:
-    """The process's number as its launcher or torch.distributed gave it."""
     text = os.environ.get("RANK", "")
     if text.isdecimal():
         return int(text)

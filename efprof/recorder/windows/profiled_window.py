@@ -57,7 +57,6 @@ class ProfiledWindow:
 
     @property
     def is_opener(self) -> bool:
-        """Whether it was the calling thread that turned the profiler on."""
         return threading.current_thread() is self._opener
 
     @property
@@ -66,7 +65,6 @@ class ProfiledWindow:
         return self.is_opener or not (self._opener and self._opener.is_alive())
 
     def start(self) -> None:
-        """Turn the profiler on."""
         start, self.is_starting = time.perf_counter(), True
         try:
             self._profiler = torch.profiler.profile(
@@ -100,7 +98,6 @@ class ProfiledWindow:
                 self._session.memory.is_collecting = False
 
     def discard(self) -> None:
-        """Turn the profiler off, and write nothing."""
         if torch._C._autograd._profiler_enabled():  # not where its start failed
             self._stop().profiler = None
 
@@ -109,7 +106,6 @@ class ProfiledWindow:
         self._take_operators_out()
 
     def end_left_on(self) -> None:
-        """Turn off what was left on."""
         assert self._profiler is not None
         self._turn_off(self._profiler)
 

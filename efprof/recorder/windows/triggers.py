@@ -116,7 +116,6 @@ class WindowRequests:
 
     @property
     def is_affordable(self) -> bool:
-        """Whether the budget allows a window now."""
         return self._budget.affords(self.cost_ns)
 
 

@@ -77,7 +77,6 @@ class Windows:
             step.window = self._window.name if self._window is not None else None
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """Close the window after its last step."""
         if self._window is not None:
             self._session.budget.spend("windows", round(record.total_us * 1000))
         self._last = record
@@ -86,7 +85,6 @@ class Windows:
             self._close(self._window, step.number)
 
     def note_light(self, steps: list[LightStep]) -> None:
-        """Light steps ended."""
         for step in steps:
             if step.is_usual:
                 self._triggers.note_length(step.number, step.length_ns / 1000)
@@ -109,13 +107,12 @@ class Windows:
         """The program starts a profiler of its own, which would raise while ours is on."""
         self._stop_left_on()
         if self._window is not None and not self._window.is_starting:
-            self._close(self._window, self._session.step_number)
+            self._close(self._window, self._session.loop.number)
             self._note_stopped(
-                self._session.step_number, "the program began to profile itself, so a window ended early"
+                self._session.loop.number, "the program began to profile itself, so a window ended early"
             )
 
     def note_profiler(self, profiler: object) -> None:
-        """A torch profiler was constructed, in whatever thread."""
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
         if is_ours:
             return
@@ -125,9 +122,8 @@ class Windows:
             last.is_shared = True
 
     def end(self) -> None:
-        """The program ends inside a window: keep what it has."""
         if self._window is not None:
-            self._close(self._window, self._session.step_number)
+            self._close(self._window, self._session.loop.number)
         if self._left_on is not None:
             self._left_on.end_left_on()  # torch would crash as the process ends
 
@@ -197,7 +193,6 @@ class Windows:
         self._note_closed(window, number, window.start_seconds, [])
 
     def _give_up(self, number: int, reason: str) -> None:
-        """Open no more windows."""
         self._may_open = False
         self._planned.clear()
         self._note_stopped(number, reason)
@@ -274,6 +269,5 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
 
 
 def _data_ms(record: StepRecord | None) -> float:
-    """Milliseconds that a step fetched its batch for."""
     spans = [] if record is None else record.spans
     return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000

@@ -37,7 +37,7 @@ def test_what_a_signals_handler_raises_within_the_recorder_reaches_the_program(t
     limits = 0
 
     def strike(step: object, _: object) -> None:
-        if session.step_number in (3, 5):
+        if session.loop.number in (3, 5):
             signal.raise_signal(signal.SIGUSR2)
 
     session.subscribe(session.loop.step_ended, "test", strike)
