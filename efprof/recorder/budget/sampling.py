@@ -179,7 +179,6 @@ class Sampling:
             self._credit_ns += self._share * length_ns - self._full_cost
 
     def note_light(self, steps: Sequence[LightStep]) -> None:
-        """Light ones did."""
         for step in (one for one in steps if one.is_usual):
             self._light_ns.append(step.length_ns)
             self._light_costs.append(step.cost_ns)

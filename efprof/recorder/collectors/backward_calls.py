@@ -87,7 +87,6 @@ class BackwardWatch:
         """The pass that runs, if it is to keep its graph: its line, the graph's roots, its step, `create_graph`."""
 
     def begin(self, step: OpenStep, tensors: Any, retains_graph: bool, creates_graph: bool) -> None:
-        """A pass from these tensors is about to run."""
         if torch._C._current_graph_task_id() != -1:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None

@@ -27,11 +27,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import LoaderBuilt
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget
 from efprof.recorder.hooks.loop_hooks import fetching
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import OpenStep, num_samples
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import callers, user_file_of
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites, callers, user_file_of
 
 GENERATORS = (("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher"))
 """Loaders whose `__iter__` yields what it fetched before."""
@@ -59,7 +62,7 @@ def start(session: Session) -> None:
 
     And watch for the frameworks: each is imported by the time that its program makes a loader.
     """
-    batches = BatchesAhead(session)
+    batches = BatchesAhead(session.loop, session.shell)
     session.subscribe(session.loop.step_ended, "batches_ahead", batches.ended)
     watch = session.shell.guarded("batches_ahead", batches.watch)
     original = DataLoader.__init__
@@ -84,7 +87,7 @@ def start(session: Session) -> None:
     watch()
     session.undo_at_end([replace(DataLoader, "__init__", build), batches.stop])
     session.subscribe(session.loop.loader_began, "loaders", note)  # it may have been built before the recording began
-    session.undo_at_end([IteratorFeed(session).remove])
+    session.undo_at_end([IteratorFeed(session.loop, session.shell, session.sites, session.budget).remove])
 
 
 def _event(step: int, number: int, loader: Any, site: str | None) -> LoaderBuilt:
@@ -120,19 +123,18 @@ class Handed:
 class BatchesAhead:
     """Counts what is handed out; a step in which nothing is keeps the count of its fetches."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._loop = session.loop
+    def __init__(self, loop: Loop, shell: Shell) -> None:
+        self._loop = loop
         self._handed: dict[int, Handed] = {}
         self._undo: dict[tuple[str, str], Undo] = {}
+        self._counted = shell.guarded("batches_ahead", self._count)
 
     def watch(self) -> None:
         """Put the hooks into the frameworks that have been imported since the last call."""
-        count = self._session.shell.guarded("batches_ahead", self._count)
         for names, hooked in (*((name, _yielding) for name in GENERATORS), *((name, _returning) for name in FETCHERS)):
             owner = getattr(sys.modules.get(names[0]), names[1], None)
             if owner is not None and names not in self._undo:
-                self._undo[names] = hooked(owner, count)
+                self._undo[names] = hooked(owner, self._counted)
 
     def stop(self) -> None:
         for undo in self._undo.values():
@@ -183,13 +185,11 @@ def _returning(owner: Any, count: Callable[[object], None]) -> Undo:
 class IteratorFeed:
     """Watches classes until one is trusted; that one, as long as it yields a batch per step."""
 
-    def __init__(self, session: Session) -> None:
-        loop, guarded = session.loop, session.shell.guarded
-        self._session = session
-        self._loop = loop
-        self._fetch = fetching(loop, session.shell, lambda advance: advance(), lambda _: None)
-        self._judge = guarded("iterators", self._judge_item)
-        self._looked = guarded("iterators", self._look)
+    def __init__(self, loop: Loop, shell: Shell, sites: Sites, budget: Budget) -> None:
+        self._loop, self._sites, self._budget = loop, sites, budget
+        self._fetch = fetching(loop, shell, lambda advance: advance(), lambda _: None)
+        self._judge = shell.guarded("iterators", self._judge_item)
+        self._looked = shell.guarded("iterators", self._look)
         self._watched: dict[type, Undo] = {}
         self._num_items: dict[type, int] = {}
         self._around: set[CodeType] = set()
@@ -204,14 +204,14 @@ class IteratorFeed:
 
     def _look(self, *_: object) -> None:
         """Once, as soon as it is clear that no DataLoader feeds the loop."""
-        loop, budget = self._loop, self._session.budget
+        loop, budget = self._loop, self._budget
         if loop.num_steps < STEPS_TO_WAIT:
             return
         loop.backward_began = [listener for listener in loop.backward_began if listener is not self._looked]
         if loop.steps.has_loader or loop.steps.has_marks or not budget.affords(LOOK_NS):
             return
         began_ns = perf_counter_ns()
-        self._around = {frame.f_code for frame in callers(sys._getframe()) if self._is_user_code(frame.f_code)}
+        self._around = {frame.f_code for frame in callers(sys._getframe()) if self._sites.is_user_code(frame.f_code)}
         kinds = filter(self._may_feed, set(map(type, gc.get_objects())))
         for kind in sorted(kinds, key=_is_generator)[:MAX_CLASSES]:
             name = "__iter__" if _is_generator(kind) else "__next__"
@@ -226,10 +226,7 @@ class IteratorFeed:
             return False
         if isinstance(_method(kind, "__next__"), FunctionType):
             return True
-        return _is_generator(kind) and user_file_of(kind, self._session.sites) is not None
-
-    def _is_user_code(self, code: CodeType) -> bool:
-        return self._session.sites.is_user_code(code)
+        return _is_generator(kind) and user_file_of(kind, self._sites) is not None
 
     def _watched_next(self, kind: type, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(advance)
@@ -275,7 +272,7 @@ class IteratorFeed:
         if is_left or not num_samples(item):
             self._watched.pop(kind)()
             return
-        users = (frame.f_code for frame in callers(sys._getframe()) if self._is_user_code(frame.f_code))
+        users = (frame.f_code for frame in callers(sys._getframe()) if self._sites.is_user_code(frame.f_code))
         asking = next((code for code in users if not code.co_flags & inspect.CO_GENERATOR), None)
         if asking in self._around:
             own, self._trusted = self._watched.pop(kind), kind

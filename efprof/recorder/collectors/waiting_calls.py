@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import count_call
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import callers
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites, callers
 
 READS = {
     "item": "item",
@@ -66,7 +68,7 @@ _Note = Callable[[str, FrameType, int], None]
 
 def start(session: Session) -> None:
     """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
-    calls = _WaitingCalls(session)
+    calls = _WaitingCalls(session.loop, session.sites, session.shell)
     undo: list[Undo] = []
     for name, call in READS.items():
         original = getattr(torch.Tensor, name)
@@ -87,11 +89,10 @@ def start(session: Session) -> None:
 class _WaitingCalls:
     """Wraps what waits, in steps recorded in full; a call within another one is not counted again."""
 
-    def __init__(self, session: Session) -> None:
-        self._loop = session.loop
-        self._sites = session.sites
-        self._noted_read = session.shell.guarded("waiting_calls", self._note_read)
-        self._noted_stall = session.shell.guarded("waiting_calls", self._note_stall)
+    def __init__(self, loop: Loop, sites: Sites, shell: Shell) -> None:
+        self._loop, self._sites = loop, sites
+        self._noted_read = shell.guarded("waiting_calls", self._note_read)
+        self._noted_stall = shell.guarded("waiting_calls", self._note_stall)
         self._is_waiting = False
 
     def read(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:

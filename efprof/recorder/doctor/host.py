@@ -75,7 +75,6 @@ def import_torch() -> ModuleType | None:
 
 
 def checks_of_python(torch: ModuleType | None) -> Iterator[Check]:
-    """In the order in which a recording needs them."""
     yield _python()
     yield _python_of_commands()
     yield _torch(torch)
@@ -95,7 +94,6 @@ def checks_of_place(folder: Path, runs: Path) -> Iterator[Check]:
 
 
 def checks_of_memory(torch: ModuleType | None) -> Iterator[Check]:
-    """The counters are read by the recorder's own reader."""
     if torch is not None:
         yield _counters(torch)
     yield _memray()

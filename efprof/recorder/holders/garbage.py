@@ -92,17 +92,14 @@ def _find_cycles(sites: Sites) -> list[Cycle]:
     search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
     with suppress(TimeIsUp):
         search.run()
-    found = sorted(search.found, key=lambda cycle: (-_num_bytes(cycle), _num_foreign(cycle), len(cycle.links)))
+
+    def order(cycle: Cycle) -> tuple[int, int, int]:
+        num_foreign = sum(link.file is None for link in cycle.links)
+        return -cycle.tensor_bytes - cycle.graph_bytes, num_foreign, len(cycle.links)
+
+    found = sorted(search.found, key=order)
     different = {frozenset((link.owner, link.name) for link in cycle.links): cycle for cycle in reversed(found)}
     return list(reversed(different.values()))[:MAX_CYCLES]
-
-
-def _num_bytes(cycle: Cycle) -> int:
-    return cycle.tensor_bytes + cycle.graph_bytes
-
-
-def _num_foreign(cycle: Cycle) -> int:
-    return sum(link.file is None for link in cycle.links)
 
 
 class _Search:

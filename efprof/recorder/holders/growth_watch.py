@@ -171,7 +171,6 @@ class GrowthWatch:
         return self._in_library
 
     def _on_user_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        """A line of the user's begins, or a function of his is left."""
         if self._is_over:
             return None
         self.spent_ns += self._event_ns

@@ -96,7 +96,6 @@ class Holders:
             self.count("loader_ended", session.loop.number - 1)
 
     def loader_began(self, loader: Any) -> None:
-        """It is gone through once more."""
         if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
             self.count("loader_began", self._session.loop.number - 1)

@@ -61,7 +61,6 @@ class Nodes:
         return known
 
     def forget(self) -> None:
-        """Let go of all of them."""
         self._known.clear()
 
 
@@ -172,7 +171,6 @@ class Held:
             todo.extend(following)
 
     def forget(self) -> None:
-        """Let go of the graphs: a census must keep nothing alive."""
         self.roots.clear()
         self._nodes.clear()
         self._storages.clear()

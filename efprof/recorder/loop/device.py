@@ -26,7 +26,9 @@ class TrainingDevice:
     def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function) -> None:
         self.index: int | None = None
         """None where the program has nothing on a device, as far as is known."""
-        self.statistics: Callable[[], dict[str, Any] | None] = guard(self._statistics)
+        self.statistics: Callable[[], dict[str, Any] | None] = guard(
+            lambda: None if self.index is None else torch._C._cuda_memoryStats(self.index)
+        )
         """The allocator's raw counters: flattening them, as `torch.cuda.memory_stats` does, takes ten times as long."""
         self._with_most_memory = guard(_with_most_memory)
         self._seen: deque[int] = deque(maxlen=MOVED_STEPS)
@@ -44,9 +46,6 @@ class TrainingDevice:
             if len(set(self._seen)) == 1:
                 self.index = loss.device.index
         return self.index != before
-
-    def _statistics(self) -> dict[str, Any] | None:
-        return None if self.index is None else torch._C._cuda_memoryStats(self.index)
 
 
 def _with_most_memory() -> int | None:
@@ -100,7 +99,6 @@ class Memory:
         return self._source[0]
 
     def read(self) -> tuple[int, ...]:
-        """What a `MemoryReader` gives."""
         self.choose()
         assert self._source is not None
         return self._source[1]()
@@ -196,11 +194,9 @@ class DeviceClock:
         self._start: Any = None
 
     def open(self) -> None:
-        """A stage begins."""
         self._start = None if self._device.index is None else self._record(self._device.index)
 
     def close(self) -> Mark:
-        """It ends."""
         return self._start, None if self._start is None else self._record(self._start.device)
 
     def reader(self, record: StepRecord, marks: list[Mark]) -> Callable[[], bool]:

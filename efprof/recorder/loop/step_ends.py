@@ -55,13 +55,11 @@ class SkippedUpdates:
             self._num_looks = 0
 
     def note_backward(self) -> None:
-        """A backward pass is over."""
         if not self._has_seen_gradients and self._optimizers and self._num_looks < NUM_LOOKS:
             self._num_looks += 1
             self._has_seen_gradients = self._has_gradients()
 
     def note_update(self, step: OpenStep) -> None:
-        """A step ends in which an optimizer stepped."""
         self._num_backwards, self._site = step.num_backwards, step.backward_site
 
     def is_skipped(self, step: OpenStep) -> bool:
@@ -230,7 +228,6 @@ class ParameterProbe:
         self._note_start()
 
     def note_backward(self) -> None:
-        """The backward pass is over: remember how the parameter stands."""
         parameter = self._alive()
         if parameter is not None:
             gradient = parameter.grad

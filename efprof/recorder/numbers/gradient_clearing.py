@@ -67,7 +67,6 @@ class Watched:
         self.begin_round(optimizer)
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
-        """It steps, with these gradients."""
         every, self.of = _parameters_of(optimizer), weakref.ref(optimizer)
         places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
         self.places = list(islice(places, MAX_GRADIENTS))
@@ -86,7 +85,6 @@ class Watched:
             self.passes.append(Pass(site, self.turn))
 
     def end_pass(self) -> None:
-        """See whether it has added to that."""
         if self.passes and self.passes[-1].has_added is None and (rows := self._look()):
             self.passes[-1].has_added = (rows[0] != rows[1]).any()
 

@@ -28,7 +28,6 @@ class OnDevice(NamedTuple):
 
 
 def on_device(value: torch.Tensor) -> OnDevice:
-    """One that was made just now."""
     return OnDevice(value.detach().reshape(()), torch.cuda.current_stream(value.device))
 
 

@@ -14,6 +14,7 @@ from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.late_values import on_device
 from efprof.recorder.numbers.step_numbers import answers_late
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
 
 
 def start(session: Session) -> None:
@@ -25,7 +26,7 @@ def start(session: Session) -> None:
 
     @functools.cache
     def watch() -> None:
-        session.undo_at_end(_watch_scalers(session))
+        session.undo_at_end(_watch_scalers(session.loop, session.shell))
 
     made_one = session.shell.guarded("loss_scaling", watch)
     if any(issubclass(type(one), kind) and _is_enabled(one) for one in gc.get_objects()):  # made before the recording
@@ -48,9 +49,9 @@ def _is_enabled(scaler: Any) -> bool:
     return getattr(scaler, "_enabled", True)
 
 
-def _watch_scalers(session: Session) -> list[Undo]:
+def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
-    kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
+    kind, light, guarded = torch.amp.GradScaler, loop.light, shell.guarded
     thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
@@ -58,7 +59,7 @@ def _watch_scalers(session: Session) -> list[Undo]:
     note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    in_update = functools.partial(updating, loop, session.shell)  # as the rest of the stage `optimizer`
+    in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)

@@ -69,7 +69,6 @@ class Numbers:
                 opened.loss = value if opened.loss is None else opened.loss + value
 
     def read_light(self, number: int, tensors: Any, gradients: Any) -> list[float | OnDevice]:
-        """The same in a light step: the losses, now or on the device."""
         return self._losses(number, tensors, gradients, None, None)
 
     def _losses(

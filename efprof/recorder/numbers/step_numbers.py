@@ -38,7 +38,6 @@ class StepNumbers:
     """Of each of these norms, whether nothing is to be told of it that is not finite."""
 
     def add_norm(self, norm: float) -> None:
-        """Of one optimizer's gradients."""
         self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
 
 

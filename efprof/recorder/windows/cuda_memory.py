@@ -56,7 +56,6 @@ class CudaMemory:
         self._count = 0
 
     def subscribe(self) -> None:
-        """Listen to the steps, and see the program's own use of the history."""
         session = self._session
         session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
         session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
