@@ -31,7 +31,7 @@ LEAST_PART: Final = 0.25
 MOST_OVERDRAWN_BURSTS: Final = 1.0
 """The start of a loader is worth a burst that is not earned yet."""
 
-BLINDNESS: Final = 2.0
+UNSEEN_COST: Final = 2.0
 """What a full step costs, over what its own clock sees of that: the dispatch of hooks, and the caches that they find
 cold and leave cold: 1.1 to 2.0 times as much, 2.9 with an enabled scaler (reports/overhead.md). Used until light steps
 tell how long a step takes without it; they may say up to twice as much."""
@@ -199,11 +199,11 @@ class Sampling:
     def _estimate(self) -> None:
         """What a step costs: by its own clock at least; a full one by its length beside that of light ones."""
         own = median(self._full_costs)
-        self._full_cost = BLINDNESS * own
+        self._full_cost = UNSEEN_COST * own
         if len(self._light_ns) >= NUM_REMEMBERED // 2:
             longer = median(self._full_ns) - median(self._light_ns)
-            self._full_cost = max(own, min(longer, 2 * BLINDNESS * own))
+            self._full_cost = max(own, min(longer, 2 * UNSEEN_COST * own))
         if self._light_costs:
-            self._light_cost = BLINDNESS * median(self._light_costs)
+            self._light_cost = UNSEEN_COST * median(self._light_costs)
         self._length_ns = median(self._light_ns or self._full_ns)
         self._affords_all = self._full_cost <= self._share * self._length_ns

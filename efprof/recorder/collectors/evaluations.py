@@ -38,7 +38,7 @@ class _Pass:
     asked_ns: int
     """For the last batch."""
     handed_ns: int = 0
-    stood: tuple[int, int] | None = None
+    progress: tuple[int, int] | None = None
     """The numbers of graph nodes and of steps when it was handed out, until it is seen what became of it."""
     stride: int = 1
 
@@ -90,7 +90,7 @@ class Evaluations:
     def _note_handed(self, iterator: Any) -> None:
         going = self._open
         if going is not None and going.iterator() is iterator and self._loop.is_ours:
-            going.handed_ns, going.stood = perf_counter_ns(), self._standing()
+            going.handed_ns, going.progress = perf_counter_ns(), self._progress()
             if not going.record.num_batches:
                 going.record.after_step = self._loop.num_steps - 1
 
@@ -107,7 +107,7 @@ class Evaluations:
         if self._open is not None and self._open.iterator is iterator and self._loop.is_ours:
             self.end()
 
-    def _standing(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int]:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
     def _begin(self, iterator: Any, now: int) -> None:
@@ -134,15 +134,15 @@ class Evaluations:
     def _look_at_last(self) -> None:
         """Count the last batch, if it was evaluated; otherwise the pass was over when that one came."""
         going = self._open
-        if going is None or going.stood is None:
+        if going is None or going.progress is None:
             return
-        if going.stood != self._standing():
+        if going.progress != self._progress():
             iterator = going.iterator()
             if iterator is not None:
                 iterator.__dict__[TRAINS] = True
             self._write(going.handed_ns)
             return
-        record, going.stood = going.record, None
+        record, going.progress = going.record, None
         record.num_batches += 1
         record.fetch_us += (going.handed_ns - going.asked_ns) / 1000
         if record.num_batches % going.stride == 0:

@@ -147,7 +147,7 @@ def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInter
     )
 
 
-SERVANTS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 """Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
 
 _run = BaseProcess.run
@@ -193,7 +193,7 @@ def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Call
     @functools.wraps(_run)
     def run(self: Any) -> None:
         is_forked, module = os.getpid() != recorded, getattr(getattr(self, "_target", None), "__module__", None)
-        end_own = end if not is_forked else None if (module or "").startswith(SERVANTS) else begin_anew()
+        end_own = end if not is_forked else None if (module or "").startswith(SERVING) else begin_anew()
         if end_own is None or multiprocessing.parent_process() is None:
             return _run(self)
         with ExitStack() as ending:
