@@ -52,8 +52,8 @@ class _Owed(NamedTuple):
 class LightSteps:
     """Counts light steps, and writes them together.
 
-    What each of them runs through is in few functions: one that lies in no cache, since the program's own step has
-    just gone through them all, costs a microsecond, ten times what it costs in a loop of nothing else.
+    A light step runs through few functions: the program's own step has just filled the caches, so each costs a
+    microsecond, ten times what it costs in a loop of nothing else.
     """
 
     def __init__(self, write: Callable[[LightLine], None]) -> None:

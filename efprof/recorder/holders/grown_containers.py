@@ -56,7 +56,7 @@ class Grown:
 
 
 class GrownContainers:
-    """Compares the lengths of all containers with those at the last count; between two it keeps but plain numbers.
+    """Compares the lengths of all containers with those at the last count; between two it keeps plain numbers alone.
 
     `look`, have the census call `met`, ask for what `grown` has, and `let_go`.
     """
@@ -222,7 +222,7 @@ def _led_to(roots: list[Any]) -> set[int]:
 
 
 def _is_of_a_library(container: Any) -> bool:
-    """Whether it is of a type of its own, or has but weak references in it, as the caches of abstract classes do."""
+    """Whether it is of a type of its own, or has only weak references in it, as the caches of abstract classes do."""
     if type(container).__module__ not in ("builtins", "collections"):
         return True
     sample = _last_of(container)
@@ -232,7 +232,7 @@ def _is_of_a_library(container: Any) -> bool:
 
 
 def _own_frames(innermost: FrameType) -> list[FrameType]:
-    """The recorder's functions that run, but for those that have what was counted in their variables.
+    """The recorder's functions that run, except those that have what was counted in their variables.
 
     Not its own frame: in its own list that would keep all that called it, and a loader's workers, until a collection.
     """

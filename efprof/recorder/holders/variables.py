@@ -243,7 +243,7 @@ def kind_of(value: Any) -> Any:
 
 
 def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool]) -> bool:
-    """Whether there are but numbers and texts in all these elements, which may be containers, or records.
+    """Whether there are only numbers and texts in all these elements, which may be containers, or records.
 
     The collector's own function goes through a layer of objects, fifty times as fast as a loop does. `is_record` tells
     of a type whether all that its objects hold is what the collector sees.

@@ -140,7 +140,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         if light.is_on:
             light.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.is_one_of_several else None
+        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.alternates else None
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)

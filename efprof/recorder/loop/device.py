@@ -116,7 +116,7 @@ def _best_source(device: TrainingDevice) -> tuple[str, MemoryReader]:
 
 
 class ResidentSet:
-    """The process's resident set, from a file kept open."""
+    """The memory of the process that is in RAM, from a file kept open."""
 
     def __init__(self) -> None:
         self._file: KeptFile | None = None
@@ -165,7 +165,7 @@ class DeviceEvents:
         self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)
 
     def record(self, stream: Any) -> Any:
-        """One behind all that this stream was given."""
+        """An event behind all that this stream was given."""
         free = self._free[stream.device]
         event = free.pop() if free else torch.cuda.Event(**self._settings)  # type: ignore[no-untyped-call]
         event.record(stream)

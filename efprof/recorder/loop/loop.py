@@ -420,7 +420,7 @@ class Loop:
         self.light.rest(step)
 
     def _may_rest(self) -> bool:
-        return self.steps.can_rest and not (self.thread.is_one_of_several or self.steps.others.give)
+        return self.steps.can_rest and not (self.thread.alternates or self.steps.others.give)
 
     def _is_busy(self) -> bool:
         return bool(self._depth or self._has_closure)

@@ -148,7 +148,7 @@ class NextBatch:
         step.memory = step.memory[: len(step.memory) - len(self._memory)]
 
     def move_to(self, step: OpenStep) -> None:
-        """Have this step, which begins with it, hold it."""
+        """This step begins with it."""
         step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks or None
         step.batches = self._batches
         step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
@@ -176,11 +176,11 @@ class TrainerModules:
         return type(module) in self._kinds
 
     def called(self, module: torch.nn.Module | None) -> None:
-        """It is outermost, and its call is taken for a forward pass."""
+        """It is the outermost module, and its call is taken for a forward pass."""
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
-        """This one steps within that call: whether it was none. That is asked once of each class: it takes long."""
+        """It steps within that call: whether that was no forward pass. Asked once of each class: it takes long."""
         module = None if self._called is None else self._called()
         if module is None or type(module) in self._others:
             return False
@@ -195,9 +195,9 @@ class TrainerModules:
 class ParameterProbe:
     """Tells whether a program updates its parameters by hand, without any torch optimizer.
 
-    It watches one parameter from the beginning of a backward pass to the beginning of what comes next.
-    Its value, and after the pass its gradient, changes in between only where somebody updates it: within the pass a
-    hook of a gradient does. Asked only until a torch optimizer steps for the first time.
+    It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
+    after the pass its gradient, changes in between only where somebody updates it, or, within the pass, where a hook of
+    a gradient does. Asked only until a torch optimizer steps for the first time.
     """
 
     def __init__(self) -> None:

@@ -52,15 +52,15 @@ class TrainingThread:
     def is_ours(self) -> bool:
         """Whether this call comes from the thread that trains, or from one of autograd's that works for it.
 
-        Nodes of a graph that lie on a device run on a thread that autograd has for it: so do the hooks of gradients.
+        Autograd runs the nodes of a graph that lie on a device, and so the hooks of gradients, on a thread of its own.
         """
         return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
 
     def steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this call of its step is our thread's.
 
-        Of one of autograd's threads nobody knows whom it works for while several wait for a pass: for ours, if it steps
-        what ours has stepped, or, while ours waits for one, what no other was seen to step.
+        While several threads wait for a pass, nobody knows which of them one of autograd's threads works for. It is
+        ours if it steps what ours has stepped, or, while ours waits for a pass, what no other was seen to step.
         """
         if self.is_ours or self.ident == NOBODY or not self._steps.others.is_autograds:
             return self.is_ours
@@ -75,7 +75,7 @@ class TrainingThread:
         return found
 
     @property
-    def is_one_of_several(self) -> bool:
+    def alternates(self) -> bool:
         """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
         return bool(self._alternating)
 
@@ -124,7 +124,7 @@ class TrainingThread:
     def continue_in_caller(self) -> bool:
         """Another thread begins a step, or goes on with one: whether it trains from here on.
 
-        It does where it did before, and where the one that took over is no more.
+        It does if it trained before, or if the one that took over is no more.
         """
         if self.ident == NOBODY or not self._has_taken_over:
             return False

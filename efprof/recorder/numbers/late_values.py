@@ -32,7 +32,7 @@ def on_device(value: torch.Tensor) -> OnDevice:
 
 
 class LateValues:
-    """Copies them, each on its own stream; rows of pinned memory and events are used again.
+    """Copies them to the host, each on its own stream; rows of pinned memory and events are used again.
 
     `guard` makes a function harmless: once it has failed, it answers None.
     """

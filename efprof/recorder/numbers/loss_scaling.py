@@ -18,10 +18,7 @@ from efprof.recorder.session.shell import Shell
 
 
 def start(session: Session) -> None:
-    """Wrap the scalers' methods when the first one is made that is enabled.
-
-    Many a program calls one that is not, at every step: that costs nothing.
-    """
+    """Wrap the scalers' methods when the first enabled one is made: one that is not enabled costs nothing."""
     kind = torch.amp.GradScaler
 
     @functools.cache

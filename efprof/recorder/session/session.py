@@ -12,7 +12,8 @@ from pathlib import Path
 from efprof import recorder
 from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, Event
 from efprof.artifacts.sources import SOURCES_FILE
-from efprof.artifacts.steps import STEPS_FILE
+from efprof.artifacts.steps import STEPS_FILE, StepRecord
+from efprof.recorder.budget.light_steps import LightSteps
 from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.hooks.cuda_graphs import watch_captures
 from efprof.recorder.hooks.loop_hooks import watch_backward, watch_loaders, watch_optimizers, watch_updates
@@ -20,6 +21,7 @@ from efprof.recorder.hooks.module_calls import ModuleCalls
 from efprof.recorder.hooks.patching import Undo
 from efprof.recorder.loop.device import Memory, TrainingDevice
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.loop.steps import Listener
 from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.numbers.late_values import LateValues
@@ -28,12 +30,17 @@ from efprof.recorder.session.endings import Endings, note_survival
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.sites import Sites
-from efprof.recorder.session.step_lines import StepLines
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.triggers import WindowRequests
 
 WITHOUT_COLLECTORS = frozenset({"callbacks", "doctor", "launch"})
 """Folders of what runs before the training, or without efprof's start: some would import a framework."""
+
+MAX_LATE_STEPS = 256
+"""Steps whose numbers the device still owes; a queue this long means that it never answers."""
+
+MAX_WAIT_S = 5.0
+"""For those numbers, once the training is over."""
 
 
 def collector_candidates() -> list[str]:
@@ -146,3 +153,37 @@ class Session:
         """In a forked child, a data worker most of all: record nothing, write nothing."""
         self.loop.forget()
         self.is_ended = self.endings.is_over = True
+
+
+class StepLines:
+    """Writes full steps; `light` gives the light ones, which write themselves and may await numbers as well."""
+
+    def __init__(self, lines: LineWriter, light: Callable[[], LightSteps]) -> None:
+        self._lines = lines
+        self._light = light
+        self._late: list[tuple[OpenStep, StepRecord]] = []
+
+    def write(self, step: OpenStep, record: StepRecord) -> None:
+        """At once: a process that is killed must have lost no step. What the device still owes it is written again."""
+        self._lines.write(record)
+        if step.late:
+            self._late.append((step, record))
+        self._write_late()
+
+    def await_late(self) -> None:
+        """The training is over: now the device may be waited for, but not for ever, since it may have failed."""
+        end = time.monotonic() + MAX_WAIT_S
+        self._write_late()
+        while (self._late or self._light().awaits_device) and time.monotonic() < end:
+            time.sleep(0.001)
+            self._write_late()
+
+    def _write_late(self) -> None:
+        self._light().write_arrived()  # of those before: the first bad number is the one to be told of
+        while self._late:
+            step, record = self._late[0]
+            step.late = [arrives for arrives in step.late or () if not arrives()]
+            if step.late and len(self._late) < MAX_LATE_STEPS:
+                return
+            self._lines.write(record)
+            del self._late[0]

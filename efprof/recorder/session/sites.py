@@ -180,7 +180,7 @@ class UserClasses:
         return self._files[kind]
 
     def is_record(self, kind: type[Any]) -> bool:
-        """Whether its objects have but what the user's own classes give them, and no container of Python's in them."""
+        """Whether its objects have only what the user's own classes give them, and no container of Python's in them."""
         known = self._records.get(kind)
         if known is None:
             bases = (base for base in kind.__mro__ if base is not object)

@@ -153,8 +153,8 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.is_one_of_several or self._would_crash():
-            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.is_one_of_several else GRAPHS_CRASH)
+        if self._session.loop.thread.alternates or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.alternates else GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
