@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.stability_checks import Seen
 from benchmarks.stability_phases import Phase, phases_of
 from benchmarks.stability_yardstick import Yardstick
-from efprof.recorder.loop.memory import Memory
+from efprof.recorder.loop.device import Memory
 from energy_flow.data.dataset import PairDataset
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.observation import METRICS_NAME

@@ -1,7 +1,7 @@
 """What a light step costs, and what a full one: every step bare, light or full by turns, in one process.
 
 The recorder's own clock does not see the dispatch of hooks, nor the caches that it leaves cold: the difference that is
-measured over what the clock says is `Sampling.BLINDNESS`.
+measured over what the clock says is `UNSEEN_COST`.
 """
 
 from collections.abc import Iterator, Sequence

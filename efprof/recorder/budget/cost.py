@@ -1,49 +1,44 @@
-"""Adds up what the recording costs, and leaves word of it at the end."""
+"""Leaves word of what recording cost, and of updates without a torch optimizer or by a thread that is not recorded."""
 
 import time
 
-from efprof.artifacts.events import RecordingCost
+from efprof.artifacts.events import OtherThreadTrained, RecordingCost, StepsWithoutOptimizer
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS
+from efprof.recorder.budget.sampling import ALLOWANCE_NS, EARLY_STEPS, Budget, LightStep
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 
 
 class Cost:
-    """Of the steps, by their own clock; what else is spent is in the budget."""
+    """Adds up the steps' own, by their clock; what else is spent is in the budget."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._steps_ns = self._num_full = 0
 
     def add_full(self, step: OpenStep, _: StepRecord) -> None:
-        """A step recorded in full ended."""
         self._add(step.number, step.recorder_ns)
         self._num_full += 1
 
     def add_light(self, steps: list[LightStep]) -> None:
-        """Light ones did."""
         for step in steps:
             self._add(step.number, step.cost_ns)
 
     def _add(self, number: int, cost_ns: int) -> None:
         """The first steps use up some of the allowance; later ones have their own half of the share."""
         if number < EARLY_STEPS:
-            self._session.budget.spend("first steps", cost_ns)
+            self._budget.spend("first steps", cost_ns)
         else:
             self._steps_ns += cost_ns
 
-    def note(self) -> None:
-        """The recording ends."""
-        session, budget = self._session, self._session.budget
+    def note(self, session: Session) -> None:
         if not self._num_full:
             return
-        spent = {"steps": self._steps_ns, **budget.spent_ns}
+        spent = {"steps": self._steps_ns, **self._budget.spent_ns}
         session.note(
             RecordingCost(
                 at_ns=time.time_ns(),
-                step=session.step_number,
+                step=session.loop.number,
                 allowance_s=ALLOWANCE_NS / 1e9,
                 share=session.options.overhead,
                 seconds={what: ns / 1e9 for what, ns in spent.items()},
@@ -53,8 +48,22 @@ class Cost:
 
 
 def start(session: Session) -> None:
-    """Listen to the ends of all steps."""
-    cost = Cost(session)
+    """Listen to the ends of all steps, and to such updates: the first is told, and at the end how many there were."""
+    cost, steps = Cost(session.budget), session.loop.steps
+
+    def note_manual(step: OpenStep) -> None:
+        session.note(StepsWithoutOptimizer(at_ns=time.time_ns(), step=step.number))
+
+    def note_other(num_updates: int | None = None) -> None:
+        session.note(OtherThreadTrained(at_ns=time.time_ns(), step=session.loop.number, num_updates=num_updates))
+
+    def note_all_others() -> None:
+        if steps.others.num_updates:
+            note_other(steps.others.num_updates)
+
     session.subscribe(session.loop.step_ended, "cost", cost.add_full)
     session.subscribe(session.loop.light.steps.settled, "cost", cost.add_light)
-    session.on_end("cost", cost.note)
+    session.on_end("cost", lambda: cost.note(session))
+    session.subscribe(steps.manual_updates_found, "unrecorded_updates", note_manual)
+    session.subscribe(steps.others.trained, "unrecorded_updates", note_other)
+    session.on_end("unrecorded_updates", note_all_others)

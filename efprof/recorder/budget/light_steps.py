@@ -1,4 +1,4 @@
-"""Steps of which only the loss and the instant of the update are taken.
+"""Steps of which only the loss and the instant of the update are taken, and when the next one is recorded in full.
 
 A backward pass belongs to the update that follows it, and a step is over when an optimizer that has stepped in it steps
 again: so nothing need be known of the loop. Where no optimizer steps, so many backward passes make a step as in the
@@ -12,7 +12,10 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from efprof.artifacts.steps import HAS_PAUSE, IS_SKIPPED, LightLine, spelled
+from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.steps import Steps
+from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.late_values import Answer, OnDevice
 from efprof.recorder.numbers.step_numbers import ScaledLosses
 
@@ -27,23 +30,15 @@ look is a good part of what a light step costs."""
 UPDATE_BY_HAND: Final = 0
 """Stands for the optimizer where the program updates its parameters itself."""
 
+MOST_OVERDUE_STEPS: Final = 8
+"""Steps for which a burst waits for a step that is whole as the last full one was; then any update ends one."""
+
 Loss = float | OnDevice
 
 _Row = tuple[int, int, int, int, float | None, int, int]
 """One that waits to be written: its number, when it began and ended, its passes, what the host knows of its loss, its
 flags and the recorder's own part of it in ns.
 """
-
-
-class LightStep(NamedTuple):
-    """One that is over, as those are told who add up steps."""
-
-    number: int
-    length_ns: int
-    cost_ns: int
-    """The recorder's own part of it."""
-    is_usual: bool
-    """Whether its length tells of the others: nothing else was done in it."""
 
 
 class _Owed(NamedTuple):
@@ -57,8 +52,8 @@ class _Owed(NamedTuple):
 class LightSteps:
     """Counts light steps, and writes them together.
 
-    What each of them runs through is in few functions: one that lies in no cache, since the program's own step has
-    just gone through them all, costs a microsecond, ten times what it costs in a loop of nothing else.
+    A light step runs through few functions: the program's own step has just filled the caches, so each costs a
+    microsecond, ten times what it costs in a loop of nothing else.
     """
 
     def __init__(self, write: Callable[[LightLine], None]) -> None:
@@ -170,7 +165,6 @@ class LightSteps:
             self.clocked_ns += perf_counter_ns() - entered
 
     def close(self) -> None:
-        """The open step is over: it ended with its last update."""
         number, end, losses = self.number, self._update_ns, self._losses
         loss: Any = None
         if losses:
@@ -203,7 +197,6 @@ class LightSteps:
                 listener(steps)
 
     def charge(self, cost_ns: int) -> None:
-        """The recorder has spent so long within the open step."""
         self._charged_ns += cost_ns
 
     # Writing.
@@ -233,7 +226,6 @@ class LightSteps:
 
     @property
     def awaits_device(self) -> bool:
-        """Whether a device still owes losses."""
         return bool(self._owed)
 
     def write_arrived(self) -> None:
@@ -260,6 +252,114 @@ class LightSteps:
         return sum(values) if values else None
 
     def _ask_device(self, line: LightLine) -> None:
-        """Have all losses sent at once, and wait for none."""
         answer = self.send([loss for _, loss in self._on_device])
         self._owed.append(_Owed(line, [place for place, _ in self._on_device], answer))
+
+
+class LightLoop:
+    """What the entry points call in a light step; at its end it wakes the state machine where a burst is due."""
+
+    def __init__(
+        self, steps: Steps, thread: TrainingThread, sampling: Sampling, write: Callable[[LightLine], None]
+    ) -> None:
+        self.is_on = False
+        """Whether the step is light: what has no part in it asks this before anything else."""
+        self.is_burst_due = False
+        """Whether the step after this one is to be recorded in full."""
+        self.ends_with_update = True
+        """Whether the step is over with an optimizer's update, not with a backward pass."""
+        self.steps = LightSteps(write)
+        self.woken: list[Callable[[bool], None]] = []
+        """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
+        self._steps = steps
+        self._thread = thread
+        self._sampling = sampling
+        self._num_overdue = 0
+        self.steps.settled.append(sampling.note_light)
+
+    def rest(self, step: OpenStep) -> None:
+        """The open step, in which gradients are computed or applied now, is a light one: see no more of it."""
+        steps = self._steps
+        steps.open = steps.closed = None
+        self.steps.begin(step, steps.last_stepped, steps.last_site, steps.last_loader, steps.passes_by_hand)
+        self._num_overdue = 0
+        self._look_ahead()
+        self.is_on = True
+        self.ends_with_update = not steps.passes_by_hand
+        for listener in self.woken:
+            listener(False)
+
+    def backward_entered(self, tensors: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` was called."""
+        if self._thread.is_ours:
+            self.steps.backward_entered(tensors, gradients)
+        else:
+            self._steps.others.backward_began()
+
+    def backward_left(self) -> None:
+        """It returned or raised."""
+        if self._thread.is_ours:
+            self.pass_ended()
+        else:
+            self._steps.others.backward_ended()
+
+    def pass_ended(self) -> None:
+        if self.steps.backward_left():
+            if self.steps.number + 1 >= self._sampling.look_at:
+                self._look_ahead()
+            if self.is_burst_due:
+                self.wake()
+
+    def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
+        """This optimizer, or graph, by its `id`, has stepped, or was held back."""
+        self.steps.updated(optimizer, is_held_back)
+        self.after_update()
+
+    def after_update(self) -> None:
+        if self.steps.number + 1 >= self._sampling.look_at:
+            self._look_ahead()
+        if not self.is_burst_due:
+            return
+        self._num_overdue += 1
+        is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped
+        if is_whole or self._num_overdue > MOST_OVERDUE_STEPS:
+            self.wake()
+
+    def fetch_began(self, *, is_start: bool) -> None:
+        """A batch is asked for, or a loader starts: that may begin a step recorded in full."""
+        if not self.steps.stepped or self.steps.has_passes or self._steps.has_marks:
+            return
+        if is_start:
+            self.steps.is_interrupted = True  # an evaluation may follow
+            self._sampling.ask_for_burst()
+            self._look_ahead()
+        if self.is_burst_due and (is_start or self._steps.is_fed):
+            self.wake()
+
+    def step_marked(self) -> None:
+        if not self.steps.stepped:
+            self.steps.updated(0)
+        self.steps.close()
+        if self._sampling.wants_full(self.steps.number):
+            self._end()
+        elif self.steps.number >= self._sampling.look_at:
+            self._look_ahead()
+
+    def wake(self) -> None:
+        """The open step is whole, if it has an update: what comes next is recorded in full."""
+        if self.steps.stepped:
+            self.steps.close()
+        self._end()
+
+    def _look_ahead(self) -> None:
+        entered = perf_counter_ns()
+        self.steps.settle()
+        self.is_burst_due = self._sampling.is_due_after(self.steps.number)
+        self.steps.charge(perf_counter_ns() - entered)
+
+    def _end(self) -> None:
+        self.steps.write()
+        self._steps.num_finished = self.steps.number
+        self.is_on = self.is_burst_due = False
+        for listener in self.woken:
+            listener(True)

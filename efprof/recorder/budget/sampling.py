@@ -12,9 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter_ns
-from typing import Final
-
-from efprof.recorder.budget.light_steps import LightStep
+from typing import Final, NamedTuple
 
 FIRST_STEPS: Final = 20
 """Recorded in full at any cost: many a run has no more, and what is learned of the loop is learned here."""
@@ -33,7 +31,7 @@ LEAST_PART: Final = 0.25
 MOST_OVERDRAWN_BURSTS: Final = 1.0
 """The start of a loader is worth a burst that is not earned yet."""
 
-BLINDNESS: Final = 2.0
+UNSEEN_COST: Final = 2.0
 """What a full step costs, over what its own clock sees of that: the dispatch of hooks, and the caches that they find
 cold and leave cold: 1.1 to 2.0 times as much, 2.9 with an enabled scaler (reports/overhead.md). Used until light steps
 tell how long a step takes without it; they may say up to twice as much."""
@@ -49,6 +47,17 @@ ALLOWANCE_NS: Final = 3_000_000_000
 
 COUNTS_PART: Final = 0.5
 """Of all that, for counts and watches alone: on a busy machine a window takes up to 2 s, and must leave them some."""
+
+
+class LightStep(NamedTuple):
+    """A light step that is over, as those are told who add up steps."""
+
+    number: int
+    length_ns: int
+    cost_ns: int
+    """The recorder's own part of it."""
+    is_usual: bool
+    """Whether its length tells of the others: nothing else was done in it."""
 
 
 class Budget:
@@ -86,7 +95,6 @@ class Budget:
         return self.spent_ns["counts"] + self.spent_ns["watches"]
 
     def spend(self, on: str, cost_ns: int) -> None:
-        """It cost so much."""
         self.spent_ns[on] += cost_ns
 
 
@@ -171,7 +179,6 @@ class Sampling:
             self._credit_ns += self._share * length_ns - self._full_cost
 
     def note_light(self, steps: Sequence[LightStep]) -> None:
-        """Light ones did."""
         for step in (one for one in steps if one.is_usual):
             self._light_ns.append(step.length_ns)
             self._light_costs.append(step.cost_ns)
@@ -185,7 +192,6 @@ class Sampling:
         self.look_at = 0
 
     def _income_ns(self, number: int, length_ns: float) -> float:
-        """What a light step earns for bursts."""
         earned = self._share * length_ns
         given = BURST_STEPS * self._full_cost / EARLY_DISTANCE if number < EARLY_STEPS else 0.0
         return max(earned - self._light_cost, LEAST_PART * earned, given)
@@ -193,11 +199,11 @@ class Sampling:
     def _estimate(self) -> None:
         """What a step costs: by its own clock at least; a full one by its length beside that of light ones."""
         own = median(self._full_costs)
-        self._full_cost = BLINDNESS * own
+        self._full_cost = UNSEEN_COST * own
         if len(self._light_ns) >= NUM_REMEMBERED // 2:
             longer = median(self._full_ns) - median(self._light_ns)
-            self._full_cost = max(own, min(longer, 2 * BLINDNESS * own))
+            self._full_cost = max(own, min(longer, 2 * UNSEEN_COST * own))
         if self._light_costs:
-            self._light_cost = BLINDNESS * median(self._light_costs)
+            self._light_cost = UNSEEN_COST * median(self._light_costs)
         self._length_ns = median(self._light_ns or self._full_ns)
         self._affords_all = self._full_cost <= self._share * self._length_ns

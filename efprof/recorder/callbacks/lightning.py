@@ -7,8 +7,7 @@ try:
 except ImportError:  # the older name of the same package
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
-from efprof.recorder.callbacks.marks import TrainingMarks
-from efprof.recorder.launch.in_code import Wanted
+from efprof.recorder.launch.in_code import TrainingMarks, Wanted
 from efprof.recorder.loop.user_marks import UserMarks
 
 
@@ -35,7 +34,6 @@ class RecordTraining(Callback):
         self._marks.mark(UserMarks.begin_unless_fetched)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """End the step, if this batch was its last."""
         if trainer.global_step != self._num_updates:
             self._num_updates = trainer.global_step
             self._marks.mark(UserMarks.step_ended)
@@ -45,9 +43,7 @@ class RecordTraining(Callback):
         self._marks.mark(UserMarks.begin_anew)
 
     def on_fit_end(self, *_: Any) -> None:
-        """End the recording, if it was started here."""
         self._marks.end()
 
     def on_exception(self, *arguments: Any) -> None:
-        """End it with the error that ended the fit."""
         self._marks.end(arguments[-1])

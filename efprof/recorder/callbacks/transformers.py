@@ -4,8 +4,7 @@ from typing import Any, Unpack
 
 from transformers import TrainerCallback
 
-from efprof.recorder.callbacks.marks import TrainingMarks
-from efprof.recorder.launch.in_code import Wanted
+from efprof.recorder.launch.in_code import TrainingMarks, Wanted
 from efprof.recorder.loop.user_marks import UserMarks
 
 
@@ -20,13 +19,11 @@ class RecordTraining(TrainerCallback):
         self._marks = TrainingMarks(name, **wanted)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start the recording and mark steps from here on."""
         self._marks.end(RuntimeError("the training before this one did not reach its end"))
         self._marks.record()
         self._marks.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """End the step."""
         self._marks.mark(UserMarks.step_ended)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
@@ -34,5 +31,4 @@ class RecordTraining(TrainerCallback):
         self._marks.mark(UserMarks.begin_anew)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """End the recording, if it was started here."""
         self._marks.end()

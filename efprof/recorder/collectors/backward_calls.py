@@ -16,12 +16,11 @@ import torch
 
 from efprof.artifacts.events import BackwardCalls
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.holders.saved_tensors import Nodes, storage_of
+from efprof.recorder.holders.paths import Nodes, storage_of
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.frames import callers
 from efprof.recorder.session.session import Session
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.3
 """Of walking graphs and hooking their nodes, in a whole run: 5 to 15 us a node (measured)."""
@@ -88,7 +87,6 @@ class BackwardWatch:
         """The pass that runs, if it is to keep its graph: its line, the graph's roots, its step, `create_graph`."""
 
     def begin(self, step: OpenStep, tensors: Any, retains_graph: bool, creates_graph: bool) -> None:
-        """A pass from these tensors is about to run."""
         if torch._C._current_graph_task_id() != -1:
             return  # reentrant checkpointing calls backward from within a pass
         self._kept = None
@@ -134,7 +132,6 @@ class BackwardWatch:
         self._seconds += time.perf_counter() - start
 
     def finish(self, step: OpenStep, _: StepRecord) -> None:
-        """The step ends."""
         self._kept = None
         for site in self._sites.values():
             if site.alive:
@@ -144,8 +141,7 @@ class BackwardWatch:
             self.note()
 
     def note(self) -> None:
-        """Write what is known of every line so far."""
-        number = self._session.step_number
+        number = self._session.loop.number
         for site in self._sites.values():
             site.sort_out(number)
             site.called.at_ns, site.called.step = time.time_ns(), number
@@ -153,7 +149,6 @@ class BackwardWatch:
 
 
 def start(session: Session) -> None:
-    """Listen to the passes."""
     watch, loop = BackwardWatch(session), session.loop
     session.subscribe(loop.backward_called, "backward_calls", watch.begin)
     loop.backward_ended.append(session.shell.guarded("backward_calls", watch.end))
@@ -190,7 +185,6 @@ def _bytes_of(found: list[Any], leaves: list[torch.Tensor], nodes: Nodes) -> int
 
 
 def _has_graph(leaf: torch.Tensor | None) -> bool:
-    """Whether its gradient has a graph of its own."""
     return leaf is not None and leaf.grad is not None and leaf.grad.grad_fn is not None
 
 

@@ -56,7 +56,6 @@ class _Mode(TorchFunctionMode):
         self._look = look
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the function, and tell what it was given and what it gave."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.is_over:
@@ -84,7 +83,6 @@ class DataWatch:
         self._why_not = ""
 
     def begin(self) -> None:
-        """Look from now on, if there is anything to look at."""
         self._uses = _candidates(self._device, self._address)
         if sum(use.num_bytes for use in self._uses.values()) < LEAST_BYTES:
             self._uses.clear()
@@ -95,7 +93,6 @@ class DataWatch:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def next_step(self) -> None:
-        """Another step begins."""
         self._step += 1
 
     def end(self) -> DeviceData:
@@ -140,7 +137,6 @@ class DataWatch:
 
 
 def start(session: Session) -> None:
-    """Listen to the begins of the first steps."""
 
     def site() -> str | None:
         return session.sites.of_caller(sys._getframe())
@@ -215,7 +211,6 @@ def _has_compiled() -> bool:
 
 
 def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Those among them, and in lists and tuples among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,30 +1,42 @@
-"""Adds to run.json what only the training process knows: versions, devices, settings, where memory is read from.
+"""Records what only the training process knows of its machine: versions, devices, settings, the use of the device.
 
-Among it is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
+In run.json is what a snapshot of the CUDA allocator lacks: the device and its memory, the driver, the memory fraction.
+How much of the device is in use beside what PyTorch has reserved is read now and then, from NVML where `pynvml` can be
+imported, else from the driver (`torch.cuda.mem_get_info`). That never starts CUDA, creates no context and waits for
+nothing: only the device that the training is on is asked, once the allocator has memory there.
 """
 
+import functools
+import importlib
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, Final
 
 import msgspec
 import torch
 
 import efprof
+from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.artifacts.run_file import Device, read_run_file, write_run_file
 from efprof.recorder.launch.machine import driver_version
+from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 
 NAMED_PACKAGES = ("numpy", "transformers", "accelerate", "lightning", "pytorch_lightning", "datasets", "torchvision")
 """Packages whose version can explain a difference between two runs, where the program has imported them."""
 
+FIRST_STEP: Final = 10
+"""The second reading; libraries have their workspaces by then."""
+
 
 def start(session: Session) -> None:
-    """Wait for the first step: by then most programs have chosen their device; where it comes later, write again."""
+    """Wait for the first step, by which most programs have chosen their device, and for CUDA to be initialised."""
     written: tuple[bool, int | None] | None = None
 
     def write_once(*_: object) -> None:
@@ -45,6 +57,10 @@ def start(session: Session) -> None:
 
     session.subscribe(session.loop.step_began, "environment", write_once)
     session.subscribe(session.loop.backward_began, "environment", note_device)
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        for collector, begin in (("device_times", _time_stages), ("device_use", _read_use)):
+            began: Any = session.shell.guarded(collector, functools.partial(begin, session))
+            torch.cuda._lazy_call(began)  # type: ignore[no-untyped-call]
 
 
 def _write(session: Session) -> None:
@@ -126,3 +142,68 @@ def _allocator_settings() -> str:
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     text = read() if read is not None else os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     return str(text) or "none: its defaults"
+
+
+class DeviceUses:
+    """Reads at the ends of steps, each time after twice as many."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lines = session.lines(DEVICE_USE_FILE)
+        self._nvml = _nvml()
+        self._due = 0
+        self._cost_ns = 2_000_000
+
+    def finish(self, *_: object) -> None:
+        session, began = self._session, perf_counter_ns()
+        step, device = session.loop.number, session.device.index
+        if device is None or step < self._due or not session.budget.affords(self._cost_ns):
+            return
+        self._due = max(FIRST_STEP, 2 * step)
+        stats = session.device.statistics()
+        reserved = stats["reserved_bytes"]["all"]["current"] if stats else 0
+        if not reserved:  # there may be no context on it, which asking would create
+            return
+        used, own = self._read(device)
+        reading = DeviceUse(step=step, device=device, used_bytes=used, reserved_bytes=reserved, process_bytes=own)
+        self._lines.write(reading)
+        self._cost_ns = perf_counter_ns() - began
+        session.budget.spend("device use", self._cost_ns)
+
+    def _read(self, device: int) -> tuple[int, int | None]:
+        """Used bytes, and this process's own where they are told: the driver does not tell of processes."""
+        nvml, uuid = self._nvml, getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        if nvml is not None and uuid is not None:
+            try:  # by the device's own name: NVML counts those that CUDA_VISIBLE_DEVICES hides
+                handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+                processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                own = next((each.usedGpuMemory for each in processes if each.pid == os.getpid()), None)
+                return nvml.nvmlDeviceGetMemoryInfo(handle).used, own
+            except nvml.NVMLError:  # a slice of a device has another name
+                self._nvml = None
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free, None
+
+
+def _time_stages(session: Session) -> None:
+    session.loop.thread.asks_capturing = session.shell.guarded("captures", torch.cuda.is_current_stream_capturing)
+    session.loop.steps.clock = DeviceClock(session.device, functools.partial(session.shell.guarded, "device_times"))
+
+
+def _read_use(session: Session) -> None:
+    session.subscribe(session.loop.step_ended, "device_use", DeviceUses(session).finish)
+
+
+def _nvml() -> Any:
+    """NVIDIA's library, if its bindings are here and it can be started."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of two packages of that name says that it is the old one
+        try:
+            pynvml = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml

@@ -6,7 +6,6 @@ modules, so it holds for compiled ones too. Not seen are an evaluation that goes
 and one that builds graphs all the same.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from weakref import ref
 import torch
 
 from efprof.artifacts.readings import EVALUATIONS_FILE, EvaluationMemory, EvaluationRecord
-from efprof.recorder.hooks.loop_hooks import replace
+from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.session.session import Session
 
 TRAINS: Final = "_efprof_trains"
@@ -39,7 +38,7 @@ class _Pass:
     asked_ns: int
     """For the last batch."""
     handed_ns: int = 0
-    stood: tuple[int, int] | None = None
+    progress: tuple[int, int] | None = None
     """The numbers of graph nodes and of steps when it was handed out, until it is seen what became of it."""
     stride: int = 1
 
@@ -63,7 +62,6 @@ class Evaluations:
         self._dropped = guarded("evaluations", self._drop)
 
     def put_in_evaluation_mode(self, module: torch.nn.Module) -> None:
-        """`module.eval()` was called."""
         self._in_evaluation_mode = ref(module)
         self.may_begin = True
 
@@ -90,20 +88,17 @@ class Evaluations:
             self._begin(iterator, now)
 
     def _note_handed(self, iterator: Any) -> None:
-        """It has handed out a batch."""
         going = self._open
         if going is not None and going.iterator() is iterator and self._loop.is_ours:
-            going.handed_ns, going.stood = perf_counter_ns(), self._standing()
+            going.handed_ns, going.progress = perf_counter_ns(), self._progress()
             if not going.record.num_batches:
                 going.record.after_step = self._loop.num_steps - 1
 
     def exhausted(self, iterator: Any, *_: object) -> None:
-        """It has no more batches."""
         if self._open is not None and self._open.iterator() is iterator:
             self._close()
 
     def end(self) -> None:
-        """The program ends."""
         self._look_at_last()
         self._close()
 
@@ -112,7 +107,7 @@ class Evaluations:
         if self._open is not None and self._open.iterator is iterator and self._loop.is_ours:
             self.end()
 
-    def _standing(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int]:
         return torch.autograd._get_sequence_nr(), self._loop.num_steps  # type: ignore[attr-defined]
 
     def _begin(self, iterator: Any, now: int) -> None:
@@ -139,15 +134,15 @@ class Evaluations:
     def _look_at_last(self) -> None:
         """Count the last batch, if it was evaluated; otherwise the pass was over when that one came."""
         going = self._open
-        if going is None or going.stood is None:
+        if going is None or going.progress is None:
             return
-        if going.stood != self._standing():
+        if going.progress != self._progress():
             iterator = going.iterator()
             if iterator is not None:
                 iterator.__dict__[TRAINS] = True
             self._write(going.handed_ns)
             return
-        record, going.stood = going.record, None
+        record, going.progress = going.record, None
         record.num_batches += 1
         record.fetch_us += (going.handed_ns - going.asked_ns) / 1000
         if record.num_batches % going.stride == 0:
@@ -159,7 +154,6 @@ class Evaluations:
             going.stride *= 2
 
     def _close(self) -> None:
-        """It ends now."""
         going, now = self._open, perf_counter_ns()
         if going is not None and going.record.num_batches:
             self._note(going.record)
@@ -190,15 +184,8 @@ class Evaluations:
 
 def start(session: Session) -> None:
     """Be told of each batch that a DataLoader hands out, and of modules put in evaluation mode."""
-    evaluations, evaluate = Evaluations(session), torch.nn.Module.eval
+    evaluations = session.loop.evaluations = Evaluations(session)
     put = session.shell.guarded("evaluations", evaluations.put_in_evaluation_mode)
-
-    @functools.wraps(evaluate)
-    def put_in_evaluation_mode(self: Any) -> Any:
-        put(self)
-        return evaluate(self)
-
-    session.loop.evaluations = evaluations
-    session.undo_at_end([replace(torch.nn.Module, "eval", put_in_evaluation_mode)])
+    session.undo_at_end([call_before(torch.nn.Module, "eval", put)])
     session.subscribe(session.loop.loader_ended, "evaluations", evaluations.exhausted)
     session.on_end("evaluations", evaluations.end)

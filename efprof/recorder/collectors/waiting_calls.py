@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.hooks.loop_hooks import Undo, replace
-from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.loop.open_step import count_call
-from efprof.recorder.session.frames import callers
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites, callers
 
 READS = {
     "item": "item",
@@ -67,11 +68,13 @@ _Note = Callable[[str, FrameType, int], None]
 
 def start(session: Session) -> None:
     """Wrap the methods on torch.Tensor, what prints a tensor, and the stalls that this torch has."""
-    calls = _WaitingCalls(session)
+    calls = _WaitingCalls(session.loop, session.sites, session.shell)
     undo: list[Undo] = []
     for name, call in READS.items():
         original = getattr(torch.Tensor, name)
-        undo.append(replace(torch.Tensor, name, StandIn(calls.read(call, original), original, session.loop.light)))
+        undo.append(
+            replace(torch.Tensor, name, MethodWrapper(calls.read(call, original), original, session.loop.light))
+        )
     undo.append(replace(torch._tensor_str, "_str", calls.read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner, attribute = _owner_of(name)
@@ -86,11 +89,10 @@ def start(session: Session) -> None:
 class _WaitingCalls:
     """Wraps what waits, in steps recorded in full; a call within another one is not counted again."""
 
-    def __init__(self, session: Session) -> None:
-        self._loop = session.loop
-        self._sites = session.sites
-        self._noted_read = session.shell.guarded("waiting_calls", self._note_read)
-        self._noted_stall = session.shell.guarded("waiting_calls", self._note_stall)
+    def __init__(self, loop: Loop, sites: Sites, shell: Shell) -> None:
+        self._loop, self._sites = loop, sites
+        self._noted_read = shell.guarded("waiting_calls", self._note_read)
+        self._noted_stall = shell.guarded("waiting_calls", self._note_stall)
         self._is_waiting = False
 
     def read(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +134,7 @@ class _WaitingCalls:
         is_of_user = call == "print" or file.endswith(FORMATTING) or not file.startswith((_TORCH, _TRITON))
         site = self._sites.of_caller(caller) if is_of_user else None
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.reads, site, call, spent_ns)
+            count_call(self._loop.step.waits.reads, site, call, spent_ns)
 
     def _note_stall(self, call: str, caller: FrameType, spent_ns: int) -> None:
         for frame in callers(caller):
@@ -142,7 +144,7 @@ class _WaitingCalls:
                 break
         site = self._sites.of_caller(caller)
         if site is not None and self._loop.step is not None:
-            count_call(self._loop.step.stalls, site, call, spent_ns)
+            count_call(self._loop.step.waits.stalls, site, call, spent_ns)
 
 
 def _owner_of(name: str) -> tuple[Any, str]:

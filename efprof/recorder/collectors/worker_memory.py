@@ -7,7 +7,6 @@ Python objects is looked at once per loader.
 
 import contextlib
 import dis
-import functools
 import multiprocessing
 import os
 import sys
@@ -29,7 +28,8 @@ from efprof.artifacts.readings import (
     ProcessMemory,
 )
 from efprof.recorder.holders.variables import COLLECTIONS, PLAIN, attributes_of
-from efprof.recorder.hooks.loop_hooks import NUMBER, replace
+from efprof.recorder.hooks.loop_hooks import NUMBER
+from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.session.session import Session
 
 FIRST_STEP: Final = 10
@@ -77,7 +77,6 @@ class WorkerMemory:
         self._cost_ns = 3 * 6_000_000
 
     def started(self, loader: Any, iterator: Any) -> None:
-        """A loader is gone through: its workers run by now."""
         number = getattr(iterator, NUMBER, None)
         if number is None or not isinstance(iterator, _MultiProcessingDataLoaderIter):
             return
@@ -88,8 +87,7 @@ class WorkerMemory:
             self._sample()  # before they have read much
 
     def finish(self, *_: object) -> None:
-        """A step ended."""
-        is_due = self._iterators and self._session.step_number >= self._due
+        is_due = self._iterators and self._session.loop.number >= self._due
         if is_due and self._session.budget.affords(self._cost_ns):
             self._sample()
 
@@ -105,13 +103,12 @@ class WorkerMemory:
         self._iterators.discard(iterator)
 
     def end(self) -> None:
-        """The program ends, before the workers that it kept."""
         if any(READ in iterator.__dict__ for iterator in self._iterators):
             self._sample()
 
     def _sample(self) -> None:
         began = perf_counter_ns()
-        step = self._session.step_number
+        step = self._session.loop.number
         self._due = max(FIRST_STEP, 2 * step)
         for iterator in self._iterators:
             iterator.__dict__[READ] = True
@@ -162,14 +159,7 @@ def start(session: Session) -> None:
         return
     workers = WorkerMemory(session)
     ending = session.shell.guarded("worker_memory", workers.ending)
-    stop = _MultiProcessingDataLoaderIter._shutdown_workers
-
-    @functools.wraps(stop)
-    def shut_down(self: Any) -> None:
-        ending(self)
-        stop(self)
-
-    session.undo_at_end([replace(_MultiProcessingDataLoaderIter, "_shutdown_workers", shut_down)])
+    session.undo_at_end([call_before(_MultiProcessingDataLoaderIter, "_shutdown_workers", ending)])
     session.subscribe(session.loop.loader_started, "worker_memory", workers.started)
     session.subscribe(session.loop.step_ended, "worker_memory", workers.finish)
     session.on_end("worker_memory", workers.end)

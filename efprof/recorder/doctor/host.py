@@ -75,7 +75,6 @@ def import_torch() -> ModuleType | None:
 
 
 def checks_of_python(torch: ModuleType | None) -> Iterator[Check]:
-    """In the order in which a recording needs them."""
     yield _python()
     yield _python_of_commands()
     yield _torch(torch)
@@ -83,7 +82,6 @@ def checks_of_python(torch: ModuleType | None) -> Iterator[Check]:
 
 
 def version_of(torch: ModuleType) -> tuple[int, int]:
-    """Its major and minor number."""
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
 
@@ -96,7 +94,6 @@ def checks_of_place(folder: Path, runs: Path) -> Iterator[Check]:
 
 
 def checks_of_memory(torch: ModuleType | None) -> Iterator[Check]:
-    """The counters are read by the recorder's own reader."""
     if torch is not None:
         yield _counters(torch)
     yield _memray()
@@ -205,7 +202,7 @@ def _git(folder: Path) -> Check:
 
 
 def _counters(torch: ModuleType) -> Check:
-    from efprof.recorder.loop.memory import Memory
+    from efprof.recorder.loop.device import Memory
 
     memory, name = Memory(), "host memory counters"
     source = memory.choose()

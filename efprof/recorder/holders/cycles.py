@@ -71,7 +71,6 @@ class Cycles:
             self.write()
 
     def write(self) -> None:
-        """Write cycles-1.json anew."""
         if not self._session.loop.steps.num_finished:
             return
         self._num_written = self._num_large
@@ -82,7 +81,7 @@ class Cycles:
 
     def _start(self) -> None:
         loop = self._session.loop
-        if loop.is_ours and loop.steps.num_finished and not self._session.is_collecting:
+        if loop.is_ours and loop.steps.num_finished and not self._session.memory.is_collecting:
             self._before = (time.perf_counter_ns(), self._session.memory.read()[0])
 
     def _stop(self, generation: int) -> None:
@@ -97,7 +96,7 @@ class Cycles:
             self._note(generation, before, freed, (ended_ns - began_ns) / 1e9)
 
     def _note(self, generation: int, before: int, freed: int, seconds: float) -> None:
-        step = self._session.step_number
+        step = self._session.loop.number
         self._num_large += 1
         self._generation = generation
         if step >= self._last_apart + STEPS_APART:
@@ -120,11 +119,11 @@ class Cycles:
             return
         session, began_ns = self._session, time.perf_counter_ns()
         session.loop.disturb()
-        session.is_collecting = True
+        session.memory.is_collecting = True
         try:
             self._cycles = look_at_garbage(self._generation, session.sites)
         finally:
-            session.is_collecting = False
+            session.memory.is_collecting = False
         if self._cycles:
             session.sites.keep_all()  # the statement that closes the cycle may stand in any of them
         self.write()
@@ -132,7 +131,6 @@ class Cycles:
 
 
 def start(session: Session) -> None:
-    """Be called at collections and at the ends of steps."""
     cycles = Cycles(session)
     called = session.shell.owing(cycles)
     gc.callbacks.append(called)

@@ -23,8 +23,7 @@ import torch
 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Cycle, CycleLink
-from efprof.recorder.holders.paths import Clock, Held, TimeIsUp
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeIsUp
 from efprof.recorder.holders.variables import (
     COLLECTIONS,
     attributes_of,
@@ -93,17 +92,14 @@ def _find_cycles(sites: Sites) -> list[Cycle]:
     search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
     with suppress(TimeIsUp):
         search.run()
-    found = sorted(search.found, key=lambda cycle: (-_num_bytes(cycle), _num_foreign(cycle), len(cycle.links)))
+
+    def order(cycle: Cycle) -> tuple[int, int, int]:
+        num_foreign = sum(link.file is None for link in cycle.links)
+        return -cycle.tensor_bytes - cycle.graph_bytes, num_foreign, len(cycle.links)
+
+    found = sorted(search.found, key=order)
     different = {frozenset((link.owner, link.name) for link in cycle.links): cycle for cycle in reversed(found)}
     return list(reversed(different.values()))[:MAX_CYCLES]
-
-
-def _num_bytes(cycle: Cycle) -> int:
-    return cycle.tensor_bytes + cycle.graph_bytes
-
-
-def _num_foreign(cycle: Cycle) -> int:
-    return sum(link.file is None for link in cycle.links)
 
 
 class _Search:
@@ -117,7 +113,6 @@ class _Search:
         self._clock = Clock(time.thread_time() + MAX_SECONDS)
 
     def run(self) -> None:
-        """Raises TimeIsUp."""
         for values in self._starts():
             for value in {id(one): one for one in (values[-1], values[len(values) // 2], values[0])}.values():
                 ring = self._ring(value)
@@ -208,7 +203,6 @@ class Names:
         return path if path and self._sites.is_user_file(path) else None
 
     def owner_of(self, value: Any) -> str:
-        """The name of its function, or of its class."""
         code = _code_of(value)
         if code is not None:
             return str(code.co_qualname)

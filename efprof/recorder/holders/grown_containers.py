@@ -15,10 +15,9 @@ import torch
 
 from efprof.artifacts.holders import Container
 from efprof.recorder.holders.holder_count import Heap
-from efprof.recorder.holders.paths import Held, Place, max_length_of
-from efprof.recorder.holders.saved_tensors import storage_of
+from efprof.recorder.holders.paths import Held, Place, max_length_of, storage_of
 from efprof.recorder.holders.variables import LRU_CACHE
-from efprof.recorder.session.frames import callers
+from efprof.recorder.session.sites import callers
 
 MIN_GROWTH = 2
 """Entries since the last count, twenty steps or more ago: what grows by one may have been filled in late."""
@@ -57,7 +56,7 @@ class Grown:
 
 
 class GrownContainers:
-    """Compares the lengths of all containers with those at the last count; between two it keeps but plain numbers.
+    """Compares the lengths of all containers with those at the last count; between two it keeps plain numbers alone.
 
     `look`, have the census call `met`, ask for what `grown` has, and `let_go`.
     """
@@ -130,7 +129,6 @@ class GrownContainers:
             )
 
     def most(self) -> list[Grown]:
-        """Those that grew most."""
         return sorted(self.grown.values(), key=lambda one: one.length_before - one.length)[:MAX_LISTED]
 
     def let_go(self) -> None:
@@ -224,7 +222,7 @@ def _led_to(roots: list[Any]) -> set[int]:
 
 
 def _is_of_a_library(container: Any) -> bool:
-    """Whether it is of a type of its own, or has but weak references in it, as the caches of abstract classes do."""
+    """Whether it is of a type of its own, or has only weak references in it, as the caches of abstract classes do."""
     if type(container).__module__ not in ("builtins", "collections"):
         return True
     sample = _last_of(container)
@@ -234,7 +232,7 @@ def _is_of_a_library(container: Any) -> bool:
 
 
 def _own_frames(innermost: FrameType) -> list[FrameType]:
-    """The recorder's functions that run, but for those that have what was counted in their variables.
+    """The recorder's functions that run, except those that have what was counted in their variables.
 
     Not its own frame: in its own list that would keep all that called it, and a loader's workers, until a collection.
     """

@@ -18,8 +18,7 @@ from typing import Any
 from efprof.artifacts.holders import Change, Watch, Watched
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.watched_values import Line, State, Thing, Variable, binding_lines, look_at_variables
-from efprof.recorder.session.frames import callers
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_NS = 300_000_000
 """Of tracing: by the number of its events, since a clock would count what a busy machine does meanwhile."""
@@ -153,7 +152,6 @@ class GrowthWatch:
     # What Python calls.
 
     def _on_call(self, frame: FrameType, *_: Any) -> Tracer | None:
-        """Any function in Python is called."""
         self.spent_ns += CALL_NS
         if self._is_over or self.spent_ns > MAX_NS:
             self.stop()
@@ -173,7 +171,6 @@ class GrowthWatch:
         return self._in_library
 
     def _on_user_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        """A line of the user's begins, or a function of his is left."""
         if self._is_over:
             return None
         self.spent_ns += self._event_ns
@@ -189,7 +186,6 @@ class GrowthWatch:
         return self._in_user
 
     def _on_library_event(self, frame: FrameType, event: str, _: Any) -> Tracer | None:
-        """What a line of the user's called returns."""
         if self._is_over:
             return None
         if event == "return":

@@ -5,19 +5,17 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from itertools import compress
 from types import FrameType, GeneratorType
 from typing import Any
 
 from efprof.artifacts.files import no_garbage_collection
-from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Place, TimeIsUp
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Nodes, Place, TimeIsUp
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
-from efprof.recorder.session.frames import callers, waiting
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 
 MAX_SECONDS = 0.2
 """Of computing; a census stops here, what it has not reached by then is not counted. It takes 120 to 180 ms with 2,000
@@ -96,7 +94,7 @@ class Census:
             self._count_graphs(nodes)  # a data set in memory makes it slow to look for generators
             if self._walk.running and self._has_time():
                 generators = (heap or look_at_heap()).generators
-                self._count_locals(frame for _, frame in waiting(generators, self._walk.seen, self._walk.running))
+                self._count_locals(frame for _, frame in _waiting(generators, self._walk.seen, self._walk.running))
                 self._count_graphs(nodes)
             nodes.forget()
             for held in self._walk.holders.held.values():
@@ -160,3 +158,12 @@ class Census:
             except TimeIsUp:
                 self.is_partial = True
                 self.cut_graphs.add(key)
+
+
+def _waiting(generators: list[Any], known: Set[int], running: Set[int]) -> list[tuple[Any, FrameType]]:
+    """All but those that are known, by `id`, and those whose frames run, each with its frame.
+
+    That is how one is found that no variable holds: `for batch in batches()` keeps its own on the interpreter's stack.
+    """
+    found = [one for one in generators if id(one) not in known]
+    return [(one, frame) for one in found if (frame := one.gi_frame) is not None and id(frame) not in running]

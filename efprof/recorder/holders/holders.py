@@ -52,7 +52,7 @@ MAX_TIMES_SEEN = 2
 
 
 class Holders:
-    """Takes counts and watches, by turns."""
+    """Takes counts, and watches between them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -71,8 +71,7 @@ class Holders:
         self._is_loader_over = False
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """A step ended: go on watching; count where it is time to."""
-        self._loader = step.loader
+        self._loader = step.batches.loader
         is_traced = record.window is not None
         if self._watch is not None:
             record.window = record.window or f"watch-{self._num_watches + 1}"
@@ -82,37 +81,32 @@ class Holders:
             self.count("step", step.number)
 
     def go_on_watching(self, number: int, *, is_last: bool = False) -> None:
-        """A step ended, light or not."""
         if self._watch is not None:
             self._session.loop.disturb()
             if self._watch.step_ended() or is_last:
                 self.stop_watching(number)
 
     def loader_ended(self, _: Any, number: int | None) -> None:
-        """The loader's iterator has no more batches."""
         session = self._session
         if number is None or number != self._loader:
             return
-        if session.step_number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
+        if session.loop.number >= FIRST_COUNT and self._num_restarts < MAX_RESTARTS:
             self._num_restarts += 1
             self._is_loader_over = True
-            self.count("loader_ended", session.step_number - 1)
+            self.count("loader_ended", session.loop.number - 1)
 
     def loader_began(self, loader: Any) -> None:
-        """It is gone through once more."""
-        if self._is_loader_over and self._session.loader_numbers.get(loader) == self._loader:
+        if self._is_loader_over and self._session.loop.loader_numbers.get(loader) == self._loader:
             self._is_loader_over = False
-            self.count("loader_began", self._session.step_number - 1)
+            self.count("loader_began", self._session.loop.number - 1)
 
     def end(self) -> None:
-        """The program ends."""
         num_steps = self._session.loop.num_steps
         self.stop_watching(num_steps - 1)
         if num_steps >= FIRST_COUNT or (self._is_asked_for and num_steps):
             self.count("end", num_steps - 1)
 
     def stop_watching(self, step: int) -> None:
-        """Write what was seen, if anything is watched."""
         watch, self._watch = self._watch, None
         self._session.loop.light.steps.watch = None
         if watch is not None:
@@ -201,7 +195,6 @@ class Holders:
         return described(grown, held.max_length if held is not None else None, file)
 
     def _watch_what_grew(self, census: Census, step: int) -> None:
-        """Have their lines watched for the next steps."""
         session = self._session
         things, states = self._things(census)
         if not things or not (self._is_asked_for or session.budget.affords_count(MAX_NS)):
@@ -261,7 +254,6 @@ class Holders:
 
 
 def start(session: Session) -> None:
-    """Listen to the ends of steps, and of the loader."""
     if session.options.holders is False:
         return
     holders = Holders(session)

@@ -188,7 +188,6 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def variables_of(function: FunctionType) -> dict[str, Any]:
-    """The variables of a closure, and the arguments with defaults."""
     defaults = function.__defaults__ or ()
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     names: dict[str, Any] = {name: cell.cell_contents for name, cell in cells_of(function).items() if is_filled(cell)}
@@ -197,7 +196,6 @@ def variables_of(function: FunctionType) -> dict[str, Any]:
 
 
 def cells_of(function: FunctionType) -> dict[str, CellType]:
-    """Where a closure has its variables."""
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
@@ -245,7 +243,7 @@ def kind_of(value: Any) -> Any:
 
 
 def is_plain_data(elements: Sequence[Any], is_record: Callable[[type[Any]], bool]) -> bool:
-    """Whether there are but numbers and texts in all these elements, which may be containers, or records.
+    """Whether there are only numbers and texts in all these elements, which may be containers, or records.
 
     The collector's own function goes through a layer of objects, fifty times as fast as a loop does. `is_record` tells
     of a type whether all that its objects hold is what the collector sees.

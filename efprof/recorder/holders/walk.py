@@ -80,7 +80,7 @@ class Walk:
         self._sites = sites
         self._classes = UserClasses(sites)
         self._clock = clock
-        self._met = met or _ignore
+        self._met = met or (lambda *_: None)
         self._kinds: dict[type[Any], _Kind] = {}
         self._todo: deque[tuple[_Visitor, Any, Place, Held | None]] = deque()
         """What was met and not gone into yet: nearer things first, and a chain of any length needs no deep stack."""
@@ -342,9 +342,6 @@ class Walk:
             if file is not None:
                 below = min(below, self._depths.setdefault(path, below))
             self._visit(element, Place(path, "attribute", owner, name, file, below, within), inside)
-
-
-def _ignore(*_: object) -> None: ...
 
 
 def _is_attribute(key: Any) -> bool:

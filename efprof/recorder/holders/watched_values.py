@@ -59,12 +59,10 @@ class Thing:
 
     @property
     def num_seen(self) -> int:
-        """How often it was seen to grow, or to be bound anew."""
         seen = sum(one.times for (_, how), one in self.changes.items() if how != "shrank")
         return max([seen, *(variable.times for variable in self.variables)])
 
     def note(self, line: Line, how: How, entries: int) -> None:
-        """This line changed it."""
         seen = self.changes.setdefault((line, how), Seen())
         seen.times += 1
         seen.entries += entries

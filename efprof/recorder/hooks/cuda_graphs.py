@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.shell import Shell
 

@@ -17,14 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.step_numbers import read_value
-from efprof.recorder.session.frames import callers
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.sites import Sites, callers
 from efprof.recorder.session.writing import is_of_a_signal
-
-Undo = Callable[[], None]
 
 _RUNNING_PASS = torch._C._current_graph_task_id
 _NUM_MODES, _NUM_OVERRIDES = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
@@ -33,46 +31,15 @@ NUMBER = "_efprof_number"
 """The attribute by which a loader's iterator, which nobody pickles or copies, knows its loader's number."""
 
 
-def replace(owner: Any, name: str, new: Any) -> Undo:
-    """Set an attribute of a class or module; the result puts the old one back, unless the program has changed it."""
-    had_own = name in vars(owner)
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    forget = _script_as(old, new)
-
-    def undo() -> None:
-        forget()
-        if vars(owner).get(name) is not new:  # the program has deleted it, or put its own there
-            return
-        if had_own:
-            setattr(owner, name, old)
-        else:
-            delattr(owner, name)
-
-    return undo
-
-
-def _script_as(old: Any, new: Any) -> Undo:
-    """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
-    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
-    if id(old) in known:
-        known[id(new)] = known[id(old)]
-
-    def forget() -> None:
-        known.pop(id(new), None)
-
-    return forget
-
-
-def watch_loaders(loop: Loop, shell: Shell, numbers: WeakKeyDictionary[Any, int]) -> list[Undo]:
-    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch; `numbers` tells loaders apart.
+def watch_loaders(loop: Loop, shell: Shell) -> list[Undo]:
+    """Enter the stage `data` whenever a DataLoader starts or is asked for a batch.
 
     Around its start the loop's `loader_began(loader)` and `loader_started(loader, iterator)` are told of it.
     """
     began = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_began))
-    opened = shell.guarded("loop", lambda loader: loop.fetch_began(numbers.get(loader), is_start=True))
+    opened = shell.guarded("loop", lambda loader: loop.fetch_began(loop.loader_numbers.get(loader), is_start=True))
     broke_off = shell.guarded("loop", loop.fetch_broke_off)
-    numbered = shell.guarded("loop", functools.partial(_number_iterator, numbers))
+    numbered = shell.guarded("loop", functools.partial(_number_iterator, loop.loader_numbers))
     started = shell.guarded("loop", functools.partial(_tell, loop, loop.loader_started))
     start = DataLoader.__iter__
 
@@ -173,7 +140,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
         if light.is_on:
             light.backward_entered(tensors, gradients)
             return
-        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.has_turns else None
+        site = sites.of_caller(sys._getframe()) if loop.is_ours or loop.thread.alternates else None
         loop.backward_entered(tensors, gradients, site, retains_graph, creates_graph)
 
     entered, left = shell.guarded("loop", enter), shell.guarded("loop", loop.backward_left)

@@ -1,19 +1,22 @@
-"""Enters the stage `forward` at the outermost module call, in steps that are recorded in full."""
+"""Enters the stage `forward` at the outermost module call, in steps that are recorded in full; and what is compiled."""
 
 import functools
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from efprof.recorder.hooks.compiled_functions import CompiledFunction, CompiledFunctions
 from efprof.recorder.hooks.dynamo_skip import forget_functions, keep_out_of_graphs
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
+from efprof.recorder.loop.step_ends import living_optimizers
 from efprof.recorder.session.shell import Shell
 
 COMPILER = "torch._dynamo.eval_frame"
@@ -31,7 +34,7 @@ class ModuleCalls:
     def __init__(self, loop: Loop, shell: Shell) -> None:
         self._began = shell.guarded("loop", loop.forward_began)
         self._ended = shell.guarded("loop", loop.forward_ended)
-        self._loop, self._hosts = loop, loop.hosts
+        self._loop, self._trainers = loop, loop.trainer_modules
         self._hooks: list[Undo] = []
         self._functions = CompiledFunctions(loop)
         self._num_compiled = 0
@@ -45,7 +48,6 @@ class ModuleCalls:
         self._put_hooks_in()
 
     def remove(self) -> None:
-        """Take every hook out, for good."""
         self._may_hook = False
         self._take_hooks_out()
         self._undo_compilation()
@@ -70,12 +72,12 @@ class ModuleCalls:
         self._hooks = []
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
-        if module not in self._hosts:
+        if module not in self._trainers:
             self._began(module)
             self._depth += self._loop.is_ours
 
     def _after(self, module: torch.nn.Module, *_: Any) -> None:
-        if module not in self._hosts:
+        if module not in self._trainers:
             self._depth = max(0, self._depth - self._loop.is_ours)
             self._ended()
 
@@ -200,3 +202,139 @@ def _is_of_python(details: Any = None, *_: Any) -> bool:
     """Whether it is Python that is compiled, and not a graph that was traced before: its backward pass comes late."""
     trigger = getattr(details, "callback_trigger", None)  # torch 2.7 and newer
     return getattr(trigger, "name", "DYNAMO") == "DYNAMO"
+
+
+Optimizer = weakref.ref[torch.optim.Optimizer]
+
+
+@dataclass(slots=True, eq=False)
+class CompiledFunction:
+    """What is known of one: nothing before its first call with gradients on."""
+
+    is_known: bool = False
+    is_forward: bool = False
+    optimizers: list[Optimizer] = field(default_factory=list)
+    """Those it steps."""
+    num_passes: int = 0
+    """How many backward passes come before that, within the same call."""
+    num_updates: int = 0
+    """That had been seen when its call began."""
+    progress: tuple[int, int] | None = None
+    """Of the loop, when the call began that shows what it does."""
+    versions: dict[Optimizer, int] = field(default_factory=dict)
+
+
+class CompiledFunctions:
+    """Enters `forward` for a function that returns what has a gradient, `optimizer` for one that steps one."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._running: CompiledFunction | None = None
+        """The outermost one of those that may hold a whole step."""
+        self._num_passes = 0
+        loop.backward_ended.append(self._backward_ended)
+
+    def began(self, function: CompiledFunction) -> None:
+        loop = self._loop
+        function.num_updates, function.progress = loop.num_updates, None
+        if loop.light.is_on or loop.thread.is_capturing:
+            return
+        if function.is_forward:
+            loop.forward_began()
+        elif function.num_passes:
+            if torch.is_grad_enabled():
+                self._run(function)
+                self._go_forward()
+        elif function.optimizers:
+            if loop.step is not None and loop.step.has_gradients:
+                self._go_on_with_update(function)
+        elif not function.is_known and torch.is_grad_enabled():
+            function.progress, function.versions = self._progress(), _versions()
+            self._run(function)
+
+    def ended(self, function: CompiledFunction) -> None:
+        if self._loop.light.is_on:
+            self._running = None
+        elif function.is_forward:
+            self._loop.forward_ended()
+        elif function.num_passes and function is not self._running:
+            return  # without gradients, or within another one
+        elif function is self._running:
+            self._running = None
+            self._loop.leave_function(perf_counter_ns())
+            if function.num_passes and not self._num_passes:
+                return  # an error came first
+            function.num_passes = self._num_passes
+        self._note_updates(function)
+
+    def returned(self, function: CompiledFunction, result: object) -> None:
+        """It returned this: find out what it does."""
+        versions, function.versions = function.versions, {}
+        if function.progress is None or self._loop.light.is_on or not torch.is_grad_enabled():
+            return
+        function.is_known = True
+        function.is_forward = function.progress == self._progress() and _has_gradient(result)
+        function.optimizers = [one for one, version in _versions().items() if versions.get(one, version) != version]
+        if self._loop.num_updates > function.num_updates:
+            function.num_passes = 0  # of a step whose end is seen, so is the rest
+        self._note_updates(function)
+
+    def _run(self, function: CompiledFunction) -> None:
+        if self._running is None:
+            self._running, self._num_passes = function, 0
+
+    def _backward_ended(self) -> None:
+        function = self._running
+        if function is None or torch.compiler.is_compiling():  # the compiler takes gradients of what it traces
+            return
+        self._num_passes += 1
+        if self._num_passes < function.num_passes:
+            self._go_forward()
+        elif self._num_passes == function.num_passes:
+            self._go_on_with_update(function)
+
+    def _go_forward(self) -> None:
+        loop, entered = self._loop, perf_counter_ns()
+        if loop.clock.stage is not None:
+            return
+        step = loop.step_to_train(entered)
+        step.has_forward = True
+        if step.sequence is None:
+            step.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        loop.steps.note_memory(step, "pre_forward", entered)
+        loop.clock.open(step, "forward", "function", entered)
+
+    def _go_on_with_update(self, function: CompiledFunction) -> None:
+        first = function.optimizers[0]() if function.optimizers else None
+        if first is not None:
+            self._loop.optimizer_entered(first)
+
+    def _note_updates(self, function: CompiledFunction) -> None:
+        """Its optimizers have stepped, unless that was seen: the compiler leaves some hooks to Python."""
+        if self._loop.num_updates > function.num_updates:
+            return
+        for optimizer in filter(None, (one() for one in function.optimizers)):
+            if not self._loop.is_in_optimizer:
+                self._loop.optimizer_entered(optimizer)
+            self._loop.optimizer_left(optimizer)
+
+    def _progress(self) -> tuple[int, int]:
+        step = self._loop.step
+        return self._loop.num_steps, 0 if step is None else step.num_backwards + len(step.stepped)
+
+
+def _versions() -> dict[Optimizer, int]:
+    """Of each optimizer's parameters, added up: it grows whenever one is written to."""
+    return {
+        weakref.ref(optimizer): sum(one._version for group in optimizer.param_groups for one in group["params"])
+        for optimizer in living_optimizers()
+    }
+
+
+def _has_gradient(result: object) -> bool:
+    """Whether a tensor in it was computed from what requires a gradient."""
+    if isinstance(result, torch.Tensor):
+        return result.grad_fn is not None
+    if isinstance(result, dict):
+        return any(map(_has_gradient, result.values()))
+    return isinstance(result, list | tuple) and any(map(_has_gradient, result))

@@ -1,4 +1,4 @@
-"""Records the training inside a `with` statement, into a run folder like that of the command."""
+"""Records the training in a `with` statement or under a framework's callback, into a run folder as the command does."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from efprof.artifacts.run_file import RunFile
 from efprof.artifacts.runs import list_attempts, runs_folder
 from efprof.artifacts.settings import merge, read_settings
 from efprof.model import EfprofError
-from efprof.recorder.launch.git_diff import keep_diff
 from efprof.recorder.launch.launch import close_run, describe_run, make_run_folder, name_of_command
-from efprof.recorder.launch.machine import kept_configuration, refuse_missing_memray
+from efprof.recorder.launch.machine import keep_diff, kept_configuration, refuse_missing_memray
 from efprof.recorder.launch.start import start_session
+from efprof.recorder.loop.user_marks import UserMarks
 from efprof.recorder.session import current
-from efprof.recorder.session.exit_errors import exit_code_of, origin_of
+from efprof.recorder.session.endings import exit_code_of, origin_of
 from efprof.recorder.session.options import parse_options, read_options
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Recording:
 
     def _end_with_program(self) -> None:
         last = getattr(sys, "last_value", None)
-        status = None if self._session is None else self._session.exit_status
+        status = None if self._session is None else self._session.endings.exit_status
         self.end(last if isinstance(last, BaseException) else SystemExit(status))
 
     def _close_if_killed(self) -> None:
@@ -174,7 +174,6 @@ def _last_error(error: BaseException | None) -> Iterator[None]:
 
 
 def _exit_code_of(error: BaseException | None) -> int:
-    """The code that a program would end with by this error."""
     if error is None or isinstance(error, GeneratorExit):
         return 0
     if isinstance(error, SystemExit):
@@ -233,3 +232,34 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class TrainingMarks:
+    """One training at a time; every method does nothing where nothing is recorded."""
+
+    def __init__(self, name: str | None = None, **wanted: Unpack[Wanted]) -> None:
+        parse_options(**wanted)  # a wrong option is told here, not hours later
+        self._name = name
+        self._wanted = wanted
+        self._recording: Recording | None = None
+        self._session: current.Recording | None = None
+
+    def record(self) -> None:
+        if current.session is None:
+            self._recording = begin_recording(self._name, **self._wanted)
+
+    def begin(self) -> None:
+        self._session = current.session
+        self.mark(UserMarks.training_began)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Training is over, by this error or in good order; safe to call twice."""
+        recording, self._recording = self._recording, None
+        self.mark(UserMarks.training_ended)
+        self._session = None
+        if recording is not None:
+            recording.end(error)
+
+    def mark(self, mark: Callable[[UserMarks], None]) -> None:
+        if self._session is not None:
+            self._session.shell.guarded("loop", mark)(self._session.marks)

@@ -21,8 +21,7 @@ from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
-from efprof.recorder.launch.git_diff import keep_diff
-from efprof.recorder.launch.machine import describe_host, kept_environment, read_git
+from efprof.recorder.launch.machine import describe_host, keep_diff, kept_environment, read_git
 from efprof.recorder.launch.signal_forwarding import ENDING_SIGNALS, Program, passing_signals
 from efprof.recorder.session.options import VARIABLE, Options, encode_options
 from efprof.recorder.session.redaction import without_secret_words

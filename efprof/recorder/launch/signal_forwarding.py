@@ -17,11 +17,11 @@ from efprof.artifacts.runs import list_attempts, read_process
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
-PATIENCE_S = 0.5
-"""A group gets its signal within a millisecond; the sentinel must then be given the processor to say so."""
+WAIT_S = 0.5
+"""A group gets its signal within a millisecond; the watcher must then be given the processor to say so."""
 
 MAX_AGE_S = 2.0
-"""What the sentinel saw longer ago belongs to an earlier signal of the same number."""
+"""What the watcher saw longer ago belongs to an earlier signal of the same number."""
 
 _NOTE = struct.Struct("=id")
 
@@ -55,11 +55,11 @@ def passing_signals(program: Program) -> Iterator[None]:
     numbers = [*ENDING_SIGNALS, signal.SIGUSR1]
     before = {number: signal.getsignal(number) for number in numbers}
     mine = [number for number in numbers if before[number] is not signal.SIG_IGN]
-    sentinel = Sentinel(mine)
+    watcher = GroupWatcher(mine)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         program.received.add(number)
-        if not sentinel.saw(number):
+        if not watcher.saw(number):
             program.send(number)
 
     for number in mine:
@@ -69,7 +69,7 @@ def passing_signals(program: Program) -> Iterator[None]:
     finally:
         for number in mine:
             signal.signal(number, before[number])
-        sentinel.dismiss()
+        watcher.stop()
 
 
 def training_processes(run_folder: Path) -> list[int]:
@@ -99,8 +99,8 @@ def _status_of(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-class Sentinel:
-    """A forked process that notes which of `numbers` it was sent, until it is dismissed or we are gone.
+class GroupWatcher:
+    """A forked process that notes which of `numbers` it was sent, until it is stopped or we are gone.
 
     A signal does not say whom else it was sent to. What reaches a process of our own in the same group too was meant
     for the group, and so for the program as well, as Ctrl-C in a terminal is.
@@ -108,16 +108,16 @@ class Sentinel:
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._notes, notes = os.pipe()
-        leash, self._leash = os.pipe()
+        stopped, self._stopping = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _stand_guard(numbers, notes, leash, unneeded=(self._notes, self._leash))
+            _note_signals(numbers, notes, stopped, unneeded=(self._notes, self._stopping))
         os.close(notes)
-        os.close(leash)
+        os.close(stopped)
 
     def saw(self, number: int) -> bool:
         """Whether the signal we got just now reached the group."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_S
         while select.select([self._notes], [], [], max(0.0, deadline - time.monotonic()))[0]:
             note = os.read(self._notes, _NOTE.size)
             if len(note) < _NOTE.size:
@@ -127,16 +127,15 @@ class Sentinel:
                 return True
         return False
 
-    def dismiss(self) -> None:
-        """End it."""
-        os.close(self._leash)
+    def stop(self) -> None:
+        os.close(self._stopping)
         os.close(self._notes)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
 
-def _stand_guard(numbers: Iterable[int], notes: int, leash: int, unneeded: tuple[int, ...]) -> None:
-    """Note signals until the leash is let go of; never returns. It holds no file open but its own two."""
+def _note_signals(numbers: Iterable[int], notes: int, stopped: int, unneeded: tuple[int, ...]) -> None:
+    """Note signals until the other end of `stopped` is closed; never returns. It holds no file open but its own two."""
 
     def note(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError):
@@ -150,6 +149,6 @@ def _stand_guard(numbers: Iterable[int], notes: int, leash: int, unneeded: tuple
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
-        os.read(leash, 1)
+        os.read(stopped, 1)
     finally:
         os._exit(0)

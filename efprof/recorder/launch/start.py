@@ -1,5 +1,6 @@
 """Starts recording in a process that has just imported torch."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from efprof.recorder.session.options import Options, read_options
@@ -27,13 +28,16 @@ def start_session(options: Options) -> "Session | None":
 
     def begin() -> None:
         nonlocal session
-        from efprof.recorder.launch.exits import watch_child_processes, watch_exits
+        from efprof.recorder.session.endings import watch_child_processes, watch_exits
         from efprof.recorder.session.session import Session
 
         session = Session(options, folder, shell)
         session.start()
-        watch_exits(session)
-        watch_child_processes(session, lambda: start_session(options))
+        session.undo_at_end([*watch_exits(session.endings, shell), watch_child_processes(session.end, begin_anew)])
+
+    def begin_anew() -> Callable[[], None] | None:
+        anew = start_session(options)
+        return None if anew is None else anew.end
 
     shell.guarded("session", begin)()
     return session

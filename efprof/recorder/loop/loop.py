@@ -10,19 +10,21 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.data import DataLoader
 
 from efprof.artifacts.steps import LightLine
-from efprof.recorder.budget.light_loop import LightLoop
+from efprof.recorder.budget.light_steps import LightLoop
 from efprof.recorder.budget.sampling import Sampling
-from efprof.recorder.loop.memory import Memory
-from efprof.recorder.loop.open_step import OpenStep, num_samples
-from efprof.recorder.loop.step_ends import Hosts
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.open_step import OpenStep
+from efprof.recorder.loop.step_ends import TrainerModules
 from efprof.recorder.loop.steps import Listener, StageClock, Steps
 from efprof.recorder.loop.training_thread import TrainingThread
 from efprof.recorder.numbers.step_numbers import ScaledLosses, learning_rate_of
-from efprof.recorder.session.frames import callers
+from efprof.recorder.session.sites import callers
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _COMPILED_CALLS = str(Path(__file__).parents[1] / "hooks" / "module_calls.py")
@@ -50,9 +52,11 @@ class Loop:
         self.light = LightLoop(self.steps, self.thread, sampling, write_light)
         sampling.may_be_light = self._may_rest
         self.scaled_losses = ScaledLosses()
-        self.hosts = Hosts()
+        self.trainer_modules = TrainerModules()
         self.evaluations: Any = None
         """What watches for evaluations, and is told of batches that may be for one."""
+        self.loader_numbers: WeakKeyDictionary[DataLoader[object], int] = WeakKeyDictionary()
+        """By which loaders are told apart."""
         self.is_updating = False
         """Whether a function runs that makes up the stage `optimizer` beside the optimizer's own step."""
         self.has_nested_steps = False
@@ -85,12 +89,11 @@ class Loop:
 
     @property
     def num_steps(self) -> int:
-        """How many steps are finished."""
         return self.light.steps.number if self.light.is_on else self.steps.num_finished
 
     @property
     def number(self) -> int:
-        """The number of the open step, or of the next one."""
+        """Of the open step, or of the next one."""
         if self.light.is_on:
             return self.light.steps.current
         return self.steps.open.number if self.steps.open is not None else self.num_steps
@@ -136,8 +139,7 @@ class Loop:
     # Fetching.
 
     def fetch_began(self, loader: int | None, *, is_start: bool = False) -> None:
-        """A batch is asked for, or the loader starts."""
-        if get_ident() != self.thread.ident and not self.thread.take_turn():
+        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
             return
         entered = perf_counter_ns()
         if self.light.is_on:
@@ -151,23 +153,20 @@ class Loop:
             steps.drop_what_was_looked_at(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
-        if step.had_loader is None:
-            step.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
+        if step.batches.had_loader is None:
+            step.batches.had_loader = steps.has_loader or (steps.shares_batches and not is_start)
         steps.has_loader = True
         if not is_start:
-            step.loaders.append(loader)
+            step.batches.loaders.append(loader)
         self.clock.open(step, "data", "fetch", entered)
 
     def fetch_ended(self, batch: object) -> None:
-        """A batch arrived."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
             return
         entered = perf_counter_ns()
         self.clock.close(step, entered)
-        step.num_fetches += 1
-        step.samples_unused, step.samples_aside = num_samples(batch), 0
-        step.samples += step.samples_unused
+        step.batches.add(batch)
         for listener in self.fetched:
             listener(step)
         step.recorder_ns += perf_counter_ns() - entered
@@ -179,7 +178,6 @@ class Loop:
             self.clock.close(step, perf_counter_ns())
 
     def data_ended(self) -> None:
-        """The loader has no more batches."""
         step = self.steps.open
         if self.clock.opener != "fetch" or step is None or get_ident() != self.thread.ident:
             return
@@ -193,7 +191,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if not self.is_ours and not (torch.is_grad_enabled() and self.thread.take_turn()):
+        if not self.is_ours and not (torch.is_grad_enabled() and self.thread.continue_in_caller()):
             steps.others.forward_began()
             return
         self._depth += 1
@@ -209,7 +207,7 @@ class Loop:
                 steps.open.evaluate(module)
             return
         self._trained = id(module)
-        self.hosts.called(module)
+        self.trainer_modules.called(module)
         if self.clock.opener == "optimizer":
             self._leave_optimizer(entered)
         step = self.step_to_train(entered)
@@ -224,7 +222,6 @@ class Loop:
             self.clock.open(step, "forward", "forward", entered)
 
     def forward_ended(self) -> None:
-        """The module call returned or raised."""
         if self.light.is_on:
             return
         steps = self.steps
@@ -249,7 +246,7 @@ class Loop:
     ) -> None:
         """`torch.autograd.backward` was called with these tensors, and gradients for them or None, at this line."""
         steps = self.steps
-        if get_ident() != self.thread.ident and not self.thread.take_turn():
+        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
@@ -261,7 +258,7 @@ class Loop:
             self.light.backward_entered(tensors, gradients)
             return
         step.num_backwards += 1
-        step.note_fed()
+        step.batches.note_backward()
         step.backward_site = site or step.backward_site
         if steps.probe is not None:
             steps.probe.watch_loss(tensors)
@@ -278,7 +275,7 @@ class Loop:
         if self.light.is_on:
             return
         steps = self.steps
-        if get_ident() != self.thread.ident and not self.thread.take_turn():
+        if get_ident() != self.thread.ident and not self.thread.continue_in_caller():
             steps.others.backward_began()
             return
         entered = perf_counter_ns()
@@ -291,7 +288,6 @@ class Loop:
         self.clock.open(step, "backward", "backward", entered)
 
     def backward_left(self) -> None:
-        """The backward pass returned or raised."""
         if self.light.is_on:
             self.light.backward_left()
             return
@@ -318,7 +314,6 @@ class Loop:
     # Update.
 
     def optimizer_entered(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
-        """`optimizer.step` was called."""
         if not self.thread.steps_ours(optimizer) and not self.thread.take_over(optimizer):
             return
         if self.light.is_on or self.thread.is_capturing:
@@ -331,7 +326,7 @@ class Loop:
             self._step_within_backward(optimizer)
         self.leave_function(entered)
         self._leave_forward(entered)
-        self._leave_host(optimizer, entered)
+        self._leave_trainer(optimizer, entered)
         if self.clock.stage is not None and self.clock.opener not in ("user", "update"):
             return
         if has_closure and not self.steps.is_fed:  # where no loader tells, it begins a step of its own
@@ -354,12 +349,11 @@ class Loop:
             self.num_updates += 1
             steps.probe = None
             if not step.stepped:
-                step.learning_rate = learning_rate_of(optimizer)
+                step.numbers.learning_rate = learning_rate_of(optimizer)
             step.stepped.append(id(optimizer))
             steps.cycle.stepped(id(optimizer))
 
     def optimizer_left(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer.step` returned."""
         if self.thread.is_capturing:
             return
         if self.light.is_on:
@@ -415,35 +409,31 @@ class Loop:
                 listener(norm, max_norm)
 
     def update_ended(self) -> None:
-        """What `update_began` opened ends."""
         if self.clock.opener == "update" and self.steps.open is not None:
             self.clock.close(self.steps.open, perf_counter_ns())
 
     # What the entry points have in common.
 
     def rest(self, step: OpenStep) -> None:
-        """This one is light."""
         self.clock.leave()
         self._depth = 0
         self.light.rest(step)
 
     def _may_rest(self) -> bool:
-        return self.steps.can_rest and not (self.thread.has_turns or self.steps.others.give)
+        return self.steps.can_rest and not (self.thread.alternates or self.steps.others.give)
 
     def _is_busy(self) -> bool:
         return bool(self._depth or self._has_closure)
 
     def _go_on_in_thread(self) -> None:
-        """Another one trains from here on."""
         self._depth, self._has_closure = 0, False
         if self.light.is_on:
             self.light.wake()
 
     def step_to_train(self, entered: int) -> OpenStep:
-        """The step that a forward or backward pass starting now belongs to."""
         step = self.steps.open
         step = step if step is not None and self._has_closure else self.steps.to_train(entered)
-        step.train_on_batch()
+        step.batches.train_on_last()
         return step
 
     def _leave_optimizer(self, entered: int) -> bool:
@@ -476,17 +466,17 @@ class Loop:
         self.steps.note_memory(step, "post_forward_pre_backward", entered)
         return True
 
-    def _leave_host(self, optimizer: torch.optim.Optimizer, entered: int) -> None:
+    def _leave_trainer(self, optimizer: torch.optim.Optimizer, entered: int) -> None:
         """Have the stage `forward` not begun where this optimizer shows that it was none."""
         step = self.steps.open
-        if self.clock.opener != "forward" or step is None or not self.hosts.has_found(optimizer):
+        if self.clock.opener != "forward" or step is None or not self.trainer_modules.has_found(optimizer):
             return
         self.clock.close(step, entered)
         self.clock.take_back(step)
         self._depth, step.has_forward = 0, False
         if step.memory and step.memory[-1][0] == "pre_forward":
             step.memory.pop()
-        if not step.num_fetches and not step.has_gradients and not step.stepped:
+        if not step.batches.num_fetches and not step.has_gradients and not step.stepped:
             self.steps.drop()  # all of it was before the training
 
 

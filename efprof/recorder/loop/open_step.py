@@ -7,10 +7,78 @@ from typing import Any
 import torch
 
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls, StageSpan, StepRecord
-from efprof.recorder.numbers.late_values import OnDevice
+from efprof.recorder.numbers.step_numbers import StepNumbers
 
 Span = tuple[str, int, int]
 """Stage, start and end by `time.perf_counter_ns`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Batches:
+    """What a step was fed."""
+
+    num_fetches: int = 0
+    samples: int = 0
+    loaders: list[int | None] = field(default_factory=list)
+    """Of each batch that was asked for: the number of its DataLoader."""
+    had_loader: bool | None = None
+    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
+    _at_backward: tuple[int, int, int] = (0, 0, 0)
+    """How many fetches, samples and loaders there were when the last backward pass began."""
+    _unused: int = 0
+    """Samples of the last batch, which nothing was done with so far."""
+    _aside: int = 0
+    """Samples of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
+
+    @property
+    def loader(self) -> int | None:
+        return next((loader for loader in reversed(self.loaders) if loader is not None), None)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a batch was fetched since the last backward pass."""
+        return self.num_fetches > self._at_backward[0]
+
+    def add(self, batch: object) -> None:
+        self.num_fetches += 1
+        self._unused, self._aside = num_samples(batch), 0
+        self.samples += self._unused
+
+    def set_aside(self) -> None:
+        """The last batch may be there to be evaluated."""
+        if self._unused:
+            self.samples -= self._unused
+            self._unused, self._aside = 0, self._unused
+
+    def train_on_last(self) -> None:
+        """A forward or backward pass begins."""
+        self.samples += self._aside
+        self._unused = self._aside = 0
+
+    def note_backward(self) -> None:
+        """A backward pass begins: what was fetched so far belongs to it."""
+        self._at_backward = self.num_fetches, self.samples, len(self.loaders)
+
+    def take_new(self) -> "Batches":
+        """What was fetched since the last backward pass, which belongs to the next step."""
+        (num_fetches, samples, num_loaders), every = self._at_backward, self.loaders
+        new = Batches(
+            num_fetches=self.num_fetches - num_fetches,
+            samples=self.samples - samples,
+            loaders=every[num_loaders:],
+            had_loader=self.had_loader,
+        )
+        self.num_fetches, self.samples, self.loaders = num_fetches, samples, every[:num_loaders]
+        return new
+
+
+@dataclass(kw_only=True, slots=True)
+class WaitingCalls:
+    """Calls that made a step wait, by line and name."""
+
+    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
+    """Those that copied a tensor's values to Python."""
+    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,52 +97,28 @@ class OpenStep:
     """For each of the last spans, the CUDA events at its start and its end."""
     memory: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """Boundary, when, and what `Memory.read` gave."""
-    reads: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-    """By line and name the calls that copied a tensor's values to Python."""
-    stalls: dict[tuple[str, str], SiteCalls] = field(default_factory=dict)
-    """The same of calls that made the step wait."""
+    batches: Batches = field(default_factory=Batches)
+    waits: WaitingCalls = field(default_factory=WaitingCalls)
+    numbers: StepNumbers = field(default_factory=StepNumbers)
     stepped: list[int] = field(default_factory=list)
     """The optimizers that have stepped, by `id`."""
+    held_back: tuple[int, ...] = ()
+    """Those that a gradient scaler, or the program itself, did not let step."""
     num_backwards: int = 0
     num_gradient_calls: int = 0
     """Of `torch.autograd.grad`, outside of every stage."""
-    num_fetches: int = 0
-    samples: int = 0
-    fed: tuple[int, int, int] = (0, 0, 0)
-    """How many fetches, samples and loaders it had when its last backward pass began."""
-    samples_unused: int = 0
-    """Of the last batch, which nothing was done with so far."""
-    samples_aside: int = 0
-    """Of the last batch, which fed an evaluation and is not counted, unless it is trained on as well."""
-    had_loader: bool | None = None
-    """Whether a loader fed the loop before this step asked one for a batch; None where it has not."""
     has_forward: bool = False
     has_evaluation: bool = False
-    loaders: list[int | None] = field(default_factory=list)
-    """Of each batch that was asked for: the number of its DataLoader."""
     sequence: int | None = None
+    """Autograd's number as the first forward pass began."""
     backward_site: str | None = None
     window: str | None = None
-    held_back: tuple[int, ...] = ()
-    """The optimizers that a gradient scaler, or the program itself, did not let step, by `id`."""
-    scale: torch.Tensor | OnDevice | None = None
-    """The gradient scaler's, after its update."""
-    learning_rate: float | None = None
-    """Of an optimizer that a gradient's hook steps."""
-    numbers: Any = None
-    """What the collector of that name has for its record."""
     late: list[Callable[[], bool]] | None = None
     """Each fills in numbers that the device still owes the record, and returns whether they have arrived."""
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were computed in it."""
         return self.num_backwards > 0 or self.num_gradient_calls > 0
-
-    @property
-    def loader(self) -> int | None:
-        """The DataLoader that it took its last batch from."""
-        return next((loader for loader in reversed(self.loaders) if loader is not None), None)
 
     def spans_of(self, spans: list[Span]) -> list[StageSpan]:
         """As steps.jsonl has them: microseconds from the step's start."""
@@ -93,18 +137,8 @@ class OpenStep:
     def evaluate(self, module: torch.nn.Module | None) -> None:
         """A module is called without gradients; between accumulated batches, it may be to evaluate the last one."""
         self.has_evaluation = True
-        if self.samples_unused and self.has_gradients and module is not None and not module.training:
-            self.samples -= self.samples_unused
-            self.samples_unused, self.samples_aside = 0, self.samples_unused
-
-    def train_on_batch(self) -> None:
-        """A forward or backward pass begins."""
-        self.samples += self.samples_aside
-        self.samples_unused = self.samples_aside = 0
-
-    def note_fed(self) -> None:
-        """A backward pass begins: what was fetched so far belongs to it."""
-        self.fed = self.num_fetches, self.samples, len(self.loaders)
+        if self.has_gradients and module is not None and not module.training:
+            self.batches.set_aside()
 
 
 def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, spent_ns: int) -> None:
@@ -115,7 +149,6 @@ def count_call(calls: dict[tuple[str, str], SiteCalls], site: str, call: str, sp
 
 
 def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> StepRecord:
-    """The line of a step that ends now."""
     start = step.start_ns
     return StepRecord(
         step=step.number,
@@ -126,14 +159,14 @@ def record_of(step: OpenStep, end_ns: int, cpu_ns: int, resident_bytes: int) -> 
         cpu_us=cpu_ns / 1000,
         rss_bytes=resident_bytes,
         micro_batches=step.num_backwards or step.num_gradient_calls,
-        samples=step.samples,
+        samples=step.batches.samples,
         recorder_us=step.recorder_ns / 1000,
-        reads=list(step.reads.values()),
-        stalls=list(step.stalls.values()),
-        learning_rate=step.learning_rate,
+        reads=list(step.waits.reads.values()),
+        stalls=list(step.waits.stalls.values()),
+        learning_rate=step.numbers.learning_rate,
         is_skipped=bool(step.held_back),
         backward_site=step.backward_site,
-        loader=step.loader,
+        loader=step.batches.loader,
         sequence=step.sequence,
         window=step.window,
     )

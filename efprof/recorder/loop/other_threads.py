@@ -36,7 +36,6 @@ class OtherThreads:
         self._calling = _CallingThread()
 
     def forward_began(self) -> None:
-        """A module was called."""
         if self.is_paused or self._calling.is_apart:
             return
         thread = get_ident()
@@ -45,7 +44,6 @@ class OtherThreads:
             self._starts[thread, "forward"] = perf_counter_ns()
 
     def forward_ended(self) -> None:
-        """The module call is over."""
         if self.is_paused or self._calling.is_apart:
             return
         thread = get_ident()
@@ -54,14 +52,12 @@ class OtherThreads:
             self._close(thread, "forward")
 
     def backward_began(self) -> None:
-        """Gradients are being computed."""
         self._passing.add(get_ident())
         if self.is_paused or self._calling.is_apart:
             return
         self._starts[get_ident(), "backward"] = perf_counter_ns()
 
     def backward_ended(self) -> None:
-        """They are computed."""
         self._passing.discard(get_ident())
         if self.is_paused or self._calling.is_apart:
             return
@@ -127,7 +123,6 @@ class OtherThreads:
         return self.caller in self._given
 
     def own_spans(self) -> list[Span]:
-        """Its passes since the last step."""
         thread = self.caller
         return [span for owner, span in self._spans if owner == thread]
 

@@ -1,4 +1,4 @@
-"""What tells where a step ends: optimizers that take turns, gradients that were thrown away, a batch that came after.
+"""What tells where a step ends: optimizers that alternate, gradients that were thrown away, updates made by hand.
 
 A batch's gradients are thrown away by `if not isfinite(norm): continue`, and `zero_grad()` somewhere. Those that are
 gone before any optimizer stepped may also have been gathered elsewhere, as the clipped ones of single samples are, or
@@ -9,7 +9,9 @@ called at the same line, and few others like it; in doubt it is left in the step
 or even went forward: until then the loop looks as if it gathered gradients.
 """
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -25,6 +27,12 @@ LEAST_STEPS_EACH = 5
 
 FIRST_PAUSE = 20
 """Steps that are not looked at since gradients were gone in the midst of one; the next time, twice as many."""
+
+MAX_SAMPLE = 4096
+"""Of a parameter's values that are compared."""
+
+MAX_NODES = 10_000
+"""Of a graph, looked at for its first parameter."""
 
 
 class SkippedUpdates:
@@ -42,19 +50,16 @@ class SkippedUpdates:
         self._pause = FIRST_PAUSE
 
     def note_optimizer(self, _: OpenStep, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._num_looks = 0
 
     def note_backward(self) -> None:
-        """A backward pass is over."""
         if not self._has_seen_gradients and self._optimizers and self._num_looks < NUM_LOOKS:
             self._num_looks += 1
             self._has_seen_gradients = self._has_gradients()
 
     def note_update(self, step: OpenStep) -> None:
-        """A step ends in which an optimizer stepped."""
         self._num_backwards, self._site = step.num_backwards, step.backward_site
 
     def is_skipped(self, step: OpenStep) -> bool:
@@ -85,7 +90,7 @@ class OptimizerCycle:
     """The order in which optimizers step, as long as it is one: generator, critic, generator, critic.
 
     Where it is none (two steps of the critic to one of the generator), every optimizer's step ends a step. An optimizer
-    that stepped alone several times before the first other came takes turns only once a whole round has shown it: it
+    that stepped alone several times before the first other came alternates only once a whole round has shown it: it
     may as well step five times to the other's one.
     """
 
@@ -97,7 +102,6 @@ class OptimizerCycle:
         self._is_on_trial = False
 
     def stepped(self, optimizer: int) -> None:
-        """This optimizer, by its `id`, has stepped."""
         if not (self._is_strict or self.is_alone):
             return
         if optimizer not in self._order:
@@ -112,17 +116,15 @@ class OptimizerCycle:
         self._last = optimizer
 
     def broke(self) -> None:
-        """Optimizers do not take turns after all."""
         self._is_strict = False
 
     def is_complete(self, stepped: list[int]) -> bool:
         """Whether a step in which these optimizers stepped, in this order, has seen the last of the round."""
-        takes_turns = self._is_strict and not (self.is_alone or self._is_on_trial)
-        return not takes_turns or stepped[-1] == self._order[-1]
+        alternates = self._is_strict and not (self.is_alone or self._is_on_trial)
+        return not alternates or stepped[-1] == self._order[-1]
 
     @property
     def is_alone(self) -> bool:
-        """Whether only one optimizer has stepped so far."""
         return len(self._order) < 2
 
     def _expected(self) -> int:
@@ -141,18 +143,14 @@ class NextBatch:
         num_kept = max(0, len(marks) - len(self._spans))
         self._marks: list[tuple[Any, Any]] = marks[num_kept:]
         self._memory = [reading for reading in step.memory if reading[1] >= self.start_ns]
-        num_fetches, samples, num_loaders = step.fed
-        self._num_fetches, self._samples = step.num_fetches - num_fetches, step.samples - samples
-        self._loaders, self._had_loader = step.loaders[num_loaders:], step.had_loader
-        del step.spans[first:], marks[num_kept:], step.loaders[num_loaders:]
+        self._batches = step.batches.take_new()
+        del step.spans[first:], marks[num_kept:]
         step.memory = step.memory[: len(step.memory) - len(self._memory)]
-        step.num_fetches, step.samples = num_fetches, samples
 
     def move_to(self, step: OpenStep) -> None:
-        """Have this step, which begins with it, hold it."""
+        """This step begins with it."""
         step.spans, step.memory, step.device_marks = self._spans, self._memory, self._marks or None
-        step.num_fetches, step.samples, step.loaders = self._num_fetches, self._samples, self._loaders
-        step.had_loader = self._had_loader
+        step.batches = self._batches
         step.has_forward = any(stage == "forward" for stage, _, _ in self._spans)
 
 
@@ -162,16 +160,14 @@ def first_span_of_it(step: OpenStep) -> int | None:
     return next((i for i in range(since, len(step.spans)) if step.spans[i][0] in ("data", "forward")), None)
 
 
-class Hosts:
-    """Classes of modules within whose call an optimizer steps their own parameters.
+class TrainerModules:
+    """Classes of modules whose call holds a whole step: within it an optimizer steps the module's own parameters.
 
     So does a trainer that is a module, and what a framework wraps a whole step in; but not a model that fits something
     else on its way, as in meta-learning.
     """
 
     def __init__(self) -> None:
-        self.found: list[Callable[[type[torch.nn.Module]], None]] = []
-        """Told of each."""
         self._kinds: set[type[torch.nn.Module]] = set()
         self._others: set[type[torch.nn.Module]] = set()
         self._called: ref[torch.nn.Module] | None = None
@@ -180,11 +176,11 @@ class Hosts:
         return type(module) in self._kinds
 
     def called(self, module: torch.nn.Module | None) -> None:
-        """It is outermost, and its call is taken for a forward pass."""
+        """It is the outermost module, and its call is taken for a forward pass."""
         self._called = None if module is None else ref(module)
 
     def has_found(self, optimizer: torch.optim.Optimizer) -> bool:
-        """This one steps within that call: whether it was none. That is asked once of each class: it takes long."""
+        """It steps within that call: whether that was no forward pass. Asked once of each class: it takes long."""
         module = None if self._called is None else self._called()
         if module is None or type(module) in self._others:
             return False
@@ -193,6 +189,154 @@ class Hosts:
             self._others.add(type(module))
             return False
         self._kinds.add(type(module))
-        for listener in self.found:
-            listener(type(module))
         return True
+
+
+class ParameterProbe:
+    """Tells whether a program updates its parameters by hand, without any torch optimizer.
+
+    It watches one parameter from the beginning of a backward pass to the beginning of what comes next. Its value, and
+    after the pass its gradient, changes in between only where somebody updates it, or, within the pass, where a hook of
+    a gradient does. Asked only until a torch optimizer steps for the first time.
+    """
+
+    def __init__(self) -> None:
+        self._parameter: weakref.ref[torch.Tensor] | None = None
+        self._gradient: weakref.ref[torch.Tensor] | None = None
+        self._versions: tuple[int, int] | None = None
+        self._version_before = 0
+        """The parameter's, before the backward pass that is running; so is the sample that is kept then."""
+        self._is_updated_within = False
+        self._is_replaced = False
+        self._place = 0
+        self._sample: torch.Tensor | None = None
+        self._is_optimized: bool | None = None
+
+    def watch_loss(self, tensors: Any) -> None:
+        """Backward is called on these: watch a parameter that they were made from."""
+        if self._is_to_choose():
+            for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
+                if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                    self._watch(_first_leaf(tensor.grad_fn))
+        self._note_start()
+
+    def watch_inputs(self, inputs: Any) -> None:
+        if self._is_to_choose():
+            is_one = isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable)
+            leaves = (one for one in ([inputs] if is_one else inputs) if isinstance(one, torch.Tensor) and one.is_leaf)
+            self._watch(next(leaves, None))
+        self._note_start()
+
+    def note_backward(self) -> None:
+        parameter = self._alive()
+        if parameter is not None:
+            gradient = parameter.grad
+            before, after = self._sample, _sample_of(parameter)
+            self._is_updated_within |= parameter._version != self._version_before
+            if before is not None and after is not None:  # sharded training may give its memory back meanwhile
+                self._is_updated_within |= not torch.equal(before, after)
+            self._gradient = None if gradient is None else weakref.ref(gradient)
+            self._versions = (parameter._version, -1 if gradient is None else gradient._version)
+            self._place, self._sample = parameter.data_ptr(), after
+
+    def has_updated(self) -> bool:
+        """Whether somebody has changed the parameter or its gradient since, and it was no torch optimizer."""
+        parameter = self._alive()
+        if self._versions is None or _is_traced():
+            return False
+        if parameter is None or self._is_replaced:
+            return self._is_free()  # a new one takes its place in every step, or it went with what trained it
+        if self._is_updated_within:
+            self._versions, self._is_updated_within = None, False
+            return self._is_free()
+        gradient = parameter.grad
+        known = self._gradient() if self._gradient is not None else None
+        now = (parameter._version, -1 if gradient is None else gradient._version)
+        if now == self._versions and gradient is known and not self._has_other_values(parameter):
+            return False
+        self._versions = None
+        return self._is_free(parameter)
+
+    def _note_start(self) -> None:
+        parameter = self._alive()
+        if parameter is not None:
+            self._version_before = parameter._version
+            self._place, self._sample = parameter.data_ptr(), _sample_of(parameter)
+
+    def _is_to_choose(self) -> bool:
+        """Whether there is no parameter to watch; one that is gone since the last backward pass was replaced."""
+        if self._alive() is not None:
+            return False
+        self._is_replaced |= self._versions is not None and self._is_free()
+        return True
+
+    def _is_free(self, parameter: torch.Tensor | None = None) -> bool:
+        """Whether no torch optimizer is in charge of it, or of any."""
+        if self._is_optimized is None:
+            self._is_optimized = _has_optimizer(parameter)
+        return not self._is_optimized
+
+    def _has_other_values(self, parameter: torch.Tensor) -> bool:
+        """Whether `parameter.data` was changed or replaced, of which its version tells nothing."""
+        if self._sample is None:
+            return False
+        now = _sample_of(parameter)
+        return parameter.data_ptr() != self._place or now is None or not torch.equal(self._sample, now)
+
+    def _alive(self) -> torch.Tensor | None:
+        return None if self._parameter is None else self._parameter()
+
+    def _watch(self, parameter: torch.Tensor | None) -> None:
+        self._parameter = None if parameter is None or not _has_values(parameter) else weakref.ref(parameter)
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Whether there is memory behind it: not so for what torch.func wraps, and for what stands for a shape alone."""
+    is_fake = any(kind.__name__ == "FakeTensor" for kind in type(parameter).__mro__)
+    return not (is_fake or parameter.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(parameter))
+
+
+def _first_leaf(node: Any) -> torch.Tensor | None:
+    """The nearest parameter below a node of the autograd graph."""
+    waiting, seen = [node], {node}
+    for node in waiting:
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            return variable
+        new = [child for child, _ in node.next_functions if child is not None and child not in seen]
+        seen.update(new)
+        waiting += new
+        if len(waiting) > MAX_NODES:
+            return None
+    return None
+
+
+def _sample_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Some of its values; None where it takes a device or another rank to tell."""
+    if _is_traced():
+        return None
+    if not parameter.is_cpu or type(parameter.data) is not torch.Tensor or not parameter.untyped_storage().size():
+        return None  # sharded, too, or given back between the passes
+    return parameter.detach().reshape(-1)[:MAX_SAMPLE].clone()
+
+
+def _is_traced() -> bool:
+    """Whether torch.jit.trace is at work, which would take our operations for the program's, and die of them."""
+    return torch._C._get_tracing_state() is not None
+
+
+def _has_optimizer(parameter: torch.Tensor | None) -> bool:
+    """Whether a torch optimizer that has not stepped yet is in charge of it, or of any; asked once in a program."""
+    return any(
+        parameter is None or mine is parameter
+        for optimizer in living_optimizers()
+        for group in optimizer.param_groups
+        for mine in group["params"]
+    )
+
+
+def living_optimizers() -> Iterator[torch.optim.Optimizer]:
+    """Every one there is; a search of the whole heap, which takes tens of milliseconds."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.optim.Optimizer):  # isinstance would wake lazy objects
+            yield thing

@@ -6,12 +6,10 @@ from time import perf_counter_ns
 
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.budget.sampling import Sampling
-from efprof.recorder.loop.device_clock import DeviceClock
-from efprof.recorder.loop.manual_updates import ParameterProbe
-from efprof.recorder.loop.memory import UNKNOWN, Memory, ResidentSet
+from efprof.recorder.loop.device import UNKNOWN, DeviceClock, Memory, ResidentSet
 from efprof.recorder.loop.open_step import OpenStep, record_of
 from efprof.recorder.loop.other_threads import OtherThreads
-from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, SkippedUpdates, first_span_of_it
+from efprof.recorder.loop.step_ends import NextBatch, OptimizerCycle, ParameterProbe, SkippedUpdates, first_span_of_it
 
 Listener = Callable[..., None]
 
@@ -82,10 +80,10 @@ class Steps:
                 self.num_shared = 0
             return self.finish_and_begin(at)
         if step.has_evaluation and not step.has_gradients:
-            self.has_loader = bool(step.had_loader)
+            self.has_loader = bool(step.batches.had_loader)
             self.drop()
             following = self.begin(at)  # what was fetched so far fed an evaluation: it belongs to no step
-            following.had_loader = step.had_loader
+            following.batches.had_loader = step.batches.had_loader
             return following
         return step
 
@@ -94,16 +92,14 @@ class Steps:
         step = self.open
         if step is None:
             return self.begin(at)
-        if step.number and step.had_loader is False and step.has_evaluation and not step.has_gradients:
+        if step.number and step.batches.had_loader is False and step.has_evaluation and not step.has_gradients:
             self.has_loader = False  # it fed an evaluation, which was broken off, in a loop that trains without one
             self.drop()
             return self.begin(at)
-        fetches_here = step.num_fetches > 0  # not where another thread reads the loader
         if self.has_marks:
             return step
-        if self.is_fed and fetches_here:
-            is_fed_again = step.num_fetches > step.fed[0]
-            return self._leave_behind(step, at) if is_fed_again and self.skips.is_skipped(step) else step
+        if self.is_fed and step.batches.num_fetches:  # not where another thread reads the loader
+            return self._leave_behind(step, at) if step.batches.has_new and self.skips.is_skipped(step) else step
         if self.probe is not None:
             self._note_manual_update(step, at)
         if step.stepped:
@@ -135,24 +131,26 @@ class Steps:
     def drop_what_was_looked_at(self, loader: int | None) -> None:
         """This loader starts again before anything was trained: what it gave before was only to look at."""
         step = self.open
-        if step is None or step.number or loader is None or step.loader != loader or not step.num_fetches:
+        if step is None or step.number or loader is None or step.batches.loader != loader:
+            return
+        if not step.batches.num_fetches:
             return
         if not (step.has_forward or step.has_gradients or step.stepped):
             self.drop()
 
     def data_ended(self, step: OpenStep) -> None:
         """The loader has no more batches: what comes until the next one is asked for belongs to no step."""
-        ended = step.loaders.pop() if step.loaders else None
-        is_fed_by_another = any(loader != ended for loader in step.loaders) and not step.has_evaluation
+        batches = step.batches
+        ended = batches.loaders.pop() if batches.loaders else None
+        is_fed_by_another = any(loader != ended for loader in batches.loaders) and not step.has_evaluation
         if step.has_gradients or self.has_marks or is_fed_by_another:
             return
         self.open, self.closed = None, step
         # One that was read to its end without training, `batches = list(loader)`, feeds nothing.
-        is_read_ahead = step.num_fetches > 0 and not step.has_evaluation
-        self.has_loader = bool(step.had_loader) and not is_read_ahead
+        is_read_ahead = batches.num_fetches > 0 and not step.has_evaluation
+        self.has_loader = bool(batches.had_loader) and not is_read_ahead
 
     def updated(self, step: OpenStep, optimizer: int, at: int) -> None:
-        """This optimizer, by its `id`, has stepped, or was held back."""
         self.note_memory(step, "post_optimizer_step", at)
         step.stepped.append(optimizer)
         self.cycle.stepped(optimizer)
@@ -163,7 +161,6 @@ class Steps:
             step.memory.append((boundary, at, reading))
 
     def finish_and_begin(self, at: int) -> OpenStep:
-        """One step ends, and the next begins."""
         if self.open is not None:
             self.finish(self.open, at)
         return self.begin(at)
@@ -179,7 +176,6 @@ class Steps:
         return step
 
     def begin(self, at: int) -> OpenStep:
-        """A step begins."""
         epoch_ns = time.time_ns() - (perf_counter_ns() - at)
         step = OpenStep(number=self.num_finished, start_ns=at, epoch_ns=epoch_ns)
         step.is_light = not self._sampling.is_full(step.number)
@@ -245,7 +241,7 @@ class Steps:
         self.can_rest = self.has_marks or (passes == self.passes_by_hand if is_by_hand else bool(step.stepped))
         self.can_rest &= step.num_backwards > 0 or not is_by_hand
         self.last_stepped, self.passes_by_hand = step.stepped, passes
-        self.last_site, self.last_loader = step.backward_site, step.loader
+        self.last_site, self.last_loader = step.backward_site, step.batches.loader
 
     def _note_manual_update(self, step: OpenStep, at: int) -> None:
         if self.probe is None or step.stepped or not step.has_gradients or not self.probe.has_updated():
@@ -276,7 +272,6 @@ class StageClock:
         step.recorder_ns += now - max(entered, step.start_ns)
 
     def close(self, step: OpenStep, entered: int) -> None:
-        """It ended at `entered`."""
         step.spans.append((self.stage or "other", self._start_ns, entered))
         if self._steps.clock is not None:
             step.device_marks = step.device_marks or []
@@ -290,5 +285,4 @@ class StageClock:
             step.device_marks.pop()
 
     def leave(self) -> None:
-        """No stage is open, whatever was."""
         self.stage = self.opener = None

@@ -19,7 +19,7 @@ class TrainingThread:
     """Hands the loop that is being recorded from one thread to another.
 
     One thread trains: the one that imported torch, or another one that steps an optimizer where that one never did, or
-    is no more; or several train by turns.
+    is no more; or several alternate.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class TrainingThread:
         """Whether the current stream is captured; harmless."""
         self.has_captured = False
         """Whether a CUDA graph was captured."""
-        self._turning: set[int] = set()
-        """Threads that train by turns."""
+        self._alternating: set[int] = set()
+        """Threads that train one after another."""
         self._has_taken_over = False
         self._changing = threading.Lock()
         self._paused: int | None = None
@@ -52,15 +52,15 @@ class TrainingThread:
     def is_ours(self) -> bool:
         """Whether this call comes from the thread that trains, or from one of autograd's that works for it.
 
-        Nodes of a graph that lie on a device run on a thread that autograd has for it: so do the hooks of gradients.
+        Autograd runs the nodes of a graph that lie on a device, and so the hooks of gradients, on a thread of its own.
         """
         return get_ident() == self.ident or (self.ident != NOBODY and self._steps.others.works_for_recorded)
 
     def steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this call of its step is our thread's.
 
-        Of one of autograd's threads nobody knows whom it works for while several wait for a pass: for ours, if it steps
-        what ours has stepped, or, while ours waits for one, what no other was seen to step.
+        While several threads wait for a pass, nobody knows which of them one of autograd's threads works for. It is
+        ours if it steps what ours has stepped, or, while ours waits for a pass, what no other was seen to step.
         """
         if self.is_ours or self.ident == NOBODY or not self._steps.others.is_autograds:
             return self.is_ours
@@ -75,9 +75,9 @@ class TrainingThread:
         return found
 
     @property
-    def has_turns(self) -> bool:
+    def alternates(self) -> bool:
         """Whether several threads make the steps, so that nobody can foresee whose call comes next."""
-        return bool(self._turning)
+        return bool(self._alternating)
 
     def set(self, thread: int) -> None:
         """This one trains from here on, or NOBODY."""
@@ -90,28 +90,26 @@ class TrainingThread:
         self.set(NOBODY)
 
     def resume(self) -> None:
-        """See again."""
         if self._paused is not None:
             self.set(self._paused)
             self._paused = None
 
     def stop(self) -> None:
-        """See nothing any more."""
         self.set(NOBODY)
         self._paused = None
 
     def take_over(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Another thread ends a step, by this optimizer or by a mark: whether it is the one that trains from here on.
 
-        It is where ours never trained or is no more, and where it updates what ours does, by turns. Any other trains
-        something else, or at the same time: it is set apart for good.
+        It is where ours never trained or is no more, and where the two update the same, one after the other. Any other
+        trains something else, or at the same time: it is set apart for good.
         """
         others = self._steps.others
         if self.ident == NOBODY or (others.is_autograds and others.caller == get_ident()):
             return False  # of the latter nobody knows whom it works for
         if not others.is_apart:
             with self._changing:
-                if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._makes_a_turn()):
+                if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._made_its_step()):
                     self._go_on_in_caller()
                     return True
             others.set_apart()
@@ -121,18 +119,17 @@ class TrainingThread:
         return False
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """The thread that trains steps it."""
         self._optimizers.add(optimizer)
 
-    def take_turn(self) -> bool:
+    def continue_in_caller(self) -> bool:
         """Another thread begins a step, or goes on with one: whether it trains from here on.
 
-        It does where it did before, and where the one that took over is no more.
+        It does if it trained before, or if the one that took over is no more.
         """
         if self.ident == NOBODY or not self._has_taken_over:
             return False
         others = self._steps.others
-        if others.is_apart or others.is_within or not (get_ident() in self._turning or self._is_gone()):
+        if others.is_apart or others.is_within or not (get_ident() in self._alternating or self._is_gone()):
             return False
         with self._changing:
             if not self._is_gone() and (not self._is_idle() or self._is_under_way()):
@@ -149,7 +146,6 @@ class TrainingThread:
         return self._is_gone()
 
     def _is_gone(self) -> bool:
-        """Whether our thread is no more."""
         return all(thread.ident != self.ident for thread in threading.enumerate())
 
     def _knows(self, optimizer: torch.optim.Optimizer | None) -> bool:
@@ -165,18 +161,16 @@ class TrainingThread:
         is_after = not own or own[0][1] >= self._last_ns()
         return self._clock.stage is None and not self._is_busy() and is_after
 
-    def _makes_a_turn(self) -> bool:
+    def _made_its_step(self) -> bool:
         """Whether the calling thread, which ends a step, made all of it, or only its end."""
         others = self._steps.others
         return not others.has_given and not (others.own_spans() and self._is_under_way())
 
     def _is_under_way(self) -> bool:
-        """Whether our thread has begun a step that it has not ended."""
         step = self._steps.open
         return step is not None and not step.stepped and (step.has_gradients or step.has_forward)
 
     def _last_ns(self) -> int:
-        """When the last stage of the open step ended."""
         step = self._steps.open
         return step.spans[-1][2] if step is not None and step.spans else 0
 
@@ -185,7 +179,7 @@ class TrainingThread:
         others = self._steps.others
         thread = others.caller
         if not self._is_free():
-            self._turning |= {self.ident, thread}
+            self._alternating |= {self.ident, thread}
         own = [span for span in others.own_spans() if span[1] >= self._last_ns()]
         others.becomes_recorded()
         self._has_taken_over = True

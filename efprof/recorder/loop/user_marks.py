@@ -40,7 +40,6 @@ class UserMarks:
         loop.clock.open(step, stage, "user", entered)
 
     def stage_ended(self) -> None:
-        """The stage that was marked ends."""
         loop, steps = self._loop, self._steps
         step, stage = steps.open, loop.clock.stage
         if loop.clock.opener != "user" or step is None or not loop.is_ours:
@@ -77,7 +76,6 @@ class UserMarks:
             self._steps.begin(perf_counter_ns())
 
     def training_ended(self) -> None:
-        """Steps are divided by what is seen again."""
         self._see_all()
         self._steps.finish_last(perf_counter_ns())
         self._steps.has_marks = False

@@ -46,10 +46,10 @@ Outcome = Literal["cleared", "changed", "kept"]
 
 @dataclass(slots=True)
 class Pass:
-    """A backward pass in a round; `turn` is how many other optimizers had stepped in it by then."""
+    """A backward pass in a round; `num_others` is how many other optimizers had stepped in it by then."""
 
     site: str | None
-    turn: int
+    num_others: int
     has_added: Any = None
     """Whether it changed the gradients that are looked at, as a tensor; None while it runs."""
 
@@ -57,7 +57,7 @@ class Pass:
 class Watched:
     """One optimizer, in a round from one of its steps to the next; parameters are known by their places in it.
 
-    One that there is a weak reference to could not be swapped, as `torch.utils.swap_tensors` has it.
+    One that there is a weak reference to could not be exchanged, as `torch.utils.swap_tensors` has it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -67,12 +67,11 @@ class Watched:
         self.begin_round(optimizer)
 
     def begin_round(self, optimizer: torch.optim.Optimizer) -> None:
-        """It steps, with these gradients."""
         every, self.of = _parameters_of(optimizer), weakref.ref(optimizer)
         places = (place for place in reversed(range(len(every))) if _can_be_read(every[place].grad))
         self.places = list(islice(places, MAX_GRADIENTS))
         self.row = _row([every[place] for place in self.places])
-        self.turn = 0
+        self.num_others = 0
         self.passes: list[Pass] = []
         self.checks: list[torch.Tensor] = []
         scale = getattr(optimizer, "grad_scale", None)
@@ -83,10 +82,9 @@ class Watched:
         """What the last step, or the last pass, has left is to be there still."""
         if rows := self._look():
             self.checks.append(_are_equal(*rows))
-            self.passes.append(Pass(site, self.turn))
+            self.passes.append(Pass(site, self.num_others))
 
     def end_pass(self) -> None:
-        """See whether it has added to that."""
         if self.passes and self.passes[-1].has_added is None and (rows := self._look()):
             self.passes[-1].has_added = (rows[0] != rows[1]).any()
 
@@ -145,7 +143,7 @@ class ClearingWatch:
         """Just before the step, with a closure just after it."""
         unsettled, watched = self._unsettled(step), self._watched.get(stepping)
         for other in unsettled:
-            other.turn += 1
+            other.num_others += 1
         if watched is None:
             if step.window is None and step.number < FIRST_STEPS and len(self._watched) < MAX_OPTIMIZERS:
                 self._watched[stepping] = Watched(stepping)
@@ -198,7 +196,7 @@ class ClearingWatch:
             return
         if watched.outcome != "kept":
             adding, site = (), None
-        sites = [one.site for one in adding if one.turn == adding[-1].turn]
+        sites = [one.site for one in adding if one.num_others == adding[-1].num_others]
         event = GradientClearing(
             at_ns=time.time_ns(),
             step=step.number,
@@ -215,7 +213,6 @@ class ClearingWatch:
 
 
 def start(session: Session) -> None:
-    """Listen to backward passes and optimizer steps."""
     ClearingWatch(session)
 
 

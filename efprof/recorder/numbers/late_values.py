@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from efprof.recorder.loop.device_clock import DeviceEvents
+from efprof.recorder.loop.device import DeviceEvents
 
 # Before the waiting_calls collector wraps it: our own reads are not the user's.
 read_values = torch.Tensor.tolist
@@ -28,12 +28,11 @@ class OnDevice(NamedTuple):
 
 
 def on_device(value: torch.Tensor) -> OnDevice:
-    """One that was made just now."""
     return OnDevice(value.detach().reshape(()), torch.cuda.current_stream(value.device))
 
 
 class LateValues:
-    """Copies them, each on its own stream; rows of pinned memory and events are used again.
+    """Copies them to the host, each on its own stream; rows of pinned memory and events are used again.
 
     `guard` makes a function harmless: once it has failed, it answers None.
     """

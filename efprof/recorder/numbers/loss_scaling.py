@@ -8,23 +8,22 @@ from typing import Any
 
 import torch
 
-from efprof.recorder.hooks.loop_hooks import Undo, replace, updating
+from efprof.recorder.hooks.loop_hooks import updating
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.late_values import on_device
 from efprof.recorder.numbers.step_numbers import answers_late
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.shell import Shell
 
 
 def start(session: Session) -> None:
-    """Wrap the scalers' methods when the first one is made that is enabled.
-
-    Many a program calls one that is not, at every step: that costs nothing.
-    """
+    """Wrap the scalers' methods when the first enabled one is made: one that is not enabled costs nothing."""
     kind = torch.amp.GradScaler
 
     @functools.cache
     def watch() -> None:
-        session.undo_at_end(_watch_scalers(session))
+        session.undo_at_end(_watch_scalers(session.loop, session.shell))
 
     made_one = session.shell.guarded("loss_scaling", watch)
     if any(issubclass(type(one), kind) and _is_enabled(one) for one in gc.get_objects()):  # made before the recording
@@ -47,9 +46,9 @@ def _is_enabled(scaler: Any) -> bool:
     return getattr(scaler, "_enabled", True)
 
 
-def _watch_scalers(session: Session) -> list[Undo]:
+def _watch_scalers(loop: Loop, shell: Shell) -> list[Undo]:
     """The scalers of torch.amp, torch.cuda.amp and torch.cpu.amp share these methods."""
-    kind, loop, light, guarded = torch.amp.GradScaler, session.loop, session.loop.light, session.shell.guarded
+    kind, light, guarded = torch.amp.GradScaler, loop.light, shell.guarded
     thread, steps, losses = loop.thread, loop.steps, loop.scaled_losses
     note_scaled = guarded("loss_scaling", losses.note)
     note_scale = guarded("loss_scaling", functools.partial(_note_scale, loop))
@@ -57,7 +56,7 @@ def _watch_scalers(session: Session) -> list[Undo]:
     note_held_back = guarded("loss_scaling", loop.optimizer_skipped)
     scale, unscale, step, update = kind.scale, kind.unscale_, kind.step, kind.update
 
-    in_update = functools.partial(updating, loop, session.shell)  # as the rest of the stage `optimizer`
+    in_update = functools.partial(updating, loop, shell)  # as the rest of the stage `optimizer`
     stage_unscale, stage_step, stage_update = in_update(unscale), in_update(step), in_update(update)
 
     @functools.wraps(scale)
@@ -103,4 +102,4 @@ def _note_scale(loop: Loop, scaler: Any) -> None:
     step, scale = loop.steps.open, scaler._scale
     if step is not None and isinstance(scale, torch.Tensor):
         kept = scale.detach().clone()
-        step.scale = on_device(kept) if answers_late(kept) else kept
+        step.numbers.scale = on_device(kept) if answers_late(kept) else kept

@@ -19,7 +19,6 @@ from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers.autograd_graph import find_steep, find_suspects
 from efprof.recorder.numbers.late_values import OnDevice, on_device
 from efprof.recorder.numbers.step_numbers import (
-    StepNumbers,
     answers_late,
     device_norms,
     fill_norm,
@@ -62,7 +61,7 @@ class Numbers:
     def note_loss(self, step: OpenStep, tensors: Any, gradients: Any) -> None:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clips.backward_began()
-        opened = _numbers_of(step)
+        opened = step.numbers
         for value in self._losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
                 opened.device_losses += (value,)
@@ -70,7 +69,6 @@ class Numbers:
                 opened.loss = value if opened.loss is None else opened.loss + value
 
     def read_light(self, number: int, tensors: Any, gradients: Any) -> list[float | OnDevice]:
-        """The same in a light step: the losses, now or on the device."""
         return self._losses(number, tensors, gradients, None, None)
 
     def _losses(
@@ -99,19 +97,18 @@ class Numbers:
         return values
 
     def note_clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        """Gradients of this norm were clipped to that one at most."""
-        self._clips.note(self._session.step_number, norm, max_norm)
+        self._clips.note(self._session.loop.number, norm, max_norm)
 
     def note_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer) -> None:
         """Note the learning rate, count the gradients about to be applied, and more."""
-        opened = _numbers_of(step)
+        opened = step.numbers
         # An optimizer that was given this flag skips a bad step by itself, on the device.
         found_inf = getattr(optimizer, "found_inf", None)
         opened.is_guarded |= found_inf is not None
         with _unseen():
             is_held_back = id(optimizer) in step.held_back or is_set(found_inf)
             self._num_held_back = self._count_held_back(optimizer, is_held_back)
-            if opened.learning_rate is None and step.learning_rate is None:
+            if opened.learning_rate is None:
                 opened.learning_rate = learning_rate_of(optimizer)
             self._read_gradients(step, optimizer, self._clips.take(step.number))
 
@@ -135,7 +132,7 @@ class Numbers:
         return self._num_bad_reads[self._num_held_back > 0] >= MAX_BAD_READS
 
     def _read_gradients(self, step: OpenStep, optimizer: torch.optim.Optimizer, clip_norm: torch.Tensor | None) -> None:
-        opened = _numbers_of(step)
+        opened = step.numbers
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
@@ -162,28 +159,23 @@ class Numbers:
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
         """Fill the record in, now or when the device has answered."""
-        opened: StepNumbers | None = step.numbers
-        if opened is None:
-            return
+        opened, scale = step.numbers, step.numbers.scale
         if opened.num_gradients:
             record.num_gradients, record.gradient_bytes = opened.num_gradients, opened.gradient_bytes
             record.num_nan, record.num_inf = opened.num_nan, opened.num_inf
-        if opened.learning_rate is not None:
-            record.learning_rate = opened.learning_rate
         if opened.loss is not None:
             record.loss = spelled(opened.loss)
         # Where a device is to tell of others, that of those on the CPU is not yet the whole.
         fill_norm(record, opened, None if opened.device_norms else opened.gradient_norm)
-        scale = step.scale if isinstance(step.scale, OnDevice) else None
-        if isinstance(step.scale, torch.Tensor) and step.scale.is_cpu:
-            record.scaler_scale = float(read_value(step.scale))
-        if opened.device_losses or opened.device_norms or scale is not None:
-            late = late_numbers(record, opened, scale, self._session.late_values.send, self._note_late)
+        if isinstance(scale, torch.Tensor) and scale.is_cpu:
+            record.scaler_scale = float(read_value(scale))
+        if opened.device_losses or opened.device_norms or isinstance(scale, OnDevice):
+            late = late_numbers(record, opened, self._session.late_values.send, self._note_late)
             fill = self._session.shell.guarded("numbers", late)
             step.owe(lambda: fill() is not False)
 
     def _count_bad(self, step: OpenStep, gradients: list[torch.Tensor], norm: float) -> None:
-        opened = _numbers_of(step)
+        opened = step.numbers
         opened.num_nan, opened.num_inf = opened.num_nan or 0, opened.num_inf or 0
         if math.isfinite(norm) or self._is_counted_enough():
             return
@@ -197,7 +189,6 @@ class Numbers:
             self._note(step.number, "gradient", norm, step.backward_site, suspects)
 
     def note_late_loss(self, number: int, value: float, site: str | None) -> None:
-        """The device has told the loss of a light step, which is not finite."""
         self._note(number, "loss", value, site)
 
     def _note_late(self, record: StepRecord, what: str, value: float) -> None:
@@ -211,7 +202,7 @@ class Numbers:
         if self._has_walked:
             return
         self._has_walked = True
-        self._session.ask_for_window("non-finite")
+        self._session.window_requests.ask("non-finite")
         now, known, is_late = time.time_ns(), list(suspects or ()), suspects is None
         self._session.note(
             NonFiniteSeen(
@@ -221,7 +212,6 @@ class Numbers:
 
 
 def start(session: Session) -> None:
-    """Listen to backward passes, gradient clipping and optimizer steps."""
     numbers, loop = Numbers(session), session.loop
     session.subscribe(loop.backward_began, "numbers", numbers.note_loss)
     session.subscribe(loop.optimizer_began, "numbers", numbers.note_gradients)
@@ -231,13 +221,6 @@ def start(session: Session) -> None:
     loop.light.steps.scaled = loop.scaled_losses
     loop.light.steps.send = session.late_values.send
     loop.light.steps.note_bad = session.shell.guarded("numbers", numbers.note_late_loss)
-
-
-def _numbers_of(step: OpenStep) -> StepNumbers:
-    if step.numbers is None:
-        step.numbers = StepNumbers()
-    opened: StepNumbers = step.numbers
-    return opened
 
 
 def _unseen() -> contextlib.AbstractContextManager[None]:

@@ -29,6 +29,8 @@ class StepNumbers:
     num_nan: int | None = None
     num_inf: int | None = None
     learning_rate: float | None = None
+    scale: torch.Tensor | OnDevice | None = None
+    """The gradient scaler's, after its update."""
     is_guarded: bool = False
     device_losses: tuple[OnDevice, ...] = ()
     device_norms: tuple[OnDevice, ...] = ()
@@ -36,7 +38,6 @@ class StepNumbers:
     """Of each of these norms, whether nothing is to be told of it that is not finite."""
 
     def add_norm(self, norm: float) -> None:
-        """Of one optimizer's gradients."""
         self.gradient_norm = norm if self.gradient_norm is None else root_of_squares((self.gradient_norm, norm))
 
 
@@ -51,7 +52,6 @@ def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
 def late_numbers(
     record: StepRecord,
     owed: StepNumbers,
-    scale: OnDevice | None,
     send: Callable[[Sequence[OnDevice]], Answer],
     note_bad: Callable[[StepRecord, str, float], None],
 ) -> Callable[[], bool]:
@@ -59,6 +59,7 @@ def late_numbers(
 
     `note_bad` is told of what is not finite, but for gradients that may be so or that an optimizer skips itself.
     """
+    scale = owed.scale if isinstance(owed.scale, OnDevice) else None
     num_losses, num_norms = len(owed.device_losses), len(owed.device_norms)
     answer = send([*owed.device_losses, *owed.device_norms, *([] if scale is None else [scale])])
 
@@ -144,7 +145,6 @@ def answers_late(tensor: torch.Tensor) -> bool:
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:
-    """The global L2 norm of gradients on the CPU."""
     with torch.no_grad():
         return root_of_squares(read_value(norm) for norm in _norms(gradients))
 

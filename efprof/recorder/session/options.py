@@ -51,7 +51,6 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def run_folder(self) -> Path:
-        """Where this run is written."""
         return Path(self.run_folder_name)
 
     @property
@@ -142,7 +141,6 @@ def read_options(environment: Mapping[str, str] = os.environ) -> Options | None:
 
 
 def encode_options(options: Options) -> str:
-    """The value of the environment variable."""
     return msgspec.json.encode(options).decode()
 
 

@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.session.frames import is_running
+from efprof.recorder.session.sites import callers
 from efprof.recorder.session.writing import LineWriter, RankFolder, is_of_a_signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOENT)
@@ -37,11 +37,11 @@ class Shell:
         self._guard: CodeType | None = None
 
     def guarded(self, collector: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, harmless: it swallows its own errors, answers None then, and stops its collector at the first.
+        """`function`, made harmless: its errors are caught, it gives None then, and the first one stops its collector.
 
-        A RecursionError in a deep program comes of that and stops nothing: next time it may be less deep.
+        A RecursionError in a deep program stops nothing: it comes of the depth, and next time it may be less deep.
 
-        What the handler of a signal raises within it goes on to the program, which waits for it.
+        What the handler of a signal raises within it goes on to the program, which expects it.
         """
         stopped, put_off, owed = self._stopped, self._put_off, self._owed
 
@@ -73,7 +73,7 @@ class Shell:
     def owing(self, function: Callable[..., None]) -> Callable[..., None]:
         """`function`, for where Python would print an error and go on: the program gets it from what is guarded next.
 
-        What is guarded raises but what a signal's handler raised in it.
+        A guarded function raises only what the handler of a signal raised in it.
         """
 
         def call(*args: Any) -> None:
@@ -94,7 +94,7 @@ class Shell:
         self._when_stopped[collector] = self.guarded(f"{collector} (its end)", function)
 
     def _call_put_off(self, frame: FrameType | None) -> None:
-        if self._guard is not None and is_running(self._guard, frame):
+        if any(caller.f_code is self._guard for caller in callers(frame)):
             return
         while self._put_off:
             self._put_off.pop(0)()

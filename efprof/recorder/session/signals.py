@@ -11,15 +11,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from efprof.artifacts.events import RecordingEnded, StepInterrupted
+from efprof.artifacts.events import RecordingEnded
 from efprof.recorder.hooks.loop_hooks import stage_of_stack
 from efprof.recorder.loop.open_step import OpenStep
-from efprof.recorder.session.kept_file import identity_of, is_still, out_of_the_way
+from efprof.recorder.session.endings import interrupted_step
 from efprof.recorder.session.session import Session
+from efprof.recorder.session.writing import identity_of, is_still, out_of_the_way
 
 Handler = Callable[[int, FrameType | None], None]
 
-GRACE_S = 5.0
+KILL_AFTER_S = 5.0
 """To write an open window, which takes a second or two; launchers and schedulers wait for 10 to 30 s."""
 
 STOP = 0
@@ -37,19 +38,19 @@ class Signals:
         self._handlers: dict[int, Handler] = {signal.SIGTERM: self._close}
         if "signal" in session.options.triggers:
             self._handlers[signal.SIGUSR1] = self._ask_for_window
-        self._grace = Grace()
+        self._timer = KillTimer()
         self._is_set = False
-        self._is_standing = False
+        self._is_watching = False
         self._is_over = False
         self._ended_by: str | None = None
         self._stage: str | None = None
         """In which the program was then."""
 
-    def stand(self, _: OpenStep) -> None:
+    def install(self, _: OpenStep) -> None:
         """Set the handlers once; the watch over one of them ends before each fork, and begins again here."""
-        if self._is_standing:
+        if self._is_watching:
             return
-        self._is_standing = True
+        self._is_watching = True
         if not _is_main_thread():
             return
         self._session.rank_folder  # noqa: B018 - who passes a signal on finds this process by what lies there
@@ -59,34 +60,32 @@ class Signals:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     signal.signal(number, handler)
         if self._is_ours(signal.SIGTERM):
-            self._grace.begin(self._handlers[signal.SIGTERM])
+            self._timer.begin(self._handlers[signal.SIGTERM])
 
     def stop(self) -> None:
-        """Give the signals back."""
         self._is_over = True
         if _is_main_thread():
-            self._grace.end()
+            self._timer.end()
             self._reset()
 
     def note_end(self) -> None:
-        """Leave word that the recording was closed."""
-        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.step_number, signal=self._ended_by))
+        self._session.note(RecordingEnded(at_ns=time.time_ns(), step=self._session.loop.number, signal=self._ended_by))
 
     def before_fork(self) -> None:
         """No thread of ours runs while the process forks: Python warns of that, and it is right."""
         if not self._is_over and _is_main_thread():
-            self._grace.end()
-            self._is_standing = False
+            self._timer.end()
+            self._is_watching = False
 
     def after_fork(self) -> None:
         """In the child."""
         if not self._is_over:
             self._is_over = True
-            self._grace.forget()
+            self._timer.forget()
             self._reset()
 
     def _ask_for_window(self, *_: Any) -> None:
-        self._session.ask_for_window("signal")
+        self._session.window_requests.ask("signal")
 
     def _close(self, number: int, frame: FrameType | None) -> None:
         """Close the recording as soon as no function of it runs, and die of the signal as if there were no handler."""
@@ -105,16 +104,7 @@ class Signals:
         loop = self._session.loop
         is_within = loop.light.is_on or (loop.step is not None and not loop.step.stepped)
         if is_within:
-            allocated, reserved = self._session.memory.read()[:2]
-            self._session.note(
-                StepInterrupted(
-                    at_ns=time.time_ns(),
-                    step=loop.number,
-                    stage=self._stage or "other",
-                    allocated_bytes=allocated,
-                    reserved_bytes=reserved,
-                )
-            )
+            self._session.note(interrupted_step(loop, self._session.memory, self._stage))
 
     def _is_ours(self, number: int) -> bool:
         return signal.getsignal(number) is self._handlers.get(number)
@@ -128,7 +118,7 @@ class Signals:
 def start(session: Session) -> None:
     """Wait for the first step: a launcher or a data worker imports torch too, and trains nothing."""
     signals = Signals(session)
-    session.subscribe(session.loop.step_began, "signals", signals.stand)
+    session.subscribe(session.loop.step_began, "signals", signals.install)
     session.on_end("signals", signals.note_end)
     session.undo_at_end([signals.stop])
     guarded = session.shell.guarded
@@ -141,7 +131,7 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class Grace:
+class KillTimer:
     """A thread that ends this process where SIGTERM's handler has not done so in time.
 
     Python runs a handler in the main thread, which may hang in a collective call for good, but notes the signal at
@@ -158,7 +148,6 @@ class Grace:
 
     @property
     def is_on(self) -> bool:
-        """Whether the thread waits."""
         return self._running is not None
 
     def begin(self, handler: object) -> None:
@@ -207,7 +196,7 @@ def _watch(reading: int, pipe: tuple[int, int], handler: object, running: _threa
     with contextlib.suppress(OSError):  # Python would print it
         while is_still(reading, pipe) and (number := os.read(reading, 1)) not in (b"", bytes([STOP])):
             if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
-                time.sleep(GRACE_S)
+                time.sleep(KILL_AFTER_S)
                 _die()
         if is_still(reading, pipe):
             os.close(reading)

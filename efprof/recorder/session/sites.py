@@ -8,6 +8,7 @@ import site
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -47,13 +48,11 @@ class Sites:
         return known
 
     def of_caller(self, frame: FrameType | None) -> str | None:
-        """The innermost user line at or above `frame`, None where there is none."""
         while frame is not None and not self.is_user_code(frame.f_code):
             frame = frame.f_back
         return None if frame is None else self.of_line(frame.f_code, frame.f_lineno)
 
     def of_line(self, code: CodeType, line: int) -> str:
-        """A line of a function, as reports name it."""
         return f"{self.file(code.co_filename)}:{line}:{code.co_qualname}"
 
     def file(self, path: str) -> str:
@@ -181,9 +180,16 @@ class UserClasses:
         return self._files[kind]
 
     def is_record(self, kind: type[Any]) -> bool:
-        """Whether its objects have but what the user's own classes give them, and no container of Python's in them."""
+        """Whether its objects have only what the user's own classes give them, and no container of Python's in them."""
         known = self._records.get(kind)
         if known is None:
             bases = (base for base in kind.__mro__ if base is not object)
             known = self._records[kind] = type(kind) is type and all(map(self.file_of, bases))
         return known
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that wait for it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

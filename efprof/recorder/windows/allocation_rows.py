@@ -40,14 +40,12 @@ class _Context:
     _modules: str | None = None
 
     def stack(self) -> str:
-        """The call sites, outermost first."""
         if self._stack is None:
             above = self.around.stack() if self.around else ""
             self._stack = SEPARATOR.join(part for part in (above, self.site) if part)
         return self._stack
 
     def modules(self) -> str:
-        """The module classes, outermost first."""
         if self._modules is None:
             above = self.around.modules() if self.around else ""
             self._modules = SEPARATOR.join(part for part in (above, self.module) if part)

@@ -1,6 +1,5 @@
 """Records the CUDA allocator's history in windows, the first from before the model is built; dumps it out of memory."""
 
-import functools
 import inspect
 import pickle
 import time
@@ -14,7 +13,7 @@ import torch
 from efprof.artifacts.events import CollectorStopped, DeviceShortage, Event, OutOfMemory, WindowClosed, WindowOpened
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.hooks.patching import call_before
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import Session
@@ -57,13 +56,13 @@ class CudaMemory:
         self._count = 0
 
     def subscribe(self) -> None:
-        """Listen to the steps, and see the program's own use of the history."""
         session = self._session
         session.subscribe(session.loop.step_began, "cuda_memory", self.begin)
         session.subscribe(session.loop.step_ended, "cuda_memory", self.finish)
         session.on_end("cuda_memory", self.end)
         session.shell.when_stopped("cuda_memory", self._stop_watching)
-        session.undo_at_end([_watch_program(session, self)])
+        begins = session.shell.guarded("cuda_memory", self.yield_to_program)
+        session.undo_at_end([call_before(torch.cuda.memory, "_record_memory_history", begins)])
         for start, end, _ in self._wanted:
             session.loop.sampling.want(start, end)
 
@@ -76,7 +75,7 @@ class CudaMemory:
             self._give_up(why_none)
             return
         self._is_ready = True
-        number = self._session.step_number
+        number = self._session.loop.number
         if self._wanted and self._wanted[0][0] == 0 and number < self._wanted[0][1]:
             _, end, _ = self._wanted.pop(0)
             self._open(end, "cold start")
@@ -101,17 +100,17 @@ class CudaMemory:
         if self._end is not None and (step.number + 1 >= self._end or not self._may_be_on(step.number + 1)):
             self._close(step.number)
 
-    def yield_to_program(self) -> None:
+    def yield_to_program(self, *_: object) -> None:
         """The program turns the history on or off itself, by which it would clear ours."""
         is_to_come = self._wanted or self._has_ring or self._peaks is not None
         if self._end is not None or (self._is_ready and is_to_come):
-            self._close(self._session.step_number)
+            self._close(self._session.loop.number)
             self._give_up(OWN_HISTORY)
 
     def end(self) -> None:
         """The program ends, perhaps inside a window: keep what it has. CUDA may still start after us."""
         self._is_over = True
-        self._close(self._session.step_number)
+        self._close(self._session.loop.number)
         self._stop_watching()
 
     @property
@@ -126,7 +125,7 @@ class CudaMemory:
     def _is_affordable(self) -> bool:
         """Steps that the user named are, whatever the budget says."""
         is_asked_for = self._session.options.memory_steps != DEFAULT_MEMORY_STEPS
-        return is_asked_for or self._session.budget.affords(self._session.window_cost_ns)
+        return is_asked_for or self._session.window_requests.is_affordable
 
     def _ask_for_peak(self, number: int, rise: float) -> None:
         self._peaks = None  # once in a run: a second snapshot of one growth tells nothing new
@@ -140,7 +139,7 @@ class CudaMemory:
             self._history.turn_off()  # a ring that grows while it is full has its entries out of order
         self._history.turn_on(MAX_ENTRIES)
         self._count += 1
-        self._session.loop.sampling.want(self._session.step_number, end)
+        self._session.loop.sampling.want(self._session.loop.number, end)
         self._end, self._why, self._is_told = end, why, False
         step = self._session.loop.step
         if step is not None:
@@ -217,20 +216,7 @@ def _when_cuda_begins(session: Session, collector: str, function: Callable[[], N
     torch.cuda._lazy_call(guarded)  # type: ignore[no-untyped-call]
 
 
-def _watch_program(session: Session, memory: CudaMemory) -> Undo:
-    original = torch.cuda.memory._record_memory_history
-    begins = session.shell.guarded("cuda_memory", memory.yield_to_program)
-
-    @functools.wraps(original)
-    def record(*args: Any, **kwargs: Any) -> None:
-        begins()
-        original(*args, **kwargs)
-
-    return replace(torch.cuda.memory, "_record_memory_history", record)
-
-
 def is_possible() -> bool:
-    """Whether this build of torch has such a history at all."""
     return hasattr(torch._C, "_cuda_record_memory_history")
 
 
@@ -302,7 +288,6 @@ def _free_host_bytes() -> int:
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:
-    """Whether this version of it does."""
     return argument in inspect.signature(function).parameters
 
 
@@ -323,7 +308,7 @@ class OutOfMemoryObserver:
             return
         self._last = DeviceShortage(
             at_ns=time.time_ns(),
-            step=self._session.step_number,
+            step=self._session.loop.number,
             device=device,
             requested_bytes=requested_bytes,
             free_bytes=free_bytes,
@@ -339,7 +324,6 @@ class OutOfMemoryObserver:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended."""
         return self._session is None
 
     def end(self) -> None:
@@ -356,15 +340,15 @@ class OutOfMemoryObserver:
             for device in range(torch.cuda.device_count())
         )
         if not last.num_failed:
-            last.at_ns, last.step = time.time_ns(), session.step_number
+            last.at_ns, last.step = time.time_ns(), session.loop.number
         if last.num_failed > 1 or last.num_rejected:
             session.note(last)
         written_in = last.step if last.num_failed == 1 else None
-        if any(_is_of_device(event) and event.step != written_in for event in session.end_events):
+        if any(_is_of_device(event) and event.step != written_in for event in session.endings.events):
             self._write(session, "the program ended for want of memory")
 
     def _write(self, session: Session, why: str) -> None:
-        start, number = time.monotonic(), session.step_number
+        start, number = time.monotonic(), session.loop.number
         session.note(WindowOpened(at_ns=time.time_ns(), step=number, window=WINDOW, why=why))
         path = session.rank_folder / f"{WINDOW}.pickle"
         why_less = self._history.write(path)
@@ -375,7 +359,7 @@ class OutOfMemoryObserver:
 
 def _note_less(session: Session, why: str) -> None:
     """Something is left out; nothing is where there is no reason."""
-    at_ns, step = time.time_ns(), session.step_number
+    at_ns, step = time.time_ns(), session.loop.number
     if why:
         session.note(CollectorStopped(at_ns=at_ns, step=step, collector="cuda_memory", reason=why))
 

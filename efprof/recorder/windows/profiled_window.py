@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.files import no_garbage_collection
-from efprof.recorder.hooks.loop_hooks import Undo, replace
-from efprof.recorder.hooks.method_wrapper import StandIn
+from efprof.recorder.hooks.patching import MethodWrapper, Undo, replace
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.allocation_rows import CallSites, WindowEvents
 
@@ -58,7 +57,6 @@ class ProfiledWindow:
 
     @property
     def is_opener(self) -> bool:
-        """Whether it was the calling thread that turned the profiler on."""
         return threading.current_thread() is self._opener
 
     @property
@@ -67,7 +65,6 @@ class ProfiledWindow:
         return self.is_opener or not (self._opener and self._opener.is_alive())
 
     def start(self) -> None:
-        """Turn the profiler on."""
         start, self.is_starting = time.perf_counter(), True
         try:
             self._profiler = torch.profiler.profile(
@@ -96,12 +93,11 @@ class ProfiledWindow:
         finally:
             profiler.profiler = None
             if gc.isenabled():
-                self._session.is_collecting = True
+                self._session.memory.is_collecting = True
                 gc.collect()  # profilers are in reference cycles: without this, hundreds of MiB stay allocated
-                self._session.is_collecting = False
+                self._session.memory.is_collecting = False
 
     def discard(self) -> None:
-        """Turn the profiler off, and write nothing."""
         if torch._C._autograd._profiler_enabled():  # not where its start failed
             self._stop().profiler = None
 
@@ -110,7 +106,6 @@ class ProfiledWindow:
         self._take_operators_out()
 
     def end_left_on(self) -> None:
-        """Turn off what was left on."""
         assert self._profiler is not None
         self._turn_off(self._profiler)
 
@@ -205,7 +200,7 @@ def watch_operators() -> list[Undo]:
     """
     names = [name for name in OPERATORS if hasattr(torch.Tensor, name)]
     originals = {name: getattr(torch.Tensor, name) for name in names}
-    return [replace(torch.Tensor, name, StandIn(_called(one), one)) for name, one in originals.items()]
+    return [replace(torch.Tensor, name, MethodWrapper(_called(one), one)) for name, one in originals.items()]
 
 
 def _called(operator: Any) -> Any:

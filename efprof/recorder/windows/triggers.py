@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from efprof.artifacts.steps import StepRecord
+from efprof.recorder.budget.sampling import Budget, Sampling
 from efprof.recorder.session.options import StepRange, Trigger
 
 NUM_STEPS_BEFORE: Final = 20
@@ -28,6 +29,9 @@ MIN_PEAK_RISE: Final = 0.05
 MIN_PEAK_RISE_BYTES: Final = 1024**2
 
 TRIGGERED_STEPS: Final = 2
+
+MIN_WINDOW_NS: Final = 500_000_000
+"""What a window costs at least; how much it is on this machine, the first one shows."""
 
 MIN_DISTANCE: Final = 10
 """Steps between windows: closer ones would tell the same, and be measured in each other's wake."""
@@ -88,6 +92,31 @@ class MemoryPeaks:
         if not self._num_to_settle:
             self._limit = max(self._peak * (1 + MIN_PEAK_RISE), self._peak + MIN_PEAK_RISE_BYTES)
         return rise
+
+
+class WindowRequests:
+    """Why a window is wanted as soon as one may open: whoever wants one asks, `Triggers` grants it."""
+
+    def __init__(self, budget: Budget, sampling: Sampling) -> None:
+        self.asked: list[str] = []
+        """Names of triggers."""
+        self.cost_ns = MIN_WINDOW_NS
+        """What the last profiler window cost: the next one may begin where as much is left."""
+        self._budget = budget
+        self._sampling = sampling
+
+    def ask(self, why: str) -> None:
+        """Have one opened at the next step that it may open at; from a signal's handler, too."""
+        self.asked.append(why)
+        self._sampling.look_at = 0
+
+    def are_waiting(self) -> bool:
+        """Whether one is asked for that may open: the budget stands against all but those that a person asks for."""
+        return bool(self.asked) and ("signal" in self.asked or self.is_affordable)
+
+    @property
+    def is_affordable(self) -> bool:
+        return self._budget.affords(self.cost_ns)
 
 
 class Triggers:

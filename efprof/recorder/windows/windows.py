@@ -13,8 +13,8 @@ from torch.torch_version import TorchVersion
 
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.hooks.loop_hooks import Undo, replace
+from efprof.recorder.budget.sampling import LightStep
+from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS
 from efprof.recorder.session.session import Session
@@ -38,7 +38,7 @@ class Windows:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._planned = {start: (end, "schedule") for start, end in session.options.trace_steps if end > start}
-        self._triggers = Triggers(session.options.triggers, session.window_requests)
+        self._triggers = Triggers(session.options.triggers, session.window_requests.asked)
         self._window: ProfiledWindow | None = None
         self._left_on: ProfiledWindow | None = None
         """One that ended while it could not be turned off: its steps went on in another thread than the one that
@@ -60,7 +60,7 @@ class Windows:
         if not self._may_open:
             self._triggers.requests.clear()  # steps are recorded in full as long as one waits
         if self._window is None and self._may_open:
-            if step.window is None and self._session.awaits_window():
+            if step.window is None and self._session.window_requests.are_waiting():
                 self._plan_triggered(step.number)
             self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
@@ -77,7 +77,6 @@ class Windows:
             step.window = self._window.name if self._window is not None else None
 
     def finish(self, step: OpenStep, record: StepRecord) -> None:
-        """Close the window after its last step."""
         if self._window is not None:
             self._session.budget.spend("windows", round(record.total_us * 1000))
         self._last = record
@@ -86,7 +85,6 @@ class Windows:
             self._close(self._window, step.number)
 
     def note_light(self, steps: list[LightStep]) -> None:
-        """Light steps ended."""
         for step in steps:
             if step.is_usual:
                 self._triggers.note_length(step.number, step.length_ns / 1000)
@@ -109,13 +107,12 @@ class Windows:
         """The program starts a profiler of its own, which would raise while ours is on."""
         self._stop_left_on()
         if self._window is not None and not self._window.is_starting:
-            self._close(self._window, self._session.step_number)
+            self._close(self._window, self._session.loop.number)
             self._note_stopped(
-                self._session.step_number, "the program began to profile itself, so a window ended early"
+                self._session.loop.number, "the program began to profile itself, so a window ended early"
             )
 
     def note_profiler(self, profiler: object) -> None:
-        """A torch profiler was constructed, in whatever thread."""
         is_ours = self._window is not None and self._window.is_starting and self._window.is_opener
         if is_ours:
             return
@@ -125,9 +122,8 @@ class Windows:
             last.is_shared = True
 
     def end(self) -> None:
-        """The program ends inside a window: keep what it has."""
         if self._window is not None:
-            self._close(self._window, self._session.step_number)
+            self._close(self._window, self._session.loop.number)
         if self._left_on is not None:
             self._left_on.end_left_on()  # torch would crash as the process ends
 
@@ -140,7 +136,7 @@ class Windows:
     def _postpone(self, number: int) -> None:
         """A scheduled window of this step waits until the budget allows it."""
         end, why = self._planned.get(number, (0, ""))
-        if why != "schedule" or self._is_asked_for or self._session.budget.affords(self._session.window_cost_ns):
+        if why != "schedule" or self._is_asked_for or self._session.window_requests.is_affordable:
             return
         del self._planned[number]
         later = number + POSTPONED_STEPS
@@ -157,8 +153,8 @@ class Windows:
 
     def _open(self, step: OpenStep, end: int, why: str) -> None:
         del self._planned[step.number]
-        if self._session.loop.thread.has_turns or self._would_crash():
-            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.has_turns else GRAPHS_CRASH)
+        if self._session.loop.thread.alternates or self._would_crash():
+            self._give_up(step.number, SEVERAL_THREADS if self._session.loop.thread.alternates else GRAPHS_CRASH)
             return
         if self._is_program_profiling():
             reason = "the program was profiling itself when a window was due, so that window was left out"
@@ -197,7 +193,6 @@ class Windows:
         self._note_closed(window, number, window.start_seconds, [])
 
     def _give_up(self, number: int, reason: str) -> None:
-        """Open no more windows."""
         self._may_open = False
         self._planned.clear()
         self._note_stopped(number, reason)
@@ -232,8 +227,8 @@ class Windows:
         start = time.perf_counter()
         files = window.write()
         seconds = window.start_seconds + time.perf_counter() - start
-        self._session.window_cost_ns = round(seconds * 1e9)
-        self._session.budget.spend("windows", self._session.window_cost_ns)
+        self._session.window_requests.cost_ns = cost_ns = round(seconds * 1e9)
+        self._session.budget.spend("windows", cost_ns)
         self._note_closed(window, last, seconds, files)
 
     def _note_closed(self, window: ProfiledWindow, last: int, seconds: float, files: list[str]) -> None:
@@ -246,6 +241,7 @@ def start(session: Session) -> None:
     """Watch the steps for the ones that a window begins or ends with, and for what calls for one."""
     if session.options.trace_steps or session.options.triggers:
         windows = Windows(session)
+        session.loop.sampling.is_asked = session.window_requests.are_waiting
         session.subscribe(session.loop.step_began, "windows", windows.begin)
         session.subscribe(session.loop.fetched, "windows", windows.begin_after_fetch)
         session.subscribe(session.loop.step_dropped, "windows", windows.drop)
@@ -273,6 +269,5 @@ def _watch_profilers(session: Session, windows: Windows) -> Undo:
 
 
 def _data_ms(record: StepRecord | None) -> float:
-    """Milliseconds that a step fetched its batch for."""
     spans = [] if record is None else record.spans
     return sum(span.end_us - span.start_us for span in spans if span.stage == "data") / 1000

@@ -14,8 +14,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain
 from efprof.facts.growth.trend import block_minima, is_leak, theil_sen, without_window_residue
 from efprof.model import Gain, ThinEvidence
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.budget.sampling import Sampling
+from efprof.recorder.budget.sampling import LightStep, Sampling
 from efprof.units import KIB, MIB
 from tests.support.builders import make_step, write_run
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from efprof.model import EfprofError
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.budget.sampling import ALLOWANCE_NS, COUNTS_PART, LEAST_PART, Budget, Sampling
+from efprof.recorder.budget.sampling import ALLOWANCE_NS, COUNTS_PART, LEAST_PART, Budget, LightStep, Sampling
 from efprof.recorder.session.options import parse_share
 
 

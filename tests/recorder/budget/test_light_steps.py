@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import efprof
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, RecordingCost, TrainingRaised
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
-from efprof.recorder.budget.light_steps import LightStep
-from efprof.recorder.budget.sampling import BURST_STEPS, EARLY_STEPS, FIRST_STEPS, Sampling
+from efprof.recorder.budget.sampling import BURST_STEPS, EARLY_STEPS, FIRST_STEPS, LightStep, Sampling
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.light import record_both_ways, told
@@ -304,7 +303,7 @@ def test_the_error_of_a_light_step_names_its_stage(tmp_path: Path) -> None:
     session.start()
     with pytest.raises(RuntimeError) as raised:
         train()
-    session.note_exit(1, raised.value)
+    session.endings.note_exit(1, raised.value)
     session.end()
     (error,) = Recorded(folder=tmp_path).events(TrainingRaised)
     assert (error.step, error.stage) == (bad[0], "forward")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from efprof.artifacts.readings import read_device_use
-from efprof.recorder.collectors import device_use
+from efprof.recorder.collectors import environment as device_use
 from efprof.units import GIB, MIB
 from tests.recorder.recording import record_here
 from tests.simulated_cuda.cuda import SimulatedCuda

@@ -207,7 +207,7 @@ def test_memray_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.M
 
 
 def test_an_allocator_that_counts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from efprof.recorder.loop import memory
+    from efprof.recorder.loop import device as memory
 
     monkeypatch.setattr(memory.Memory, "choose", lambda self: "C allocator (malloc)")
     monkeypatch.setattr(memory.Memory, "read", lambda self: (1, 1))

@@ -110,7 +110,7 @@ def serve() -> None:
 def _import_what_a_child_needs() -> None:
     import torch._dynamo  # noqa: F401 - torch itself does at the first optimizer, for a second
 
-    import efprof.recorder.launch.exits  # noqa: F401
+    import efprof.recorder.session.endings  # noqa: F401
     from efprof.recorder.session.session import collector_candidates
 
     for name in collector_candidates():

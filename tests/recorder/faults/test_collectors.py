@@ -24,7 +24,9 @@ MODULES = {
     name.rpartition(".")[2]: name for name in collector_candidates() if hasattr(importlib.import_module(name), "start")
 }
 COLLECTORS = list(MODULES)
-GUARDED = [*COLLECTORS, "batches_ahead", "device_times", "out_of_memory"]
+GUARDED = [
+    *COLLECTORS, "batches_ahead", "device_times", "device_use", "iterators", "out_of_memory", "unrecorded_updates"
+]  # fmt: skip
 """Some do several things, of which one may break without the others."""
 
 NUM_STEPS = 10

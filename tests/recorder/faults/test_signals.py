@@ -68,7 +68,7 @@ def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
 
 HANGS = """
 import ctypes, efprof.recorder.session.signals
-efprof.recorder.session.signals.GRACE_S = 0.1
+efprof.recorder.session.signals.KILL_AFTER_S = 0.1
 def hang():
     library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(lock)
@@ -127,7 +127,7 @@ def test_sigusr1_asks_for_a_window_and_the_session_gives_both_signals_back(tmp_p
     train_plainly(2)
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert session.window_requests == ["signal"]
+    assert session.window_requests.asked == ["signal"]
     session.end()
     assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("efprof")]

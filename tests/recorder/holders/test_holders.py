@@ -17,8 +17,7 @@ from efprof.recorder.holders import holder_count as census_module
 from efprof.recorder.holders.grown_containers import Grown, GrownContainers
 from efprof.recorder.holders.growth_watch import GrowthWatch
 from efprof.recorder.holders.holder_count import Census
-from efprof.recorder.holders.paths import Clock, Held
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Held, Nodes
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin

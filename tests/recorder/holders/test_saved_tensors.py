@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from efprof.recorder.holders.paths import Clock, Held
-from efprof.recorder.holders.saved_tensors import Nodes
+from efprof.recorder.holders.paths import Clock, Held, Nodes
 
 
 def held_by(*tensors: torch.Tensor) -> Held:

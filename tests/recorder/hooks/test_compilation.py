@@ -20,7 +20,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from efprof.recorder.hooks.compiled_functions import CompiledFunction, CompiledFunctions
+from efprof.recorder.hooks.module_calls import CompiledFunction, CompiledFunctions
 from efprof.recorder.loop.open_step import Span
 from tests.recorder.loop.test_loop import error_of, make_loader, stages
 from tests.recorder.programs import compiled_programs

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.hooks.loop_hooks import replace
+from efprof.recorder.hooks.patching import replace
 from tests.recorder.loop.test_loop import make_loader, make_model, stages, train, train_plainly
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here
 

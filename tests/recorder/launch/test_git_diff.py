@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.run_file import DIFF_FILE, Git
-from efprof.recorder.launch.git_diff import keep_diff
-from efprof.recorder.launch.machine import read_git
+from efprof.recorder.launch.machine import keep_diff, read_git
 from efprof.recorder.session.redaction import HIDDEN
 from efprof.units import MIB
 from tests.recorder.recording import record_command

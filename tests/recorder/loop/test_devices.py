@@ -11,7 +11,7 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.readings import read_device_use, read_evaluations
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
-from efprof.recorder.loop.training_device import MOVED_STEPS
+from efprof.recorder.loop.device import MOVED_STEPS
 from efprof.recorder.numbers import late_values
 from efprof.recorder.numbers.late_values import LateValues, on_device
 from efprof.recorder.windows import profiled_window

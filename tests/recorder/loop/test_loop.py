@@ -13,7 +13,7 @@ from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.hooks.loop_hooks import failed_stage
-from efprof.recorder.loop import manual_updates
+from efprof.recorder.loop import step_ends as manual_updates
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 BATCH = 4

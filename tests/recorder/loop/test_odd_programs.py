@@ -37,7 +37,7 @@ def test_what_a_signals_handler_raises_within_the_recorder_reaches_the_program(t
     limits = 0
 
     def strike(step: object, _: object) -> None:
-        if session.step_number in (3, 5):
+        if session.loop.number in (3, 5):
             signal.raise_signal(signal.SIGUSR2)
 
     session.subscribe(session.loop.step_ended, "test", strike)
@@ -271,7 +271,7 @@ def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Pat
     session.start()
     with pytest.raises(RuntimeError) as raised:
         train_in_except()
-    session.note_exit(1, raised.value)
+    session.endings.note_exit(1, raised.value)
     session.end()
     recorded = Recorded(folder=tmp_path)
     assert sum(not step.is_full for step in recorded.steps) > LONG / 3

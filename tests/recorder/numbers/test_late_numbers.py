@@ -99,8 +99,8 @@ def arrive(record: StepRecord, *, losses: list[float], norms: list[float], **owe
     """Have the numbers arrive; what is told of as bad."""
     bad, sent = list[str](), Sent()
     owed = {"may_be_bad": (False,) * len(norms), **owed}
-    opened = StepNumbers(device_losses=made(*losses), device_norms=made(*norms), **owed)
-    arrives = late_numbers(record, opened, *made(512.0), sent.send, lambda _, what, value: bad.append(what))
+    opened = StepNumbers(device_losses=made(*losses), device_norms=made(*norms), scale=made(512.0)[0], **owed)
+    arrives = late_numbers(record, opened, sent.send, lambda _, what, value: bad.append(what))
     assert not arrives()
     assert record.loss is None
     sent.has_come = True
@@ -156,7 +156,7 @@ def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path)
             assert isinstance(step, OpenStep)
             bad = StepNumbers(device_losses=made(math.inf))
             record = make_step(step.number, loss=None)
-            step.owe(late_numbers(record, bad, None, sent.send, collector._note_late))
+            step.owe(late_numbers(record, bad, sent.send, collector._note_late))
         sent.has_come = number > 5
     session.end()
     recorded = Recorded(folder=tmp_path)

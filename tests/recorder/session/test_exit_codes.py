@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from efprof.recorder.session.exit_errors import exit_code_of
+from efprof.recorder.session.endings import exit_code_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from efprof.artifacts.events import EVENTS_FILE, CollectorStopped, RecordingEnded, read_events
-from efprof.recorder.loop.memory import ResidentSet
+from efprof.recorder.loop.device import ResidentSet
 from efprof.recorder.session.shell import Shell
-from efprof.recorder.session.signals import Grace
+from efprof.recorder.session.signals import KillTimer
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.support.patience import wait_until
 
@@ -40,7 +40,7 @@ def take_over(descriptors: list[int], file: Path) -> None:
 
 
 def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() -> None:
-    before, num_running, grace = threading.enumerate(), _thread._count(), Grace()
+    before, num_running, grace = threading.enumerate(), _thread._count(), KillTimer()
     grace.begin(None)
     try:
         wait_until(lambda: _thread._count() == num_running + 1)
@@ -51,11 +51,11 @@ def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() 
     assert not grace.is_on
 
 
-@pytest.mark.parametrize("end", [Grace.end, Grace.forget])
+@pytest.mark.parametrize("end", [KillTimer.end, KillTimer.forget])
 def test_the_end_of_the_watch_neither_writes_nor_closes_a_file_of_the_programs(
-    end: Callable[[Grace], None], tmp_path: Path
+    end: Callable[[KillTimer], None], tmp_path: Path
 ) -> None:
-    grace = Grace()
+    grace = KillTimer()
     pipe = with_new_descriptors(lambda: grace.begin(None))
     assert len(pipe) == 2
     take_over(pipe, tmp_path / "own")

@@ -245,7 +245,7 @@ def test_a_signal_opens_a_window_and_the_schedule_is_kept(tmp_path: Path) -> Non
 
 def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) -> None:
     def train(session: Session) -> None:
-        session.window_requests.append("signal")
+        session.window_requests.asked.append("signal")
         with torch.profiler.profile():
             train_with(lambda _: None, 5)
         train_with(lambda _: None, 5)

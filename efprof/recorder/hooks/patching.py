@@ -1,0 +1,87 @@
+"""Puts a function of ours in the place of one of torch's or the program's, and takes it out again."""
+
+import functools
+import operator
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Protocol
+
+Undo = Callable[[], None]
+
+
+def replace(owner: Any, name: str, new: Any) -> Undo:
+    """Set an attribute of a class or module; the result puts the old one back, unless the program has changed it."""
+    had_own = name in vars(owner)
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    forget = _script_as(old, new)
+
+    def undo() -> None:
+        forget()
+        if vars(owner).get(name) is not new:  # the program has deleted it, or put its own there
+            return
+        if had_own:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)
+
+    return undo
+
+
+def _script_as(old: Any, new: Any) -> Undo:
+    """TorchScript knows torch's own functions by their `id`: have it take ours for the original."""
+    known: dict[int, str] = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+    if id(old) in known:
+        known[id(new)] = known[id(old)]
+
+    def forget() -> None:
+        known.pop(id(new), None)
+
+    return forget
+
+
+def call_before(owner: Any, name: str, function: Callable[..., None]) -> Undo:
+    """Have `function`, which is harmless, called with the arguments of this one before it runs."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function(*args)
+        return original(*args, **kwargs)
+
+    return replace(owner, name, call)
+
+
+class Switch(Protocol):
+    """On or off."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+
+class MethodWrapper:
+    """Is `function` to whoever calls the method of an object, and `original` to whoever asks the class or copies it.
+
+    Of a script's own classes cloudpickle and dill write all functions down, to be read where nobody knows ours.
+    """
+
+    __slots__ = ("_function", "_light", "_original")
+
+    def __init__(self, function: Callable[..., Any], original: Callable[..., Any], light: Switch | None = None) -> None:
+        """While `light` is on, it is `original` to all."""
+        self._function = function
+        self._original = original
+        self._light = light or _Off
+
+    def __get__(self, instance: object, kind: type | None = None) -> Callable[..., Any]:
+        if instance is None:
+            return self._original
+        return MethodType(self._original if self._light.is_on else self._function, instance)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return operator.getitem, ((self._original,), 0)
+
+
+class _Off:
+    is_on = False

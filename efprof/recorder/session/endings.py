@@ -1,0 +1,245 @@
+"""What ends a run: the code that the program exits with, the error behind it, memory that ran out, the end of a child.
+
+`except Exception: sys.exit(1)` ends a program without what Python keeps of an error that nobody caught, and what
+multiprocessing starts to train ends without what ends a program. `raise SystemExit` and `os._exit` are seen by nobody.
+"""
+
+import builtins
+import functools
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+import torch
+
+from efprof.artifacts.events import Event, OutOfMemory, StepInterrupted, TrainingRaised
+from efprof.recorder.hooks.loop_hooks import failed_stage
+from efprof.recorder.hooks.patching import Undo, replace
+from efprof.recorder.loop.device import Memory
+from efprof.recorder.loop.loop import Loop
+from efprof.recorder.session.redaction import without_secrets
+from efprof.recorder.session.shell import Shell
+from efprof.recorder.session.sites import Sites
+
+CODES: Final = 256
+
+LONGEST: Final = 1 << 63
+"""What is no C long, Python takes for -1."""
+
+MARK: Final = "_efprof_survived"
+"""Set on the error itself: its id is given to another one as soon as it is gone, and few errors can be referred to
+weakly."""
+
+SHORTAGES: Final = ("memory: you tried to allocate", "error: out of memory")
+"""Of torch's CPU allocator, which says "can't allocate" or, on Windows, "not enough"; and of CUDA or HIP itself, where
+it was no tensor of torch's that was asked for: an AcceleratorError, before torch 2.8 a plain RuntimeError."""
+
+
+def origin_of(error: BaseException) -> BaseException | None:
+    """The error, or what made the program exit; None where it exits because all is well."""
+    if isinstance(error, SystemExit):
+        return unless_survived(error.__context__) if exit_code_of(error.code) else None
+    return error
+
+
+def exit_code_of(status: object) -> int:
+    """The code that a program gives which exits with this status.
+
+    Python prints what is no integer, 0.0 and NumPy's 0 too, and gives 1; POSIX keeps the lowest byte of the others.
+    """
+    if status is None:
+        return 0
+    if not isinstance(status, int):
+        return 1
+    return status % CODES if -LONGEST <= status < LONGEST else CODES - 1
+
+
+def unless_survived(error: BaseException | None) -> BaseException | None:
+    """A program may end in the handler of Ctrl-C or of a shortage of memory, long after it went on training."""
+    return None if error is None or _is_survived(error) else error
+
+
+def note_survival(*_: object) -> None:
+    """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
+    for link in _links_of(sys.exception()):
+        if _is_shortage(link) or isinstance(link, KeyboardInterrupt):
+            vars(link)[MARK] = True
+
+
+class Endings:
+    """What the program asks for its end with, and what is to be told of the error that ended it."""
+
+    def __init__(self, loop: Loop, memory: Memory, sites: Sites) -> None:
+        self._loop, self._memory, self._sites = loop, memory, sites
+        self._exit: tuple[object, int] = (None, 0)
+        """What the program asked for its end with last, and in which step."""
+        self._exit_events: list[Event] = []
+        self.is_over = False
+        self.events: Sequence[Event] = ()
+        """Of the error that ended the program, once it has."""
+
+    @property
+    def exit_status(self) -> object:
+        """What the program asked for its end with; None where it went on training all the same."""
+        status, number = self._exit
+        return status if number == self._loop.number else None
+
+    def note_exit(self, status: object, error: BaseException | None) -> None:
+        """The program asks for its end because of this error, which is told then, unless it goes on training.
+
+        As text only: the error would keep alive whatever the program's functions held.
+        """
+        if not self.is_over:
+            self._exit = status, self._loop.number
+            self._exit_events = [] if error is None else self._events_of(error)
+
+    def tell(self, note: Callable[[Event], None]) -> None:
+        """The program ends: note its error, which Python keeps whatever `sys.excepthook` the program has set."""
+        self.is_over = True
+        error = getattr(sys, "last_value", None)
+        events = self._events_of(error) if isinstance(error, BaseException) else self._exit_events
+        if events and events[-1].step == self._loop.number:
+            self.events = events
+            for event in events:
+                note(event)
+
+    def _events_of(self, error: BaseException) -> list[Event]:
+        events: list[Event] = []
+        is_in_step = self._loop.step is not None or self._loop.light.is_on
+        stage = failed_stage(error) or ("other" if is_in_step else None)
+        if is_in_step:
+            events.append(interrupted_step(self._loop, self._memory, stage))
+        now, number = time.time_ns(), self._loop.number
+        shortage = _shortage_behind(error)
+        if shortage is not None:
+            at, told = self._sites_of(shortage), without_secrets(str(shortage))
+            site, is_for_tensor = at[-1] if at else None, not isinstance(shortage, MemoryError)
+            events.append(OutOfMemory(at_ns=now, step=number, message=told, site=site, is_for_tensor=is_for_tensor))
+        kind, message, sites = type(error).__name__, without_secrets(str(error)), self._sites_of(error)
+        events.append(TrainingRaised(at_ns=now, step=number, error=kind, message=message, stage=stage, sites=sites))
+        return events
+
+    def _sites_of(self, error: BaseException) -> list[str]:
+        return [
+            self._sites.of_line(frame.f_code, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if self._sites.is_user_code(frame.f_code)
+        ]
+
+
+def interrupted_step(loop: Loop, memory: Memory, stage: str | None) -> StepInterrupted:
+    """The program ends within the open step, in this stage."""
+    allocated, reserved = memory.read()[:2]
+    return StepInterrupted(
+        at_ns=time.time_ns(),
+        step=loop.number,
+        stage=stage or "other",
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+    )
+
+
+SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+"""Where the work of a data worker or of a pool begins; such a process serves the one that trains."""
+
+_run = BaseProcess.run
+
+
+def watch_exits(endings: Endings, shell: Shell) -> list[Undo]:
+    """Wrap `sys.exit`, and `exit` and `quit` of the prompt, which scripts call too."""
+
+    def note_status(status: object) -> None:
+        if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
+            error = unless_survived(sys.exception()) if exit_code_of(status) else None
+            endings.note_exit(status, None if error is None else origin_of(error))
+
+    note = shell.guarded("exits", note_status)
+    leave, prompt = sys.exit, type(getattr(builtins, "exit", None))
+
+    @functools.wraps(leave)
+    def exit_noted(status: object = None, /) -> NoReturn:
+        note(status)
+        leave(status)  # type: ignore[arg-type]
+
+    undo = [replace(sys, "exit", exit_noted)]
+    if prompt.__name__ == "Quitter":
+        quit_prompt: Any = prompt.__call__
+
+        @functools.wraps(quit_prompt)
+        def quit_noted(self: Any, code: object = None) -> None:
+            note(code)
+            quit_prompt(self, code)
+
+        undo.append(replace(prompt, "__call__", quit_noted))
+    return undo
+
+
+def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Callable[[], None] | None]) -> Undo:
+    """Wrap what every child runs, so that its recording ends with its work, and its error is known.
+
+    A child that was forked has no recording of its own yet: `begin_anew` starts one, unless the child serves another
+    process, and gives what ends it.
+    """
+    recorded = os.getpid()
+
+    @functools.wraps(_run)
+    def run(self: Any) -> None:
+        is_forked, module = os.getpid() != recorded, getattr(getattr(self, "_target", None), "__module__", None)
+        end_own = end if not is_forked else None if (module or "").startswith(SERVING) else begin_anew()
+        if end_own is None or multiprocessing.parent_process() is None:
+            return _run(self)
+        with ExitStack() as ending:
+            ending.callback(end_own)
+            ending.push(_keep_error)
+            return _run(self)
+
+    return replace(BaseProcess, "run", run)
+
+
+def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+    if error is not None:  # torch.multiprocessing makes an exit of it
+        sys.last_value = origin_of(error)  # where `Endings.tell` looks for what ended the program
+
+
+def _shortage_behind(error: BaseException) -> BaseException | None:
+    """The shortage of memory that this error is, or was raised from.
+
+    One that was only being handled when the error came counts where the program had not gone on training by then, and
+    never behind Ctrl-C, which comes at any time.
+    """
+    is_named = True
+    for link in _links_of(error):
+        if _is_shortage(link) and (is_named or not _is_survived(link)):
+            return link
+        is_named = is_named and link.__cause__ is not None
+        if isinstance(link, KeyboardInterrupt) and not is_named:
+            return None
+    return None
+
+
+def _is_survived(error: BaseException) -> bool:
+    """Whether it is a shortage or Ctrl-C in whose handler the program went on training."""
+    return MARK in vars(error)
+
+
+def _links_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from, as a traceback prints them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in SHORTAGES)
