@@ -165,7 +165,7 @@ def watch_backward(loop: Loop, shell: Shell, sites: Sites) -> list[Undo]:
             else:
                 # A finite loss on the CPU is taken here, in no function of its own: those are what a pass costs.
                 began, loss, scaled = perf_counter_ns() if lights.is_clocked else 0, None, lights.scaled
-                if type(tensors) is torch.Tensor and tensors.is_cpu and not (num_modes() or num_overrides()):
+                if type(tensors) is torch.Tensor and not (num_modes() or num_overrides()) and tensors.is_cpu:
                     try:
                         loss = read_value(scaled.unscaled(tensors) if scaled.by_id else tensors)
                     except RuntimeError as error:  # it has more than one; in torch.func's transformations none has one

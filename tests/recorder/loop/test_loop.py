@@ -13,7 +13,7 @@ from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
 from efprof.artifacts.steps import STEPS_FILE, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.hooks.loop_hooks import failed_stage
-from efprof.recorder.loop import step_ends as manual_updates
+from efprof.recorder.loop import step_ends
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
 
 BATCH = 4
@@ -579,7 +579,7 @@ def update_unseen_by_autograd(parameter: torch.Tensor) -> None:
 def test_updates_within_the_hooks_of_gradients_divide_steps(
     has_loader: bool, update: Callable[[torch.Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manual_updates, "living_optimizers", lambda: ())  # other tests' may be, in this process
+    monkeypatch.setattr(step_ends, "living_optimizers", lambda: ())  # other tests' may be, in this process
 
     def train_in_hooks() -> None:
         model = make_model()
