@@ -82,15 +82,11 @@ def large_vocabulary() -> Window:
     return window
 
 
-def test_blames_the_loss_over_a_large_vocabulary(tmp_path: Path) -> None:
+def test_blames_the_loss_over_a_large_vocabulary_and_predicts_by_replay_what_splitting_it_saves(tmp_path: Path) -> None:
     (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
     assert str(finding.blame) == "train.py:4"
     assert "120 MiB" in finding.message
     assert "aten::nll_loss_backward" in finding.message
-
-
-def test_predicts_by_replay_what_splitting_the_line_saves(tmp_path: Path) -> None:
-    (finding,) = backward_peak(large_vocabulary().run(tmp_path)).findings
     # Of the peak of 260 MiB, 180 are this line's and 60 its logits; without all of them 25 would be next, 5 more than
     # the rest of the peak: that would take 48 parts, and 16 is the most that is worth its calls.
     assert "16 parts" in finding.fix.summary
@@ -102,17 +98,6 @@ def test_predicts_by_replay_what_splitting_the_line_saves(tmp_path: Path) -> Non
     low, high = finding.gain.peak_bytes_interval
     assert low == pytest.approx(180 * (1 - 1 / 16) * MIB, rel=0.02)
     assert low < finding.gain.peak_bytes < high
-
-
-def test_an_ordinary_layer_whose_gradient_its_neighbour_needs_is_silent(tmp_path: Path) -> None:
-    window = Window()
-    window.forward(1, 60, MODEL, "Linear")
-    window.forward(2, 60, MODEL, "ReLU")
-    window.backward(3, 60, MODEL, "Linear")
-    window.backward(4, 60, MODEL, "ReLU")
-    window.backward(3, -60, MODEL, "ReLU")
-    window.backward(4, -60, MODEL, "Linear")
-    assert backward_peak(window.run(tmp_path)).findings == ()
 
 
 def attention(input_mebibytes: int) -> Window:
@@ -129,45 +114,41 @@ def attention(input_mebibytes: int) -> Window:
     return window
 
 
-def test_lines_of_one_function_that_hand_each_other_a_large_matrix_are_one_fault(tmp_path: Path) -> None:
-    (finding,) = backward_peak(attention(2).run(tmp_path)).findings
+def test_lines_of_one_function_that_hand_each_other_a_large_matrix_are_one_fault_unless_its_input_is_as_large(
+    tmp_path: Path,
+) -> None:
+    (finding,) = backward_peak(attention(2).run(tmp_path / "small")).findings
     assert str(finding.blame) == "train.py:4"
+    assert backward_peak(attention(60).run(tmp_path / "large")).findings == ()
 
 
-def test_lines_of_one_function_whose_input_is_as_large_are_ordinary_layers(tmp_path: Path) -> None:
-    window = attention(60)
-    assert backward_peak(window.run(tmp_path)).findings == ()
+# What a window sees: (stage, address, MiB, line, module); negative MiB are given back.
+F, B = Window.forward, Window.backward
+SILENT = {
+    "an ordinary layer, whose gradient its neighbour needs": [
+        (F, 1, 60, MODEL, "Linear"), (F, 2, 60, MODEL, "ReLU"), (B, 3, 60, MODEL, "Linear"), (B, 4, 60, MODEL, "ReLU"),
+        (B, 3, -60, MODEL, "ReLU"), (B, 4, -60, MODEL, "Linear"),
+    ],
+    "a layer that gets a large gradient": [
+        (F, 1, 60, MODEL, "Conv2d"), (B, 2, 30, MODEL, "ReLU"), (B, 3, 60, MODEL, "Conv2d"), (B, 4, 60, MODEL, "Conv2d"),
+        (B, 3, -60, MODEL, "Conv2d"), (B, 2, -30, MODEL, "Conv2d"), (B, 4, -60, MODEL, "Embedding"),
+    ],
+    "gradients of parameters": [
+        (F, 1, 20, MODEL, "Linear"), (B, 2, 200, MODEL, "Linear"), (B, 1, -20, MODEL, "Linear"),
+    ],
+    "a peak in forward": [(F, 1, 100, MODEL), (F, 1, -100, MODEL), (B, 2, 50, LOSS)],
+}  # fmt: skip
 
 
-def test_a_layer_that_gets_a_large_gradient_is_silent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moves", SILENT.values(), ids=SILENT)
+def test_what_backward_needs_is_silent(moves: list[Any], tmp_path: Path) -> None:
     window = Window()
-    window.forward(1, 60, MODEL, "Conv2d")
-    window.backward(2, 30, MODEL, "ReLU")
-    window.backward(3, 60, MODEL, "Conv2d")
-    window.backward(4, 60, MODEL, "Conv2d")
-    window.backward(3, -60, MODEL, "Conv2d")
-    window.backward(2, -30, MODEL, "Conv2d")
-    window.backward(4, -60, MODEL, "Embedding")
+    for make, *move in moves:
+        make(window, *move)
     assert backward_peak(window.run(tmp_path)).findings == ()
 
 
-def test_gradients_of_parameters_are_needed(tmp_path: Path) -> None:
-    window = Window()
-    window.forward(1, 20, MODEL, "Linear")
-    window.backward(2, 200, MODEL, "Linear")
-    window.backward(1, -20, MODEL, "Linear")
-    assert backward_peak(window.run(tmp_path)).findings == ()
-
-
-def test_a_peak_in_forward_is_silent(tmp_path: Path) -> None:
-    window = Window()
-    window.forward(1, 100, MODEL)
-    window.forward(1, -100, MODEL)
-    window.backward(2, 50, LOSS)
-    assert backward_peak(window.run(tmp_path)).findings == ()
-
-
-def test_on_a_cuda_device_it_tells_the_same(tmp_path: Path) -> None:
+def test_on_a_device_it_tells_the_same(tmp_path: Path) -> None:
     on_device = large_vocabulary().run(tmp_path / "cuda", devices=[GPU], memory_source="CUDA allocator")
     (there,), (here,) = (
         backward_peak(on_device).findings,

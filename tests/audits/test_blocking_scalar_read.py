@@ -22,10 +22,11 @@ def reads(line, *, call="item", count=1, us=100.0):
     return SiteCalls(site=f"train.py:{line}:main", call=call, count=count, us=us)
 
 
-def examine(folder, step_reads, **run):
+def examine(folder, step_reads, *, source=SOURCE, micro_batches=1, **run):
     """`step_reads` are those of every step, or a function of its number."""
-    steps = make_steps(40, reads=step_reads if callable(step_reads) else lambda step: step_reads)
-    return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": SOURCE}, **run))
+    each = step_reads if callable(step_reads) else lambda step: step_reads
+    steps = make_steps(40, reads=each, micro_batches=micro_batches)
+    return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run))
 
 
 def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
@@ -48,8 +49,11 @@ def test_what_a_read_waits_for_a_busy_device_is_not_saved(tmp_path):
     assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "medium")
 
 
-def test_on_the_cpu_one_cheap_read_per_step_is_silent(tmp_path):
-    assert examine(tmp_path / "run", [reads(6, us=9)]).findings == ()
+def test_on_the_cpu_one_cheap_read_per_micro_batch_is_silent_and_one_of_a_percent_of_the_step_fires(tmp_path):
+    assert examine(tmp_path / "cheap", [reads(6, us=9)]).findings == ()
+    assert examine(tmp_path / "accumulated", [reads(6, count=8, us=9)], micro_batches=8).findings == ()
+    (finding,) = examine(tmp_path / "costly", [reads(6, call="nonzero", us=200)]).findings
+    assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
 
 
 def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(tmp_path):
@@ -65,15 +69,13 @@ def get_batch(data):
     starts = torch.randint(90, (16,))
     return torch.stack([data[s : s + 9] for s in starts])
 """
-
-    def examine_cuts(folder, us, **run):
+    for name, us, run, num_findings in (
+        ("cheap", 31, {}, 0),
+        ("costly", 310, {}, 1),
+        ("gpu", 31, {"devices": [GPU]}, 1),  # there the recorder leaves out a host's
+    ):
         cuts = [SiteCalls(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
-        steps = make_steps(40, reads=lambda _: cuts)
-        return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run)).findings
-
-    assert examine_cuts(tmp_path / "cheap", 31) == ()
-    assert len(examine_cuts(tmp_path / "costly", 310)) == 1
-    assert len(examine_cuts(tmp_path / "gpu", 31, devices=[GPU])) == 1  # there the recorder leaves out a host's
+        assert len(examine(tmp_path / name, cuts, source=source, **run).findings) == num_findings, name
 
 
 def test_a_last_step_that_read_less_does_not_change_the_count(tmp_path):
@@ -84,16 +86,6 @@ def test_a_last_step_that_read_less_does_not_change_the_count(tmp_path):
 def test_a_read_that_costs_nothing_is_not_said_to_matter_less_when_rare(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(7, call="bool", us=1, count=8)]).findings
     assert finding.fix.summary.endswith("check it only now and then.")
-
-
-def test_on_the_cpu_one_read_for_each_accumulated_micro_batch_is_silent(tmp_path):
-    steps = make_steps(40, reads=lambda _: [reads(6, count=8, us=9)], micro_batches=8)
-    assert blocking_scalar_read(write_run(tmp_path / "run", steps=steps, sources={"train.py": SOURCE})).findings == ()
-
-
-def test_on_the_cpu_a_read_that_costs_a_percent_of_the_step_fires(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(6, call="nonzero", us=200)]).findings
-    assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
 
 
 @pytest.mark.parametrize("devices", [[], [GPU]])
@@ -143,8 +135,7 @@ def test_a_branch_on_a_tensor_is_left_to_a_person(tmp_path):
 
 def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
     source = "def main():\n    for step in range(9):\n        state = env.step(action.item())\n"
-    steps = make_steps(40, reads=[reads(3, count=8, us=310)])
-    (finding,) = blocking_scalar_read(write_run(tmp_path, steps=steps, sources={"train.py": source})).findings
+    (finding,) = examine(tmp_path / "run", [reads(3, count=8, us=310)], source=source).findings
     assert "Where the program goes on with the number at once, such a read cannot wait" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
@@ -156,11 +147,8 @@ def test_calls_on_one_line_are_one_finding(tmp_path):
     assert finding.blame.function == "main"
 
 
-def test_few_steps_are_thin_evidence(tmp_path):
+def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):
     with pytest.raises(ThinEvidence):
         blocking_scalar_read(write_run(tmp_path / "run", steps=make_steps(6)))
-
-
-def test_a_run_without_steps_is_not_applicable(tmp_path):
     with pytest.raises(NotRecorded):
-        blocking_scalar_read(write_run(tmp_path / "run"))
+        blocking_scalar_read(write_run(tmp_path / "second"))
