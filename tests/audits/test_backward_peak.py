@@ -130,8 +130,9 @@ SILENT = {
         (B, 3, -60, MODEL, "ReLU"), (B, 4, -60, MODEL, "Linear"),
     ],
     "a layer that gets a large gradient": [
-        (F, 1, 60, MODEL, "Conv2d"), (B, 2, 30, MODEL, "ReLU"), (B, 3, 60, MODEL, "Conv2d"), (B, 4, 60, MODEL, "Conv2d"),
-        (B, 3, -60, MODEL, "Conv2d"), (B, 2, -30, MODEL, "Conv2d"), (B, 4, -60, MODEL, "Embedding"),
+        (F, 1, 60, MODEL, "Conv2d"), (B, 2, 30, MODEL, "ReLU"), (B, 3, 60, MODEL, "Conv2d"),
+        (B, 4, 60, MODEL, "Conv2d"), (B, 3, -60, MODEL, "Conv2d"), (B, 2, -30, MODEL, "Conv2d"),
+        (B, 4, -60, MODEL, "Embedding"),
     ],
     "gradients of parameters": [
         (F, 1, 20, MODEL, "Linear"), (B, 2, 200, MODEL, "Linear"), (B, 1, -20, MODEL, "Linear"),

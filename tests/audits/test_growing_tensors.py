@@ -105,14 +105,6 @@ def test_a_cache_that_fills_ever_slower_is_not_judged(tmp_path: Path) -> None:
             growing_tensors(run)
 
 
-def test_detached_scalars_are_too_little_to_tell(tmp_path: Path) -> None:
-    counts = counts_of(lambda n: plain(n, tensor_bytes=4 * n, value_bytes=4 * n))
-    run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
-    examined = growing_tensors(run)
-    assert examined.findings == ()
-    assert examined.looked_at.endswith("grows by 4 B per step, too little to matter"), "but it is said"
-
-
 def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> None:
     """`model.register_buffer(f"seen{step}", x)` in every step."""
     fields = {"path": "Net._buffers", "name": "_buffers", "owner": "Net", "scope": "attribute", "type": "dict"}
@@ -122,8 +114,13 @@ def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> N
     assert "Register the buffer once" in finding.fix.summary
 
 
-def test_graphs_are_not_its_business(tmp_path: Path) -> None:
+def test_graphs_and_detached_scalars_are_not_its_business(tmp_path: Path) -> None:
     assert growing_tensors(leaking_run(tmp_path, graphs)).findings == ()
+    counts = counts_of(lambda n: plain(n, tensor_bytes=4 * n, value_bytes=4 * n))
+    run = leaking_run(tmp_path / "second", counts=counts, steps=leaking_steps(bytes_per_step=0))
+    examined = growing_tensors(run)
+    assert examined.findings == ()
+    assert examined.looked_at.endswith("grows by 4 B per step, too little to matter"), "but it is said"
 
 
 def test_a_run_without_counts_and_few_steps_is_not_judged(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def finding_of(run: Run) -> Finding:
     return finding
 
 
-def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> None:
+def test_blames_the_line_that_refers_back_makes_it_weak_and_predicts_what_piles_up_between_collections(
+    tmp_path: Path,
+) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run"))
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.changes == (
@@ -110,10 +112,7 @@ def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> N
     assert "`Step.noise -> Noise.step -> Step`" in finding.message
     assert "40.0 MiB" in finding.message
     assert "every 10 steps" in finding.message
-
-
-def test_predicts_what_piles_up_between_collections(tmp_path: Path) -> None:
-    gain = finding_of(sawtooth_run(tmp_path / "run")).gain
+    gain = finding_of(sawtooth_run(tmp_path / "second")).gain
     assert (gain.basis, gain.peak_bytes) == ("measured bound", 40 * MIB)
     assert gain.peak_bytes_interval == (36.0 * MIB, 44.0 * MIB)  # a step's garbage more or less
 
@@ -187,16 +186,13 @@ def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_bac
     assert "ctx.save_for_backward(y)" in finding.fix.summary
 
 
-def test_a_tensor_is_never_kept_weakly(tmp_path: Path) -> None:
+def test_tensors_and_what_has_no_weak_reference_are_left_to_a_person(tmp_path: Path) -> None:
     links = (link("Noise", "step"), link("Tensor", "noise", file=None))
     finding = finding_of(sawtooth_run(tmp_path / "run", links=links))
     assert (str(finding.blame), finding.fix.applicability) == ("train.py:6", "manual")
     assert "weak" not in finding.fix.summary
-
-
-def test_an_object_of_which_there_is_no_weak_reference_is_left_to_a_person(tmp_path: Path) -> None:
     links = (CIRCLE[0], link("Noise", "step", can_be_weak=False))
-    assert finding_of(sawtooth_run(tmp_path / "run", links=links)).fix.applicability == "manual"
+    assert finding_of(sawtooth_run(tmp_path / "second", links=links)).fix.applicability == "manual"
 
 
 def test_the_import_is_not_made_twice(tmp_path: Path) -> None:
@@ -240,14 +236,11 @@ def test_a_closure_that_names_itself_is_blamed_where_it_is_defined(tmp_path: Pat
     assert finding.fix.applicability == "manual"
 
 
-def test_a_field_of_a_dataclass_is_blamed_where_it_is_declared(tmp_path: Path) -> None:
+def test_a_field_is_blamed_where_it_is_declared_and_without_a_statement_the_class(tmp_path: Path) -> None:
     text = TRAIN.replace("    def __init__(self, step):\n        self.step = step\n", "    step: object\n")
     assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:5"
-
-
-def test_without_a_statement_the_class_is_blamed(tmp_path: Path) -> None:
     text = "class Step:\n    pass\n"
-    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:1"
+    assert str(finding_of(sawtooth_run(tmp_path / "second", text=text)).blame) == "train.py:1"
 
 
 def test_a_cycle_of_a_library_is_told_of_where_backward_runs(tmp_path: Path) -> None:
@@ -256,23 +249,16 @@ def test_a_cycle_of_a_library_is_told_of_where_backward_runs(tmp_path: Path) -> 
     assert "cycle" not in finding.message
 
 
-def test_small_garbage_is_silent(tmp_path: Path) -> None:
+def test_small_garbage_and_what_is_collected_every_few_steps_and_what_nothing_collects_are_silent(
+    tmp_path: Path,
+) -> None:
     assert uncollected_cycle(sawtooth_run(tmp_path / "few", per_step=MIB)).findings == ()  # 10 of 110 MiB
     assert uncollected_cycle(sawtooth_run(tmp_path / "more", per_step=2 * MIB)).findings != ()
-
-
-def test_what_is_collected_every_few_steps_is_silent(tmp_path: Path) -> None:
-    run = sawtooth_run(tmp_path / "run", every=2, per_step=20 * MIB, generation=2)
+    run = sawtooth_run(tmp_path / "second", every=2, per_step=20 * MIB, generation=2)
     assert run.get(CycleSawtooth).height_bytes == 40 * MIB
     assert uncollected_cycle(run).findings == ()
-
-
-def test_two_collections_without_a_name_are_silent(tmp_path: Path) -> None:
-    assert uncollected_cycle(sawtooth_run(tmp_path / "run", links=(), num_steps=25)).findings == ()
-
-
-def test_growth_that_nothing_collects_is_another_audit_s(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=leaking_steps(), sources={"train.py": TRAIN})
+    assert uncollected_cycle(sawtooth_run(tmp_path / "third", links=(), num_steps=25)).findings == ()
+    run = write_run(tmp_path / "fourth", steps=leaking_steps(), sources={"train.py": TRAIN})
     empty = CollectedGarbage(num_read=12, num_large=0, collections=[], cycles=[])
     (run.rank_folder / CYCLES_FILE).write_bytes(msgspec.json.encode(empty))
     assert uncollected_cycle(run).findings == ()
@@ -283,14 +269,13 @@ def test_a_sawtooth_is_no_growth(num_steps: int, tmp_path: Path) -> None:
     assert memory_growth(sawtooth_run(tmp_path / "run", num_steps=num_steps)).findings == ()
 
 
-def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
-        uncollected_cycle(write_run(tmp_path / "run", steps=[make_step(0)]))
-
-
-def test_a_run_without_any_collection_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_without_any_collection_is_not_judged_and_a_recording_without_them_names_what_it_needs(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
+    with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
+        uncollected_cycle(write_run(tmp_path / "second", steps=[make_step(0)]))
 
 
 def test_what_refers_to_the_object_itself_is_likelier_than_what_it_was_given(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def of_an_array(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_script(tmp_path_factory.mktemp("array") / "home", text, options=ALONE)
 
 
-def test_a_recorded_list_of_strings_is_found_on_the_line_that_keeps_it(of_strings: Recorded) -> None:
+def test_a_recorded_list_of_strings_is_found_on_its_line_with_about_what_its_objects_were_estimated_at(
+    of_strings: Recorded,
+) -> None:
     finding = only_finding(open_run(of_strings.folder))
     script = of_strings.folder.parents[2] / "train.py"
     assert finding.blame.line == line_of(script, "fault")
@@ -129,9 +131,6 @@ def test_a_recorded_list_of_strings_is_found_on_the_line_that_keeps_it(of_string
         "Each of 2 data workers copies the list of 300,000 `str` objects `Lines.lines`: by step"
     )
     assert "keep in `lines` the texts as one array" in finding.fix.summary.lower()
-
-
-def test_what_was_copied_is_about_what_the_objects_were_estimated_at(of_strings: Recorded) -> None:
     memory = open_run(of_strings.folder).get(WorkerMemory)
     assert 0.5 * memory.object_bytes < memory.copied_bytes < 1.5 * memory.object_bytes
 
@@ -149,35 +148,27 @@ def test_a_recording_without_workers_has_no_artifact(tmp_path: Path) -> None:
         worker_memory(open_run(recorded.folder))
 
 
-def test_it_tells_what_all_workers_copied(tmp_path: Path) -> None:
+def test_it_tells_what_all_workers_copied_and_shows_each_over_time(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path, copying(0, 40 * MIB, 55 * MIB), LINES))
     assert "by step 200, 55.0 MiB that it shared with the training process had become its own, 110 MiB in all" in (
         finding.message
     )
     assert finding.gain.peak_bytes is None
     assert finding.gain.explanation.startswith("110 MiB of host memory")
-
-
-def test_the_evidence_has_each_worker_over_time(tmp_path: Path) -> None:
-    evidence = only_finding(run_of(tmp_path, copying(0, 40 * MIB, 55 * MIB), LINES)).evidence
+    evidence = only_finding(run_of(tmp_path / "second", copying(0, 40 * MIB, 55 * MIB), LINES)).evidence
     (series,) = [one for one in evidence if isinstance(one, Series)]
     assert series.lines[1].y == (10.0 * MIB, 50.0 * MIB, 65.0 * MIB)
 
 
-def test_workers_whose_own_memory_grows_are_left_alone(tmp_path: Path) -> None:
+def test_their_own_growth_and_small_or_unread_data_and_one_worker_s_own_writing_are_left_alone(tmp_path: Path) -> None:
     """What they asked for themselves takes nothing from what they share."""
     samples = copying(0, 0, 0)
     samples[-1].processes[:2] = [process(worker, 300 * MIB) for worker in range(2)]
     assert worker_memory(run_of(tmp_path, samples, LINES)).findings == ()
-
-
-def test_a_small_data_set_is_left_alone(tmp_path: Path) -> None:
     small = msgspec.structs.replace(LINES, object_bytes=10 * MIB)
-    assert worker_memory(run_of(tmp_path, copying(0, 12 * MIB), small)).findings == ()
-
-
-def test_a_list_that_no_worker_reads_is_left_alone(tmp_path: Path) -> None:
-    assert worker_memory(run_of(tmp_path, copying(0, 3 * MIB), LINES)).findings == ()
+    assert worker_memory(run_of(tmp_path / "second", copying(0, 12 * MIB), small)).findings == ()
+    assert worker_memory(run_of(tmp_path / "third", copying(0, 3 * MIB), LINES)).findings == ()
+    assert worker_memory(run_of(tmp_path / "fourth", copying(0, 180 * MIB, num_workers=1))).findings == ()
 
 
 def test_much_that_no_container_explains_is_told_without_one(tmp_path: Path) -> None:
@@ -187,18 +178,11 @@ def test_much_that_no_container_explains_is_told_without_one(tmp_path: Path) -> 
     assert "a global list" in finding.fix.summary
 
 
-def test_what_one_worker_no_longer_shares_may_be_the_training_s_own_writing(tmp_path: Path) -> None:
-    assert worker_memory(run_of(tmp_path, copying(0, 180 * MIB, num_workers=1))).findings == ()
-
-
-def test_spawned_workers_have_copies_by_design(tmp_path: Path) -> None:
+def test_spawned_workers_and_those_that_were_read_once_tell_nothing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="started by 'spawn'"):
         worker_memory(run_of(tmp_path, copying(0, 0), LINES, start_method="spawn"))
-
-
-def test_workers_that_were_read_once_tell_nothing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="read twice"):
-        worker_memory(run_of(tmp_path, copying(0), LINES))
+        worker_memory(run_of(tmp_path / "second", copying(0), LINES))
 
 
 def test_new_workers_of_a_later_epoch_are_not_taken_for_the_first(tmp_path: Path) -> None:
@@ -225,14 +209,11 @@ def test_it_is_severe_by_the_share_of_the_host_that_the_copies_take(tmp_path: Pa
     assert only_finding(run_of(tmp_path, samples, large)).severity == "high"
 
 
-def test_every_page_shows_all_processes_when_they_held_most(tmp_path: Path) -> None:
+def test_every_page_shows_all_processes_when_they_held_most_and_none_where_there_are_no_workers(tmp_path: Path) -> None:
     run = run_of(tmp_path, copying(0, 55 * MIB, 5 * MIB), LINES)
     table = analyse(run.folder).measurements.processes
     assert table is not None
     assert table.title == "All processes at step 100, when they held most: 530 MiB"
     assert [row[0] for row in table.rows] == ["training", "worker 0 of loader 1", "worker 1 of loader 1"]
     assert table.title in render(analyse(run.folder), "html")
-
-
-def test_without_workers_no_page_has_that_table(tmp_path: Path) -> None:
-    assert analyse(write_run(tmp_path, steps=make_steps(5)).folder).measurements.processes is None
+    assert analyse(write_run(tmp_path / "second", steps=make_steps(5)).folder).measurements.processes is None
