@@ -373,7 +373,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spoilt")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
     read_bytes(folder, content)
@@ -392,13 +392,13 @@ arguments = [
 ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(parts=st.lists(st.sampled_from(opcodes + arguments), max_size=25))
 def test_any_row_of_operations_is_read_or_refused(folder: Path, parts: list[bytes]) -> None:
     read_bytes(folder, b"\x80\x04" + b"".join(parts) + b".")
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(data=st.data(), protocol=st.integers(2, 5), num_changes=st.integers(1, 3))
 def test_a_snapshot_of_which_bytes_were_spoilt_is_read_or_refused(
     folder: Path, data: st.DataObject, protocol: int, num_changes: int
@@ -425,7 +425,7 @@ def nodes_of(content: Any) -> list[tuple[Any, Any]]:
     return [node for key in keys for node in ((content, key), *nodes_of(content[key]))]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data(), value=values, key=letters)
 def test_a_snapshot_that_holds_something_else_anywhere_is_read_or_refused(
     folder: Path, data: st.DataObject, value: Any, key: str

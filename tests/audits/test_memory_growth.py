@@ -143,9 +143,7 @@ def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
     assert "; most of it is allocated by this line and still alive a step later." in finding.message, "after the end"
 
 
-def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_on_the_call_that_made_it_unless_a_variable_was_counted_to_keep_it(
-    tmp_path: Path,
-) -> None:
+def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_unless_a_variable_keeps_it(tmp_path: Path) -> None:
     calls = BackwardCalls(
         at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
     )

@@ -30,14 +30,14 @@ def alarms(sizes: list[float]) -> bool:
     return is_leak(points, blocks, theil_sen(blocks))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), num_steps=st.sampled_from([20, 60, 120, 400]), noise=st.floats(0, 40 * MIB))
 def test_flat_noise_never_alarms(seed: int, num_steps: int, noise: float) -> None:
     draw = random.Random(seed)
     assert not alarms([LEVEL + abs(draw.gauss(0, noise)) for _ in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(num_steps=st.sampled_from([60, 120, 400]), data=st.data(), height=st.floats(0, 100 * MIB))
 def test_a_sawtooth_of_several_teeth_never_alarms(num_steps: int, data: st.DataObject, height: float) -> None:
     period = data.draw(st.integers(2, num_steps // 3))
@@ -45,14 +45,14 @@ def test_a_sawtooth_of_several_teeth_never_alarms(num_steps: int, data: st.DataO
     assert not alarms([LEVEL + height * ((step + phase) % period) / period for step in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(num_steps=st.sampled_from([60, 120, 400]), full_at=st.floats(0, 0.5), height=st.floats(0, 100 * MIB))
 def test_a_cache_that_is_full_by_half_time_never_alarms(num_steps: int, full_at: float, height: float) -> None:
     filled = max(1.0, full_at * num_steps)
     assert not alarms([LEVEL + height * min(1.0, step / filled) for step in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
     num_steps=st.sampled_from([20, 60, 120, 400]),
@@ -104,7 +104,7 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
     assert growth.fit.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(
     slope=st.integers(16 * KIB, 100 * MIB),
     gaps=st.lists(st.integers(1, 40), min_size=40, max_size=60),  # every step of a gap is written and read: 2 ms each
