@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-EVERYTHING = frozenset(
-    ["model", "units", "artifacts", "recorder", "facts", "audits", "fixes", "runner", "report", "compare", "fit"]
-    + ["commands", "cli"]
-)
+EVERYTHING = frozenset({
+    "model", "units", "artifacts", "recorder", "facts", "audits", "fixes", "runner", "report", "compare", "fit",
+    "commands", "cli",
+})  # fmt: skip
 ALLOWED: dict[str, frozenset[str]] = {
     "": frozenset({"recorder"}),
     "__main__": frozenset({"cli"}),

@@ -1,10 +1,6 @@
-"""What processes do together, seen in two that torchrun started once for all tests here."""
+"""What processes do together, seen in two that were started once for all tests here."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,22 +25,19 @@ from energy_flow.processes import (
 )
 from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
+from tests.energy_flow.training import rank_program
 from tests.energy_flow.training.rank_program import SHARED
-from tests.support.patience import MAX_WAIT_S
+from tests.energy_flow.training.started_trainings import Starter
 
-PROJECT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes saw in `rank_program.py`."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [*TORCHRUN, "-m", "tests.energy_flow.training.rank_program", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False)
-    assert ran.returncode == 0, ran.stderr
+    for rank in Starter(tmp_path_factory.mktemp("said")).start_two([str(folder)], main=rank_program.main):
+        assert rank.end() == 0, rank.said
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -17,7 +17,7 @@ def sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A report without a run folder: what this tests begins after the analysis."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "find_run", lambda run: Path("run"))
-    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report())
+    monkeypatch.setattr(command, "analyse", lambda path, **_: make_report())
 
 
 def run_command(*arguments: str) -> click.testing.Result:
@@ -79,5 +79,5 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "analyse", lambda path, budget_bytes: make_report(run=make_run(run_id="../../etc/x")))
+    monkeypatch.setattr(command, "analyse", lambda path, **_: make_report(run=make_run(run_id="../../etc/x")))
     assert run_command().stdout.splitlines()[-1] == "reports/_.._etc_x.html"

@@ -1,8 +1,7 @@
-"""What two processes under torchrun do together, for `test_processes.py`: each writes FOLDER/<rank>.json."""
+"""What two processes of one run do together, for `test_processes.py`: each writes <rank>.json into the folder."""
 
 import json
 import math
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,8 @@ SHARED = [
 ]
 
 
-def main(folder: Path) -> None:
+def main(arguments: list[str]) -> None:
+    folder = Path(arguments[0])
     processes = processes_of()
     seen: dict[str, Any] = {}
     try:
@@ -159,7 +159,3 @@ def _resume_from_different_checkpoints(out: Path, processes: Processes) -> str:
     with pytest.raises(EnergyFlowError) as caught:
         EnergyTrainer(config, out=out, processes=processes).resume()
     return str(caught.value)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

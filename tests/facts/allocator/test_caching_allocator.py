@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool
-from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.rules import is_small, rounded_bytes
 from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings
+from tests.facts.allocator.recording import Recording
 
 GRAPH_POOL = (0, 1)
 STREAMS = (0, 7)
-FIRST_ADDRESS = 0x7F0000000000
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -40,33 +39,19 @@ EVERY_KIND = {
 }
 
 
-class Device:
-    """An allocator, the ranges its driver gave, and the blocks that somebody has."""
+class Device(Recording):
+    """Keeps the ranges that the driver gave, too."""
 
     def __init__(self, of: AllocatorSettings, *, capacity: int | None = None) -> None:
+        super().__init__(of, capacity=capacity)
         self.ranges: dict[int, int] = {}
-        self.live: list[Block] = []
-        self.capacity = capacity
-        self.allocator = CachingAllocator(of, self._new_range, capacity=capacity)
-
-    def malloc(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block:
-        block = self.attempt(num_bytes, stream, private_id)
-        assert block is not None
-        return block
-
-    def attempt(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
-        block = self.allocator.malloc(num_bytes, stream, private_id)
-        if block is not None:
-            self.live.append(block)
-        return block
 
     def free(self, *blocks: Block) -> None:
         for block in blocks:
-            self.live.remove(block)
-            self.allocator.free(block)
+            super().free(block)
 
     def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
-        address = FIRST_ADDRESS + sum(self.ranges.values())
+        address = super()._new_range(num_bytes, stream, is_expandable)
         self.ranges[address] = num_bytes
         return address
 
@@ -170,84 +155,45 @@ def assert_blocks_are_as_requested(device: Device) -> None:
         assert block.pool.is_small == is_small(rounded)
 
 
+def assert_no_more_is_unused_than_splitting_permits(device: Device) -> None:
+    """Without a limit at most a MiB; under one, no block beyond it serves what is below it or much smaller."""
+    of = device.allocator.settings
+    for block in device.live:
+        size = rounded_bytes(block.requested, of)
+        if of == DEFAULT:
+            assert block.size - size == 0 if block.pool.is_small else block.size - size <= MIB
+        elif of == EVERY_KIND["max_split"]:
+            assert block.size < size + of.oversize_slack_bytes if size >= 40 * MIB else block.size <= 40 * MIB
+    if of == DEFAULT:
+        large = [pool for pool in device.allocator.pools if not pool.is_small]
+        assert all(block.size > MIB for pool in large for block in pool.free_blocks())
+
+
 @pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(program=programs, capacity=capacities)
-def test_after_any_program_every_byte_is_accounted_for(
+def test_after_any_program_every_byte_is_accounted_for_and_within_what_there_is(
     kind: str, program: list[Operation], capacity: int | None
 ) -> None:
-    device = Device(EVERY_KIND[kind], capacity=capacity)
-    for _ in run(device, program):
+    """And when all is returned and released, only private pools keep memory."""
+    device, again = (Device(EVERY_KIND[kind], capacity=capacity) for _ in range(2))
+    allowed = None if capacity is None else int(capacity * (EVERY_KIND[kind].memory_fraction or 1))
+    for _ in zip(run(device, program), run(again, program), strict=True):
         assert_ranges_are_filled_without_gap_or_overlap(device)
         assert_bytes_add_up(device)
         assert_pools_hold_what_nobody_has(device)
         assert_neighbours_are_merged(device)
         assert_whole_pages_are_mapped(device)
         assert_blocks_are_as_requested(device)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs, capacity=st.sampled_from([50 * MIB, 150 * MIB, 400 * MIB]))
-def test_no_program_gets_more_than_the_device_or_the_fraction_has(
-    kind: str, program: list[Operation], capacity: int
-) -> None:
-    device = Device(EVERY_KIND[kind], capacity=capacity)
-    allowed = int(capacity * (EVERY_KIND[kind].memory_fraction or 1))
-    for _ in run(device, program):
-        assert device.allocator.reserved <= allowed
-    assert device.allocator.peak_reserved <= allowed
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs)
-def test_when_all_is_returned_and_released_only_private_pools_keep_memory(kind: str, program: list[Operation]) -> None:
-    device = Device(EVERY_KIND[kind])
-    for _ in run(device, program):
-        pass
+        assert_no_more_is_unused_than_splitting_permits(device)
+        assert allowed is None or device.allocator.peak_reserved <= allowed
+        assert [block.address for block in device.live] == [block.address for block in again.live], "the same way twice"
+    assert device.allocator.calls == again.allocator.calls
     device.free(*list(device.live))
     device.allocator.release_cached()
     kept = [block for pool in device.allocator.pools for block in pool.free_blocks()]
     assert {block.pool.private_id for block in kept} <= {GRAPH_POOL}
-    assert device.allocator.reserved == sum(block.size for block in kept)
-    assert device.allocator.allocated == 0
-
-
-@settings(max_examples=100)
-@given(program=programs)
-def test_without_a_limit_to_splitting_at_most_a_mib_lies_unused_behind_a_request(program: list[Operation]) -> None:
-    device = Device(DEFAULT)
-    for _ in run(device, program):
-        for block in device.live:
-            slack = block.size - rounded_bytes(block.requested, DEFAULT)
-            assert slack == 0 if block.pool.is_small else slack <= MIB
-        large = [pool for pool in device.allocator.pools if not pool.is_small]
-        assert all(block.size > MIB for pool in large for block in pool.free_blocks())
-
-
-@settings(max_examples=100)
-@given(program=programs)
-def test_under_a_limit_no_block_beyond_it_serves_what_is_below_it_or_much_smaller(program: list[Operation]) -> None:
-    limited = EVERY_KIND["max_split"]
-    device = Device(limited)
-    for _ in run(device, program):
-        for block in device.live:
-            size = rounded_bytes(block.requested, limited)
-            if size >= 40 * MIB:
-                assert block.size < size + limited.oversize_slack_bytes
-            else:
-                assert block.size <= 40 * MIB
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs)
-def test_the_same_program_is_served_the_same_way_twice(kind: str, program: list[Operation]) -> None:
-    first, second = Device(EVERY_KIND[kind], capacity=200 * MIB), Device(EVERY_KIND[kind], capacity=200 * MIB)
-    for _ in zip(run(first, program), run(second, program), strict=True):
-        assert [block.address for block in first.live] == [block.address for block in second.live]
-    assert first.allocator.calls == second.allocator.calls
+    assert (device.allocator.reserved, device.allocator.allocated) == (sum(block.size for block in kept), 0)
 
 
 # Which free block serves.

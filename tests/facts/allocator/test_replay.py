@@ -50,7 +50,7 @@ EVERY_KIND = {
     "large segments": AllocatorSettings(large_segment_bytes=64 * MIB),
     "large pages": AllocatorSettings(large_segment_bytes=64 * MIB, expandable_segments=True),
 }
-SEEDS = range(40)
+SEEDS = range(24)
 
 
 def real(name: str) -> Snapshot:
