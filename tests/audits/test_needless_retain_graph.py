@@ -51,9 +51,7 @@ def needless(folder: Path, text: str = TRAIN, **seen: Any) -> Run:
     return run_of(folder, calls(**seen), text=text)
 
 
-def test_blames_the_call_that_keeps_the_graph_drops_its_argument_and_predicts_what_a_graph_was_measured_to_hold(
-    tmp_path: Path,
-) -> None:
+def test_blames_the_call_that_keeps_the_graph_and_predicts_what_it_was_measured_to_hold(tmp_path: Path) -> None:
     (finding,) = needless_retain_graph(needless(tmp_path)).findings
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.applicability == "safe"

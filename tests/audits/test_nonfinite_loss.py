@@ -111,9 +111,7 @@ def test_finds_the_line_of_an_operator_inside_its_function(tmp_path: Path) -> No
     assert "q.clamp_min(1e-06)" in str(finding.fix.changes)
 
 
-def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation_and_several_are_ambiguous(
-    tmp_path: Path,
-) -> None:
+def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[trace()])).findings
     assert str(finding.blame) == "train.py:3"
     other = [call("<built-in method log of Tensor>", 1.2, 0.5, "train.py:7:train"), operation("aten::log", 2, 1.3)]
@@ -196,7 +194,7 @@ def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once
     assert narrative.paragraphs[1].startswith("No operation was looked for, since the device told the value after")
 
 
-def test_finite_losses_and_a_scaler_that_searches_its_scale_are_silent_and_one_that_skips_every_step_is_a_fault(
+def test_finite_losses_and_a_scaler_that_searches_are_silent_and_one_that_skips_every_step_is_not(
     tmp_path: Path,
 ) -> None:
     run = run_with(tmp_path, steps=steps(loss=1.0, gradient_norm=0.5))

@@ -44,9 +44,7 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_true_shortage_blames_the_request_and_one_that_the_program_limits_itself_to_is_no_free_memory(
-    tmp_path: Path,
-) -> None:
+def test_true_shortage_blames_the_request_and_a_limit_of_the_program_itself_is_no_free_memory(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", truly_short(), ended="out_of_memory"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"
@@ -170,7 +168,7 @@ def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: P
     assert finding.gain.peak_bytes is None
 
 
-def test_growing_memory_too_large_a_request_and_what_the_optimizer_lacks_are_no_matters_of_the_batch(
+def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matters_of_the_batch(
     tmp_path: Path,
 ) -> None:
     steps = [make_step(step, allocated_bytes=[(100 + 20 * step) * MIB] * 5) for step in range(40)]
@@ -213,6 +211,7 @@ def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(t
     fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
     assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
+    steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
     fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")

@@ -48,9 +48,7 @@ def test_it_says_where_micro_batches_would_do_as_well(tmp_path: Path) -> None:
     assert "Instead, accumulate gradients over 2 micro-batches." in finding.fix.summary
 
 
-def test_where_nothing_suffices_it_says_so_and_offers_the_most_and_what_was_there_before_is_out_of_reach(
-    tmp_path: Path,
-) -> None:
+def test_where_nothing_suffices_it_offers_the_most_and_what_was_there_before_is_out_of_reach(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, 5)).findings
     assert "that alone is not enough" in finding.fix.summary
     assert str(finding.blame) == "model.py:4"

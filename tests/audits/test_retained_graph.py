@@ -25,9 +25,7 @@ def finding_of(folder: Path, source: str = TRAIN, *, line: int = 8, holder: Any 
     return finding
 
 
-def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise_over_the_recorded_steps(
-    tmp_path: Path,
-) -> None:
+def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(tmp_path: Path) -> None:
     finding = finding_of(tmp_path)
     assert str(finding.blame) == "train.py:8"
     assert finding.fix.changes == (

@@ -88,12 +88,13 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     assert low < finding.gain.step_ms < high
 
 
-def test_time_outside_of_calls_is_blamed_on_the_loop_through_the_container_and_a_line_of_another_stage_is_not(tmp_path):
+def test_time_outside_of_calls_is_blamed_on_the_loop_and_a_line_of_another_stage_is_not(tmp_path):
     traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
     (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
     assert str(finding.blame) == "train.py:12"
     assert finding.blame.text == "for old in history:"
     traces = (window_of(5, 2.0, backward_ms=1.0), window_of(60, 13.0, backward_ms=90.0))
+    (finding,) = examine(tmp_path / "second", steps_with(other_ms=grows), traces=traces).findings
     assert str(finding.blame) == "train.py:5"
 
 
@@ -124,7 +125,7 @@ def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
         examine(tmp_path / "run", steps)
 
 
-def test_more_samples_do_not_excuse_what_they_explain_little_of_or_a_line_that_goes_through_what_gets_longer(tmp_path):
+def test_more_samples_excuse_neither_what_they_explain_little_of_nor_what_gets_longer(tmp_path):
     steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
     for step in steps:
         step.samples = 100 + step.step // 10
@@ -305,7 +306,7 @@ def on_a_device(steps, device_ms):
     return steps
 
 
-def test_no_more_is_claimed_than_the_device_took_longer_and_nothing_where_the_host_ran_ahead_of_it(tmp_path):
+def test_no_more_is_claimed_than_the_device_took_longer_and_nothing_where_it_did_not(tmp_path):
     steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0 + 0.18 * step)
     (finding,) = examine(tmp_path / "run", steps, devices=[GPU]).findings
     assert finding.gain.step_ms == pytest.approx(0.18 * 76, rel=0.01)

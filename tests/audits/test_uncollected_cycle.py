@@ -97,9 +97,7 @@ def finding_of(run: Run) -> Finding:
     return finding
 
 
-def test_blames_the_line_that_refers_back_makes_it_weak_and_predicts_what_piles_up_between_collections(
-    tmp_path: Path,
-) -> None:
+def test_blames_the_line_that_refers_back_makes_it_weak_and_predicts_what_piles_up(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run"))
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.changes == (
@@ -269,9 +267,7 @@ def test_a_sawtooth_is_no_growth(num_steps: int, tmp_path: Path) -> None:
     assert memory_growth(sawtooth_run(tmp_path / "run", num_steps=num_steps)).findings == ()
 
 
-def test_a_run_without_any_collection_is_not_judged_and_a_recording_without_them_names_what_it_needs(
-    tmp_path: Path,
-) -> None:
+def test_a_run_or_a_recording_without_collections_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
     with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
