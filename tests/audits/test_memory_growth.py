@@ -165,6 +165,7 @@ def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_a
     assert str(finding.blame) == "train.py:6"
     assert "not known" in finding.message
     run = write_run(tmp_path / "second", steps=leaking_steps(), sources={"train.py": TRAIN})
+    (finding,) = memory_growth(run).findings
     assert "holders were not counted" in finding.fix.summary
     for audit in (retained_graph, growing_tensors):
         with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):

@@ -199,15 +199,12 @@ def test_after_any_program_every_byte_is_accounted_for_and_within_what_there_is(
 # Which free block serves.
 
 
-def test_the_smallest_block_that_is_large_enough_serves() -> None:
+def test_the_smallest_block_that_is_large_enough_serves_and_of_equals_the_lowest_address() -> None:
     device = Device(DEFAULT)
     blocks = [device.malloc(size * MIB) for size in (30, 12, 20, 14)]
     addresses = [block.address for block in blocks]
     device.free(*blocks)
     assert device.malloc(13 * MIB).address == addresses[3]
-
-
-def test_of_blocks_of_one_size_the_lowest_address_serves() -> None:
     device = Device(DEFAULT)
     low, middle, high = (device.malloc(20 * MIB) for _ in range(3))
     lowest = low.address
@@ -215,21 +212,15 @@ def test_of_blocks_of_one_size_the_lowest_address_serves() -> None:
     assert device.malloc(20 * MIB).address == lowest
 
 
-def test_no_stream_is_served_from_another_ones_blocks() -> None:
+def test_streams_small_blocks_and_private_pools_share_nothing() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB, 0))
     device.malloc(20 * MIB, 7)
     assert device.allocator.reserved == 40 * MIB
-
-
-def test_small_blocks_and_large_ones_share_no_segment() -> None:
     device = Device(DEFAULT)
     device.malloc(5 * MIB)
     device.malloc(MIB)
     assert sorted(device.ranges.values()) == [2 * MIB, 20 * MIB]
-
-
-def test_a_private_pool_neither_takes_from_another_nor_gives_to_it() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB), device.malloc(20 * MIB, 0, GRAPH_POOL))
     inside, outside = device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB)
@@ -241,12 +232,21 @@ def test_a_private_pool_neither_takes_from_another_nor_gives_to_it() -> None:
 # Splitting and merging.
 
 
-def test_the_lower_part_is_handed_out_and_the_upper_one_is_free() -> None:
+def test_the_lower_part_is_handed_out_and_small_and_expandable_blocks_are_split_to_512_bytes() -> None:
     device = Device(DEFAULT)
     first, second = device.malloc(5 * MIB), device.malloc(7 * MIB)
     assert second.address == first.address + 5 * MIB
     (rest,) = first.pool.free_blocks()
     assert (rest.address, rest.size) == (first.address + 12 * MIB, 8 * MIB)
+    device = Device(DEFAULT)
+    device.malloc(MIB - 512)
+    device.malloc(MIB)
+    assert device.malloc(1).size == 512
+    assert device.allocator.reserved == 2 * MIB
+    device = Device(EXPANDABLE)
+    block = device.malloc(20 * MIB - 512)
+    assert block.size == 20 * MIB - 512
+    assert [free.size for free in block.pool.free_blocks()] == [512]
 
 
 @pytest.mark.parametrize(("requested", "size"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
@@ -254,21 +254,6 @@ def test_a_large_block_is_split_where_more_than_a_mib_remains(requested: int, si
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB))
     assert device.malloc(requested).size == size
-
-
-def test_a_small_block_is_split_where_512_bytes_remain() -> None:
-    device = Device(DEFAULT)
-    device.malloc(MIB - 512)
-    device.malloc(MIB)
-    assert device.malloc(1).size == 512
-    assert device.allocator.reserved == 2 * MIB
-
-
-def test_a_large_block_of_an_expandable_segment_is_split_where_512_bytes_remain() -> None:
-    device = Device(EXPANDABLE)
-    block = device.malloc(20 * MIB - 512)
-    assert block.size == 20 * MIB - 512
-    assert [free.size for free in block.pool.free_blocks()] == [512]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
@@ -309,27 +294,21 @@ def test_a_block_just_at_the_limit_serves_nothing_below_it(limit_mib: int, reuse
     assert (device.allocator.calls.num_allocs == 1) == reuses
 
 
-def test_max_non_split_rounding_widens_what_a_block_beyond_the_limit_serves() -> None:
+def test_max_non_split_rounding_widens_what_serves_and_below_the_limit_blocks_are_split_as_ever() -> None:
     device = Device(replace(LIMITED, max_non_split_rounding_bytes=90 * MIB))
     device.free(device.malloc(100 * MIB))
     assert device.malloc(20 * MIB).size == 100 * MIB
-
-
-def test_below_the_limit_blocks_are_split_as_ever() -> None:
     device = Device(LIMITED)
     assert [device.malloc(5 * MIB).size for _ in range(4)] == [5 * MIB] * 4
     assert device.allocator.reserved == 20 * MIB
 
 
-def test_under_a_limit_one_block_that_is_large_enough_is_released_before_all_are() -> None:
+def test_under_a_limit_one_block_large_enough_is_released_before_all_and_the_largest_first() -> None:
     device = Device(LIMITED, capacity=105 * MIB)
     device.free(device.malloc(60 * MIB), device.malloc(12 * MIB))
     device.malloc(40 * MIB)
     assert device.allocator.reserved == 52 * MIB
     assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 0)
-
-
-def test_under_a_limit_several_blocks_are_released_the_largest_first() -> None:
     device = Device(LIMITED, capacity=105 * MIB)
     device.free(*[device.malloc(size * MIB) for size in (22, 30, 40)])
     device.malloc(62 * MIB)
@@ -341,15 +320,12 @@ def test_under_a_limit_several_blocks_are_released_the_largest_first() -> None:
 # A device that is full.
 
 
-def test_what_nobody_uses_is_released_and_the_driver_is_asked_again() -> None:
+def test_what_nobody_uses_is_released_and_where_that_is_not_enough_the_request_fails() -> None:
     device = Device(DEFAULT, capacity=100 * MIB)
     device.free(device.malloc(60 * MIB))
     device.malloc(80 * MIB)
     assert device.allocator.reserved == 80 * MIB
     assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 1)
-
-
-def test_a_request_fails_where_even_that_is_not_enough_and_leaves_what_is_held() -> None:
     device = Device(DEFAULT, capacity=100 * MIB)
     held = device.malloc(80 * MIB)
     assert device.attempt(40 * MIB) is None
@@ -358,27 +334,24 @@ def test_a_request_fails_where_even_that_is_not_enough_and_leaves_what_is_held()
     assert device.allocator.calls.num_retries == 1
 
 
-def test_a_segment_of_which_anything_is_held_is_not_released() -> None:
+def test_what_is_held_in_part_or_of_a_private_pool_is_not_released() -> None:
     device = Device(DEFAULT, capacity=30 * MIB)
     device.free(device.malloc(5 * MIB), *[device.malloc(5 * MIB) for _ in range(3)][:2])
     device.allocator.release_cached()
     assert device.allocator.reserved == 20 * MIB
     assert device.attempt(16 * MIB) is None
-
-
-def test_a_fraction_limits_what_is_reserved_where_the_device_has_more() -> None:
-    device = Device(AllocatorSettings(memory_fraction=0.5), capacity=100 * MIB)
-    assert device.attempt(52 * MIB) is None
-    assert device.attempt(50 * MIB) is not None
-
-
-def test_memory_of_a_private_pool_is_not_released() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB))
     device.allocator.release_cached()
     assert device.allocator.reserved == 20 * MIB
     assert device.malloc(20 * MIB, 0, GRAPH_POOL).pool.private_id == GRAPH_POOL
     assert device.allocator.calls.num_allocs == 2
+
+
+def test_a_fraction_limits_what_is_reserved_where_the_device_has_more() -> None:
+    device = Device(AllocatorSettings(memory_fraction=0.5), capacity=100 * MIB)
+    assert device.attempt(52 * MIB) is None
+    assert device.attempt(50 * MIB) is not None
 
 
 # Garbage.
@@ -433,9 +406,6 @@ def test_an_expandable_segment_grows_by_the_pages_that_are_missing() -> None:
     assert maps == [(first.address, 20 * MIB), (first.address + 20 * MIB, 20 * MIB)]
     assert device.allocator.reserved == 40 * MIB
     assert len(device.ranges) == 1
-
-
-def test_an_expandable_segment_of_small_blocks_grows_by_two_mib() -> None:
     device = Device(EXPANDABLE)
     for _ in range(3):
         device.malloc(MIB)
@@ -463,7 +433,7 @@ def test_a_block_that_can_grow_counts_as_large_as_it_can_become() -> None:
     assert device.malloc(8 * MIB).address == address, "the ten MiB at the end would fit better, but can grow"
 
 
-def test_only_whole_pages_are_unmapped_and_what_is_left_of_others_stays_free() -> None:
+def test_whole_pages_are_unmapped_and_mapped_again_from_the_lowest_address_where_all_finds_room() -> None:
     device = Device(EXPANDABLE)
     freed, _ = device.malloc(50 * MIB), device.malloc(5 * MIB)
     device.free(freed)
@@ -471,18 +441,12 @@ def test_only_whole_pages_are_unmapped_and_what_is_left_of_others_stays_free() -
     assert device.allocator.reserved == 20 * MIB
     assert sorted(block.size for block in freed.pool.free_blocks()) == [5 * MIB, 10 * MIB]
     assert device.allocator.calls.num_unmaps == 1
-
-
-def test_what_was_unmapped_is_mapped_again_from_the_lowest_address_on() -> None:
     device = Device(EXPANDABLE)
     first, _, third, _ = (device.malloc(20 * MIB) for _ in range(4))
     address = first.address
     device.free(third, first)
     device.allocator.release_cached()
     assert device.malloc(20 * MIB).address == address
-
-
-def test_a_stretch_is_mapped_only_where_all_of_the_request_finds_room() -> None:
     device = Device(EXPANDABLE)
     first, _ = device.malloc(20 * MIB), device.malloc(20 * MIB)
     start = first.address

@@ -37,16 +37,10 @@ def test_a_size_that_is_only_nearly_right_tells_no_less_than_none() -> None:
         assert sized.match_share >= without.match_share, f"of seed {seed}"
 
 
-def test_a_device_of_which_others_have_most_is_taken_to_have_addresses_without_end() -> None:
+def test_no_size_is_told_where_it_does_not_matter() -> None:
     assert sized_history(full_device(0, UNKNOWN_DEVICE_BYTES).snapshot(), 0).device_bytes is None
-
-
-def test_the_size_matters_to_expandable_segments_only() -> None:
     snapshot = full_device(0, CAPACITY, AllocatorSettings()).snapshot()
     assert sized_history(snapshot, 0).device_bytes is None
-
-
-def test_a_device_that_was_never_full_has_no_size() -> None:
     recording = Recording(EXPANDABLE)
     run_at_random(recording, 0, sizes=any_size)
     assert sized_history(recording.snapshot(), 0).device_bytes is None

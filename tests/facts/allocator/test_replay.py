@@ -161,7 +161,7 @@ def test_what_lies_unused_behind_blocks_is_nearly_always_told_by_what_comes_late
     assert equal >= 0.999 * total
 
 
-def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it() -> None:
+def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it_and_a_wider_one_is_free() -> None:
     recording = Recording(DEFAULT)
     block = recording.malloc(11 * MIB)
     first_entry = len(recording.entries)
@@ -169,9 +169,6 @@ def test_a_gap_of_up_to_a_mib_behind_a_block_belongs_to_it() -> None:
     recording.malloc(12 * MIB)
     history = history_of(recording.snapshot(first_entry=first_entry), 0)
     assert [live.size for live in history.live] == [12 * MIB]
-
-
-def test_a_wider_gap_is_free() -> None:
     recording = Recording(DEFAULT)
     block = recording.malloc(5 * MIB)
     first_entry = len(recording.entries)
@@ -224,7 +221,7 @@ def test_addresses_below_what_was_mapped_at_the_beginning_are_mapped_again() -> 
     assert_foretold(replayed(recording, first_entry))
 
 
-def test_a_start_state_holds_what_was_given_back_since() -> None:
+def test_a_start_state_holds_what_was_given_back_since_and_what_was_there_all_along() -> None:
     recording = Recording(DEFAULT)
     block = recording.malloc(30 * MIB)
     first_entry = len(recording.entries)
@@ -234,9 +231,6 @@ def test_a_start_state_holds_what_was_given_back_since() -> None:
     history = history_of(recording.snapshot(first_entry=first_entry), 0)
     assert [(extent.address, extent.num_bytes) for extent in history.extents] == [(block.address, 30 * MIB)]
     assert [(live.address, live.size) for live in history.live] == [(block.address, 30 * MIB)]
-
-
-def test_what_was_there_all_along_is_in_the_start_state_as_the_end_shows_it() -> None:
     recording = Recording(DEFAULT)
     kept = recording.malloc(5 * MIB + 1)
     first_entry = len(recording.entries)
@@ -285,14 +279,11 @@ def history_of_entries(entries: list[Entry], segments: list[Segment]) -> History
 
 
 @pytest.mark.parametrize("device", [-1, 1, 7])
-def test_a_device_that_is_not_in_the_file_has_no_history(device: int) -> None:
+def test_devices_are_those_with_memory_or_a_history_and_another_has_none(device: int) -> None:
     recording = Recording(DEFAULT)
     recording.malloc(512)
     with pytest.raises(NotRecorded):
         history_of(recording.snapshot(), device)
-
-
-def test_devices_are_those_with_memory_or_with_a_history() -> None:
     block = SnapshotBlock(size=512, state="inactive", address=0)
     segments = [Segment(total_size=512, blocks=[block], device=3)]
     traces = [[], [Entry(action="alloc", size=1)], []]

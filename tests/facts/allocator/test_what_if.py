@@ -93,7 +93,7 @@ def test_the_likely_peak_lies_between_the_lowest_and_the_highest(text: str, firs
         assert_ordered(what_if(recording, first_entry=first_entry).run(parse_configuration(text)))
 
 
-def test_a_setting_that_wastes_less_reserves_less() -> None:
+def test_a_setting_that_wastes_less_reserves_less_by_calls_of_its_own() -> None:
     """Twice 30 MiB that lie apart serve no request for 60, unless they are in one range."""
     recording = Recording(DEFAULT)
     for block in [recording.malloc(30 * MIB), recording.malloc(30 * MIB)]:
@@ -104,9 +104,6 @@ def test_a_setting_that_wastes_less_reserves_less() -> None:
     assert program.recorded.stranded_bytes == 60 * MIB
     expandable = program.run(EXPANDABLE)
     assert (expandable.peak_reserved_bytes, expandable.stranded_bytes) == (60 * MIB, 0)
-
-
-def test_calls_are_those_of_the_setting_that_is_asked_about() -> None:
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(30 * MIB))
     recording.malloc(60 * MIB)
@@ -142,16 +139,13 @@ def cached_before() -> WhatIf:
     return what_if(recording, first_entry=first_entry)
 
 
-def test_the_recorded_settings_are_tried_cold_too_as_the_others_are() -> None:
+def test_the_recorded_settings_are_tried_cold_too_unless_the_recording_began_cold() -> None:
     program = cached_before()
     cold = program.recorded_cold
     assert cold is not None
     assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
     assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
     assert program.saved_bytes(cold) == 0
-
-
-def test_a_recording_that_began_cold_needs_no_second_row() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(100 * MIB)
     assert what_if(recording).recorded_cold is None
@@ -203,7 +197,7 @@ def test_several_segments_that_were_given_back_at_once_are_one_emptying() -> Non
     assert kinds.count(EMPTY_CACHE) == 1
 
 
-def test_what_was_released_for_a_request_is_not_released_where_there_is_room() -> None:
+def test_what_was_released_for_a_request_tells_the_size_and_is_not_released_where_there_is_room() -> None:
     recording = Recording(DEFAULT, capacity=100 * MIB)
     recording.free(recording.malloc(60 * MIB))
     recording.malloc(80 * MIB)
@@ -211,9 +205,6 @@ def test_what_was_released_for_a_request_is_not_released_where_there_is_room() -
     assert [kind for kind, *_ in what_if(recording).script.operations] == [ALLOCATE, FREE, ALLOCATE]
     larger = what_if(recording, capacity=1024 * MIB).recorded
     assert (larger.peak_reserved_bytes, larger.calls.num_frees) == (140 * MIB, 0)
-
-
-def test_what_was_released_for_a_request_tells_how_much_the_device_has_at_least() -> None:
     recording = Recording(DEFAULT, capacity=100 * MIB)
     recording.free(recording.malloc(60 * MIB))
     recording.malloc(80 * MIB)
@@ -221,9 +212,6 @@ def test_what_was_released_for_a_request_tells_how_much_the_device_has_at_least(
     assert program.capacity == 80 * MIB
     assert program.recorded.peak_reserved_bytes == 80 * MIB
     assert program.recorded.calls.num_retries == 1
-
-
-def test_nothing_tells_what_a_device_has_that_was_never_full() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(60 * MIB)
     assert what_if(recording).capacity is None
@@ -252,14 +240,11 @@ def out_of_memory() -> Recording:
     return recording
 
 
-def test_a_request_that_failed_fails_again() -> None:
+def test_a_request_that_failed_fails_again_and_tells_how_much_the_device_has() -> None:
     program = what_if(out_of_memory())
     assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ATTEMPT, FREE]
     assert program.recorded.is_out_of_memory
     assert program.recorded.peak_reserved_bytes == 80 * MIB
-
-
-def test_a_failure_tells_how_much_the_device_has() -> None:
     assert what_if(out_of_memory()).capacity == 100 * MIB
 
 

@@ -71,12 +71,17 @@ def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equa
     assert (kept.known, kept.num_unknown) == (Counter({f"train.py:{CACHE}": 1}), 0)
 
 
-def test_the_failed_request_meets_the_free_blocks_as_they_were(tmp_path: Path) -> None:
+def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is_tried(tmp_path: Path) -> None:
     failure = failed(tmp_path, without_history(filled())).get(FailureState).device.failure
     assert failure is not None
     assert (failure.requested_bytes, failure.device_free_bytes) == (300 * MIB, 8 * MIB)
     assert failure.piece_bytes == (ACTIVATION,) * 4
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
+    device = failed(tmp_path / "second", without_history(filled())).get(FailureState).device
+    assert (device.trials, device.best) == ([], None)
+    failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
+    assert failure is not None
+    assert failure.piece_bytes == ()
 
 
 def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
@@ -99,17 +104,6 @@ def test_where_no_window_has_the_size_no_line_is_named(tmp_path: Path) -> None:
     other.at(CACHE).malloc(MIB)
     state = failed(tmp_path, without_history(filled()), snapshots=[other.snapshot()]).get(FailureState)
     assert [one.likely for one in state.sizes] == [Counter(), Counter()]
-
-
-def test_two_mib_from_the_driver_are_for_a_small_request_which_large_free_blocks_do_not_serve(tmp_path: Path) -> None:
-    failure = failed(tmp_path, without_history(filled()), 2 * MIB).get(FailureState).device.failure
-    assert failure is not None
-    assert failure.piece_bytes == ()
-
-
-def test_no_setting_is_tried_on_what_no_history_tells(tmp_path: Path) -> None:
-    device = failed(tmp_path, without_history(filled())).get(FailureState).device
-    assert (device.trials, device.best) == ([], None)
 
 
 def test_the_request_is_known_to_the_byte_where_the_message_rounds_it(tmp_path: Path) -> None:

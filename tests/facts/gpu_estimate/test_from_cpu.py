@@ -85,17 +85,11 @@ def test_what_is_made_and_returned_while_data_is_fetched_stays_on_the_host() -> 
     assert passage.left_bytes == 16 * MIB
 
 
-def test_what_outlives_the_fetch_is_on_the_device() -> None:
+def test_what_outlives_the_fetch_is_on_the_device_and_a_backward_pass_leaves_gradients() -> None:
     passage = passage_at(((0.5, 1, MIB), (2.0, 1, -MIB)))
     assert [num_bytes for _, num_bytes in passage.moves] == [MIB, 0]
-
-
-def test_gradients_are_what_a_backward_pass_leaves() -> None:
     passage = passage_at(((2.0, 1, 5), (6.0, 2, 7), (6.5, 3, 9), (7.0, 2, -7), (14.0, 3, -9)))
     assert passage.gradient_bytes == (9,)
-
-
-def test_the_address_of_a_block_that_was_returned_unseen_can_be_taken_again() -> None:
     passage = passage_at(((2.0, 1, 5), (3.0, 1, 7), (4.0, 9, -100)))
     assert passage.moves == ((0, 5), (0, 0), (1, 7))
 
@@ -148,16 +142,13 @@ def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_back
 # What was there before.
 
 
-def test_what_is_older_is_told_by_gradients_and_the_optimizers_first_step(tmp_path: Path) -> None:
+def test_what_is_older_is_told_by_gradients_and_the_first_step_and_sums_to_the_boundary(tmp_path: Path) -> None:
     older = one_step_run(tmp_path).get(GpuEstimate).older
     assert (older.parameter_bytes, older.state_bytes, older.gradient_bytes) == (12 * MIB, 24 * MIB, 0)
     assert (older.boundary_bytes, older.carried_bytes) == (300 * MIB, 16 * MIB)
     assert older.rest_bytes == (300 - 12 - 24 - 16) * MIB
     assert (older.sizes, older.state_blocks) == ((12 * MIB,), [12 * MIB, 12 * MIB])
-
-
-def test_with_all_that_the_process_held_the_blocks_sum_to_the_boundary(tmp_path: Path) -> None:
-    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    estimate = one_step_run(tmp_path / "second").get(GpuEstimate)
     everything = estimate.assumptions[-1]
     older = estimate.older
     assert sum(everything.first) + sum(everything.at_optimizer) + older.carried_bytes == 300 * MIB

@@ -41,11 +41,6 @@ def test_a_holder_that_rose_through_three_counts_leaks_with_its_rate_and_its_lin
     assert one.rate.low <= one.rate.slope <= one.rate.high
 
 
-def test_two_counts_are_too_few_for_evidence(tmp_path: Path) -> None:
-    one = kept_in(leaking_run(tmp_path, counts=counts_of(graphs, steps=STEPS[:2])))
-    assert (one.verdict, one.against) == ("thin", "it was counted to grow only once")
-
-
 def test_what_is_missing_from_a_whole_count_had_nothing_then(tmp_path: Path) -> None:
     late = counts_of(lambda step: graphs(step) if step > 20 else None)
     assert [size.length for size in kept_in(leaking_run(tmp_path / "whole", counts=late)).sizes] == [0, 40, 60]
@@ -53,9 +48,11 @@ def test_what_is_missing_from_a_whole_count_had_nothing_then(tmp_path: Path) -> 
     assert [size.length for size in kept_in(leaking_run(tmp_path / "cut", counts=late)).sizes] == [40, 60]
 
 
-def test_without_any_count_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_counts_there_is_nothing_to_tell_and_two_are_too_few_for_evidence(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"holders-<n>\.json"):
         write_run(tmp_path, steps=make_steps(3)).get(KeptGrowth)
+    one = kept_in(leaking_run(tmp_path / "second", counts=counts_of(graphs, steps=STEPS[:2])))
+    assert (one.verdict, one.against) == ("thin", "it was counted to grow only once")
 
 
 BOUNDED: list[tuple[str, dict[str, Any], str]] = [
@@ -81,15 +78,12 @@ def test_what_was_seen_to_end_its_growth_bounds_it(fields: dict[str, Any], again
     assert against in one.against
 
 
-def test_a_limit_that_memory_cannot_hold_bounds_nothing(tmp_path: Path) -> None:
+def test_a_limit_bounds_nothing_that_memory_cannot_hold_or_whose_entries_grow(tmp_path: Path) -> None:
     """16 GiB of memory, entries of a mebibyte."""
     counts = counts_of(lambda step: plain(step, type="deque", max_length=1_000_000))
     assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
-
-
-def test_a_limit_of_the_length_bounds_nothing_where_the_entries_grow(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain(step, length=9, type="deque", max_length=9))
-    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+    assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
 def test_a_line_that_takes_out_less_than_is_put_in_bounds_nothing(tmp_path: Path) -> None:
@@ -105,14 +99,11 @@ def test_the_count_at_the_end_of_the_program_may_find_less_and_says_nothing(tmp_
         assert kept_in(leaking_run(tmp_path / str(number), counts=[*counts_of(graphs), end])).verdict == "leak"
 
 
-def test_what_grows_ever_slower_may_still_be_filling(tmp_path: Path) -> None:
+def test_what_grows_ever_slower_may_be_filling_and_a_few_entries_less_by_chance_are_not_slower(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain({20: 100, 40: 160, 60: 180}[step]))
     assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "filling"
-
-
-def test_a_few_entries_less_by_chance_are_not_slower(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain({20: 3, 40: 10, 60: 14}[step]))
-    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+    assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
 def test_a_count_that_was_cut_tells_the_least_there_is(tmp_path: Path) -> None:
@@ -141,18 +132,12 @@ def nameless_run(folder: Path, *changes: Change, holder: Callable[[int], Counted
     return leaking_run(folder, counts=counts, watches=[watch_of(*changes, path=None, scope=None, file=None, number=9)])
 
 
-def test_a_container_of_tensors_without_a_name_is_told_where_a_line_was_seen_to_feed_it(tmp_path: Path) -> None:
+def test_a_container_without_a_name_is_told_where_a_line_of_the_users_feeds_it(tmp_path: Path) -> None:
     one = kept_in(nameless_run(tmp_path, seen()))
     assert (one.path, one.type, one.kind, one.site) == (None, "dict", "tensors", "train.py:8:train")
     assert one.rate.slope == MIB
-
-
-def test_one_that_no_line_of_the_users_was_seen_to_feed_may_be_a_librarys(tmp_path: Path) -> None:
-    assert nameless_run(tmp_path).get(KeptGrowth).holders == ()
-
-
-def test_a_holder_that_grows_as_fast_as_a_container_without_a_name_has_its_lines(tmp_path: Path) -> None:
-    one = kept_in(nameless_run(tmp_path, seen(), holder=plain))
+    assert nameless_run(tmp_path / "second").get(KeptGrowth).holders == ()
+    one = kept_in(nameless_run(tmp_path / "third", seen(), holder=plain))
     assert (one.path, one.site) == ("train.history", "train.py:8:train")
 
 
@@ -194,7 +179,7 @@ def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: P
     assert one.value_rate == pytest.approx(4.0)
 
 
-def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_path: Path) -> None:
+def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bounded(tmp_path: Path) -> None:
     watches = [watch_of(seen(), path="train.log", number=7)]
     run = leaking_run(tmp_path, counts=containers_of(), watches=watches)
     (one,) = run.get(KeptGrowth).containers
@@ -202,13 +187,10 @@ def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_
     assert one.rate.slope == pytest.approx(MIB)
     assert lengthened(run, "log") is one
     assert lengthened(run, "other") is None
-
-
-def test_a_container_that_is_shorter_at_a_later_count_is_bounded(tmp_path: Path) -> None:
     counts = containers_of()
     shorter = msgspec.structs.replace(counts[-1].containers[0], length=2, length_before=60)
     counts.append(Count(step=79, moment="step", holders=[], containers=[shorter]))
-    (one,) = leaking_run(tmp_path, counts=counts).get(KeptGrowth).containers
+    (one,) = leaking_run(tmp_path / "second", counts=counts).get(KeptGrowth).containers
     assert one.verdict == "bounded"
 
 

@@ -168,11 +168,17 @@ def test_what_an_epoch_gathers_and_lets_go_is_no_leak_though_each_stretch_betwee
     assert not growth.is_growing
 
 
-def test_growth_that_slows_down_before_the_last_reading_is_no_leak(tmp_path: Path) -> None:
+def test_growth_that_slows_down_or_stopped_before_the_last_reading_is_no_leak(tmp_path: Path) -> None:
     """A cache is full at two thirds of the way, which only the last of the readings can tell."""
     read = {*range(33), 150, 299}
     growth = sparsely_read(tmp_path, lambda step: MIB * min(step, 200), residue=0, read=read - {*WINDOWS})
     assert not growth.is_growing
+    read = {*range(33), 299, 800}
+    steps = [
+        make_step(step, allocated_bytes=[LEVEL + MIB * min(step, 100)] * 5 if step in read else [])
+        for step in range(1000)
+    ]
+    assert not write_run(tmp_path / "second", steps=steps).get(MemoryGrowth).is_growing
 
 
 def steps_read_of_short_ones(num_steps: int) -> list[int]:
@@ -230,15 +236,6 @@ def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: 
     assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
 
 
-def test_growth_that_stopped_after_the_early_readings_is_over(tmp_path: Path) -> None:
-    read = {*range(33), 299, 800}
-    steps = [
-        make_step(step, allocated_bytes=[LEVEL + MIB * min(step, 100)] * 5 if step in read else [])
-        for step in range(1000)
-    ]
-    assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
-
-
 def leaking_step(step: int, needed: int, **fields: Any) -> StepRecord:
     """A step of a leak of a mebibyte each, which needs so many bytes between forward and backward."""
     level = LEVEL + MIB * step
@@ -250,19 +247,13 @@ def gain_of(folder: Path, steps: list[StepRecord]) -> Gain:
     return growth_gain(write_run(folder, steps=steps).get(MemoryGrowth).fit, 1.0)
 
 
-def test_where_early_steps_need_more_the_peak_loses_less_than_what_was_kept(tmp_path: Path) -> None:
+def test_the_peak_loses_what_was_kept_up_to_its_instant_and_all_where_late_steps_need_more(tmp_path: Path) -> None:
     gain = gain_of(tmp_path, [leaking_step(step, (50 if step < 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(69 * MIB, rel=0.001)  # the last step is at 99 + 20, the mended ones at 50
     assert gain.peak_bytes_interval == pytest.approx((68 * MIB, 70 * MIB), rel=0.001)
-
-
-def test_where_the_highest_instant_is_an_early_one_only_what_was_kept_by_then_counts(tmp_path: Path) -> None:
-    gain = gain_of(tmp_path, [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
+    gain = gain_of(tmp_path / "second", [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(30 * MIB, rel=0.001)
-
-
-def test_where_late_steps_need_more_the_peak_loses_all_that_was_kept(tmp_path: Path) -> None:
-    gain = gain_of(tmp_path, [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
+    gain = gain_of(tmp_path / "third", [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
 
 

@@ -81,7 +81,7 @@ def test_a_stage_begun_by_a_library_belongs_to_the_user_s_line(tmp_path):
     assert window.lines["train.py:train()"].own_ms == {"forward": 1.0}
 
 
-def test_times_are_per_step_and_what_lies_outside_the_steps_is_left_out(tmp_path):
+def test_times_are_per_step_of_one_thread_and_without_windows_not_recorded(tmp_path):
     events = [
         call("f", 1, 4, "train.py:7:train"),
         call("f", 1001, 6, "train.py:7:train"),
@@ -90,20 +90,11 @@ def test_times_are_per_step_and_what_lies_outside_the_steps_is_left_out(tmp_path
     (window,) = write_window(tmp_path / "run", events, steps=(5, 6)).get(LineTimes).windows
     assert (window.first_step, window.last_step) == (5, 6)
     assert window.lines["train.py:7"].own_ms == {"other": 5.0}
-
-
-def test_threads_are_walked_on_their_own(tmp_path):
     events = [call("f", 1, 4, "train.py:7:train"), call("f", 2, 1, "train.py:8:train", thread=2)]
-    (window,) = write_window(tmp_path / "run", events).get(LineTimes).windows
+    (window,) = write_window(tmp_path / "second", events).get(LineTimes).windows
     assert window.lines["train.py:7"].own_ms == {"other": 4.0}
-
-
-def test_a_window_none_of_whose_steps_was_written_is_left_out(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(4), sources={"train.py": SOURCE}, traces=[[]])
+    run = write_run(tmp_path / "third", steps=make_steps(4), sources={"train.py": SOURCE}, traces=[[]])
     assert run.get(LineTimes).windows == ()
     assert make_step(0).started_ns == START_NS
-
-
-def test_a_run_without_windows_is_not_recorded(tmp_path):
     with pytest.raises(NotRecorded, match="trace-<n>"):
-        write_run(tmp_path / "run", steps=make_steps(4)).get(LineTimes)
+        write_run(tmp_path / "fourth", steps=make_steps(4)).get(LineTimes)
