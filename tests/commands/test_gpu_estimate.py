@@ -89,15 +89,11 @@ def test_a_cpu_has_no_allocator_to_replay() -> None:
 
 
 @pytest.mark.parametrize("command", ["replay", "what-if"])
-def test_a_run_without_a_window_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+def test_a_run_without_a_window_or_on_a_gpu_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
     folder = write_run(tmp_path / "run", steps=make_steps(3)).folder
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet is missing"):
         run(command, folder)
-
-
-@pytest.mark.parametrize("command", ["replay", "what-if"])
-def test_a_run_on_a_gpu_is_referred_to_its_snapshots(tmp_path: Path, command: str) -> None:
-    folder = write_run(tmp_path / "run", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
+    folder = write_run(tmp_path / "second", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
     with pytest.raises(NotRecorded, match=r"give one of its snapshots, memory-<n>\.pickle"):
         run(command, folder)
 

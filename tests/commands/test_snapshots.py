@@ -34,12 +34,20 @@ def run(command: object, *words: str | Path) -> Result:
     return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)  # type: ignore[arg-type]
 
 
-def test_a_snapshot_alone_is_reported_on(snapshot: Path) -> None:
+def test_a_snapshot_alone_is_reported_on_and_its_page_says_nothing_of_what_none_tells(
+    snapshot: Path, tmp_path: Path
+) -> None:
     text = run(report, snapshot, "--format", "text").output
     assert "dump   a memory snapshot, without its run" in text
     assert f"/home/user/project/train.py:{CACHE}" in text
     assert "Start the command with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
     assert f"efprof allocator what-if {snapshot}" in text
+    page = tmp_path / "page.html"
+    run(report, snapshot, "--out", page)
+    text = page.read_text()
+    assert "Reserved memory lies idle in pieces" in text
+    assert "trained on the CPU" not in text
+    assert "skipped steps" not in text
 
 
 def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snapshot: Path) -> None:
@@ -48,15 +56,6 @@ def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snaps
     nameless.write_text("no pickle")
     with pytest.raises(UnreadableInput, match="is neither a run nor a CUDA snapshot"):
         run(report, nameless, "--format", "text")
-
-
-def test_its_page_says_nothing_of_what_no_snapshot_tells(snapshot: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    run(report, snapshot, "--out", page)
-    text = page.read_text()
-    assert "Reserved memory lies idle in pieces" in text
-    assert "trained on the CPU" not in text
-    assert "skipped steps" not in text
 
 
 @pytest.fixture
@@ -244,7 +243,7 @@ def began_warm(folder: Path) -> Path:
     return path
 
 
-def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_path: Path) -> None:
+def test_a_recording_that_began_warm_has_a_row_to_compare_with_and_says_how_each_starts(tmp_path: Path) -> None:
     path = began_warm(tmp_path)
     (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
     assert device["recorded"]["peak_reserved_bytes"] == 100 * MIB
@@ -253,9 +252,6 @@ def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_pa
     text = run(allocator, "what-if", path).output
     assert "  as recorded, cold " in text
     assert "compare them with 'as recorded, cold'" in text
-
-
-def test_a_prediction_says_whether_it_starts_with_what_was_cached_before(tmp_path: Path) -> None:
     words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
     (device,) = json.loads(run(allocator, "what-if", began_warm(tmp_path), *words).output)["devices"]
     assert [one["start"] for one in device["predictions"]] == ["warm", "cold"]

@@ -74,18 +74,12 @@ def test_a_device_that_ends_before_the_budget_is_not_believed_to_go_on() -> None
     assert None in [run.peak_bytes for run in found.runs]
 
 
-def test_where_nothing_fits_it_says_so_after_two_runs() -> None:
+def test_where_nothing_fits_it_says_so_and_a_smaller_size_than_the_first_is_found_by_halving() -> None:
     found = search(linear(500, 1), 100 * MIB, smallest=8)
     assert (found.largest, found.recommended) == (0, 0)
     assert batches(found) == [8, 4]
-
-
-def test_a_smaller_size_than_the_first_is_found_by_halving() -> None:
     found = search(linear(0, 1024), 5 * MIB, smallest=8)
     assert found.largest in (4, 5)
-
-
-def test_no_size_is_above_the_largest_that_is_allowed() -> None:
     found = search(linear(100, 50), 500 * MIB, smallest=2, largest_allowed=100)
     assert max(batches(found)) == found.largest == 100
 
@@ -99,14 +93,11 @@ def test_memory_that_ends_with_the_data_ends_the_search() -> None:
     assert found.largest >= 1000
 
 
-def test_few_points_are_given_a_margin_and_a_line_that_is_sure_none() -> None:
+def test_few_points_are_given_a_margin_and_a_line_needs_two_sizes() -> None:
     few = [Measured(batch=4, peak_bytes=10 * MIB), Measured(batch=8, peak_bytes=20 * MIB)]
     assert recommended(few, 20 * MIB) == 6
     sure = [Measured(batch=batch, peak_bytes=batch * MIB) for batch in (4, 32, 64, 80, 100)]
     assert recommended(sure, 100 * MIB) == 100
-
-
-def test_a_line_needs_two_sizes() -> None:
     assert fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)]) is None
 
 

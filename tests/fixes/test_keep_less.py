@@ -66,11 +66,8 @@ def test_a_carried_state_is_cut_where_it_enters_the_call() -> None:
     assert tensor.applicability == "review"
 
 
-def test_what_is_added_to_a_tensor_is_one() -> None:
+def test_what_is_added_to_a_tensor_is_one_and_an_unknown_statement_is_left_to_a_person() -> None:
     assert "history += loss.detach()" in str(fix_of("history += loss", "", kind="Tensor").changes)
-
-
-def test_a_statement_that_is_not_known_is_left_to_a_person() -> None:
     fix = keep_without_graph("train.py", [], None, name="history", kind="list", entry=["Tensor"], how=DETACHED)
     assert (fix.applicability, fix.changes) == ("manual", ())
 
@@ -113,9 +110,6 @@ def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
     (change,) = keep_copies("train.py", [code], kept.value, "firsts").changes
     assert isinstance(change, CodeEdit)
     assert change.new == "firsts.append(scores[:8, 0].detach().clone())"
-
-
-def test_a_number_with_a_graph_that_is_part_of_a_larger_storage_is_detached_and_copied() -> None:
     assert "history.append(loss.detach().clone())" in str(fix_of("history.append(loss)", how=CLONED).changes)
 
 
