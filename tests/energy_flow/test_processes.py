@@ -74,34 +74,17 @@ def test_alone_nothing_is_initialised_wrapped_or_exchanged() -> None:
         assert first_alone_then_all(ALONE, lambda: 3, what="a number") == 3
 
 
-def test_the_others_find_what_the_first_process_built(two: list[dict[str, Any]]) -> None:
+def test_processes_build_agree_take_means_and_end_together(two: list[dict[str, Any]]) -> None:
     assert [seen["found"] for seen in two] == [False, True]
-
-
-def test_when_the_first_process_fails_the_others_say_so_instead_of_waiting(two: list[dict[str, Any]]) -> None:
     failures = [seen["failure"] for seen in two]
     assert failures == ["no space", "the first process could not make the dataset; see what it says"]
-
-
-def test_when_the_first_process_takes_too_long_the_others_say_how_long_they_waited(two: list[dict[str, Any]]) -> None:
     assert two[1]["too late"].startswith("waited 0:00:01 for the first process to make the dataset")
-
-
-def test_a_mean_is_over_all_processes_and_known_to_each(two: list[dict[str, Any]]) -> None:
     assert [seen["mean"] for seen in two] == [[0.5, 4.0]] * 2
-
-
-def test_processes_know_whether_they_agree(two: list[dict[str, Any]]) -> None:
     assert [seen["agree"] for seen in two] == [[True, False]] * 2
     assert agree_on(7, CPU, ALONE)
-
-
-def test_processes_that_find_different_checkpoints_do_not_go_on(two: list[dict[str, Any]]) -> None:
     assert all(seen["resumed"].startswith("processes find different checkpoints in ") for seen in two)
-
-
-def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(two: list[dict[str, Any]]) -> None:
     assert [seen["exchanges"] for seen in two] == [2, 2]  # of 4 micro-batches
+    assert [seen["end"] for seen in two] == [["'an error'", False]] * 2
 
 
 def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
@@ -138,7 +121,3 @@ def test_validation_counts_the_pairs_of_all_processes(two: list[dict[str, Any]],
     expected = [alone.cosine, alone.retrieval_accuracy, alone.token_accuracy, alone.num_pairs]
     for seen in two:
         assert seen["validation"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_error_leaves_the_group_and_goes_on(two: list[dict[str, Any]]) -> None:
-    assert [seen["end"] for seen in two] == [["'an error'", False]] * 2

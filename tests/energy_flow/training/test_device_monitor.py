@@ -105,12 +105,9 @@ def test_memory_within_the_share_is_not_warned_of(
     assert caplog.records == []
 
 
-def test_without_nvml_s_package_no_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_device_and_none_without_its_package_is_asked_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu_reader(GPU) is None
-
-
-def test_no_other_device_is_asked_by_nvml() -> None:
     assert gpu_reader(CPU) is None
 
 

@@ -40,15 +40,12 @@ def _epochs(file: Path, steps: range, *, first_step: int = 0, batches_per_epoch:
     return said
 
 
-def test_every_step_is_a_line_with_every_field(tmp_path: Path) -> None:
+def test_every_step_is_a_line_with_every_field_and_what_was_not_measured_is_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "out" / "metrics.jsonl") as log:
         take_steps(log, range(1, 4))
     lines = _lines(tmp_path / "out" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line.keys() == NAMES for line in lines)
-
-
-def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         take_steps(log, [1])
     (line,) = _lines(tmp_path / "metrics.jsonl")
@@ -117,15 +114,12 @@ def test_each_listener_is_told_of_each_step_and_say_of_every_few() -> None:
     assert [metrics.step for metrics in said] == [3, 6]
 
 
-def test_a_step_is_written_when_the_next_one_is_done(tmp_path: Path) -> None:
+def test_a_step_is_written_when_the_next_is_done_or_before_what_lies_between(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1) as log:
         take_steps(log, [1])
         assert _lines(tmp_path / "metrics.jsonl") == []
         take_steps(log, [2])
         assert [line["step"] for line in _lines(tmp_path / "metrics.jsonl")] == [1]
-
-
-def test_before_what_lies_between_steps_all_steps_are_in_the_file(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=100) as log:
         take_steps(log, range(1, 4))
         with log.between_steps():
