@@ -99,11 +99,7 @@ def test_it_blames_the_line_that_asked_and_sets_what_makes_the_replay_need_no_re
 
 
 @pytest.mark.parametrize(
-    ("configuration", "new"),
-    [
-        ("", "roundup_power2_divisions:8"),
-        (LIMIT, f"roundup_power2_divisions:8,{LIMIT}"),
-    ],
+    ("configuration", "new"), [("", "roundup_power2_divisions:8"), (LIMIT, f"roundup_power2_divisions:8,{LIMIT}")]
 )
 def test_a_limit_that_the_program_set_itself_holds_in_the_replay(configuration: str, new: str, tmp_path: Path) -> None:
     """Torch holds it against the whole of a request, so a segment that could grow by the rest is no help.

@@ -131,12 +131,7 @@ def test_of_a_list_of_batches_two_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "used",
-    [
-        {"is_written": True},
-        {"is_varied": False},
-        {"taken_bytes": 2 * 800 * MIB},
-        {"num_used": 0},
-    ],
+    [{"is_written": True}, {"is_varied": False}, {"taken_bytes": 2 * 800 * MIB}, {"num_used": 0}],
     ids=["written to", "always the same part", "all of it", "unused"],
 )
 def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict[str, Any]) -> None:

@@ -71,25 +71,9 @@ def test_of_what_a_function_lets_go_of_at_its_end_no_gain_is_claimed(tmp_path: P
     assert (finding.gain.peak_bytes, finding.severity) == (None, "low")
 
 
-def test_a_call_over_several_lines_is_found_and_one_that_does_not_say_it_plainly_left_to_a_person(
-    tmp_path: Path,
-) -> None:
-    text = TRAIN.replace(CALL, "loss.backward(\n            retain_graph=True,\n        )")
-    (finding,) = needless_retain_graph(needless(tmp_path, text)).findings
-    assert str(finding.blame) == "train.py:6"
-    assert finding.fix.changes
-    (finding,) = needless_retain_graph(needless(tmp_path / "second", TRAIN.replace("=True", "=is_shared"))).findings
-    assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
-
-
 @pytest.mark.parametrize(
     "seen",
-    [
-        {"num_run_again": 1},
-        {"num_calls": NUM_STEPS + 1},
-        {"num_released": 17},
-        {"num_watched": 10, "num_released": 7},
-    ],
+    [{"num_run_again": 1}, {"num_calls": NUM_STEPS + 1}, {"num_released": 17}, {"num_watched": 10, "num_released": 7}],
     ids=["run again", "not kept every time", "held", "held of few"],
 )
 def test_what_is_needed_or_may_be_is_silent(tmp_path: Path, seen: dict[str, int]) -> None:

@@ -172,10 +172,7 @@ def train(loader):
         loss = out.sum()
         loss.backward()
 """
-TENSOR_LINKS = (
-    link("SwashBackward", "y", file=None),
-    link("Tensor", "", file=None),
-)
+TENSOR_LINKS = (link("SwashBackward", "y", file=None), link("Tensor", "", file=None))
 
 
 def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_backward(tmp_path: Path) -> None:

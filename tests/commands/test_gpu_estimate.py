@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
-from efprof.model import EfprofError, NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput
 from tests.facts.gpu_estimate.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
 from tests.support.builders import GPU, make_steps, write_allocations, write_run
 
@@ -105,8 +105,3 @@ def test_a_folder_that_is_no_run_and_a_file_that_is_missing_are_refused(tmp_path
         run("what-if", tmp_path / "other")
     with pytest.raises(UnreadableInput, match="cannot be read"):
         run("what-if", tmp_path / "dump.pickle")
-
-
-def test_a_setting_that_torch_would_refuse_is_refused() -> None:
-    with pytest.raises(EfprofError, match="did you mean 'expandable_segments'"):
-        run("what-if", RUN, "--conf", "expandable_segment:True")

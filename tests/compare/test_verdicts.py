@@ -64,10 +64,7 @@ def test_time_is_unclear_where_one_run_or_few_or_varying_steps_cannot_tell() -> 
     (percentile, *_) = compare(step_metric(*restless), step_metric(*[60.0] * 100))
     assert (percentile.verdict, percentile.interval) == ("unclear", None)
     (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[90.0] * 19))
-    assert (percentile.verdict, percentile.reason) == (
-        "unclear",
-        "Too little to judge by: 100 and 19 steady steps.",
-    )
+    assert (percentile.verdict, percentile.reason) == ("unclear", "Too little to judge by: 100 and 19 steady steps.")
 
 
 def test_a_step_four_times_as_long_is_worse_and_over_budget() -> None:

@@ -9,7 +9,7 @@ from torch import distributed
 
 from energy_flow.config_parsing import load_config
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.loader import build_loader, build_validation_loader
+from energy_flow.data.loader import build_validation_loader
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
 from energy_flow.processes import (
@@ -26,7 +26,6 @@ from energy_flow.processes import (
 from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
 from tests.energy_flow.training import rank_program
-from tests.energy_flow.training.rank_program import SHARED
 from tests.energy_flow.training.started_trainings import Starter
 
 CPU = torch.device("cpu")
@@ -85,25 +84,6 @@ def test_processes_build_agree_take_means_and_end_together(two: list[dict[str, A
     assert all(seen["resumed"].startswith("processes find different checkpoints in ") for seen in two)
     assert [seen["exchanges"] for seen in two] == [2, 2]  # of 4 micro-batches
     assert [seen["end"] for seen in two] == [["'an error'", False]] * 2
-
-
-def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
-    two: list[dict[str, Any]], dataset: PairDataset
-) -> None:
-    assignments = [*SHARED, "training.batch_size=8", "flow.max_flows=256", "training.steps=2"]
-    config = load_config("debug", assignments=[*assignments, "training.accumulation=2"])
-    model = build_model(config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = model.mapper.from_cells.weight.detach()[:4].clone()
-    for number, batch in enumerate(build_loader(config, dataset, CPU)):
-        (model(batch).total / 2).backward()
-        if number % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad()
-    alone = model.mapper.from_cells.weight.detach()[:4]
-    first, second = (torch.tensor(seen["weights"]) for seen in two)
-    assert torch.equal(first, second)
-    torch.testing.assert_close(first - before, alone - before, rtol=1e-3, atol=1e-7)
 
 
 def test_a_loss_that_is_bad_in_one_process_skips_the_step_in_all(two: list[dict[str, Any]]) -> None:

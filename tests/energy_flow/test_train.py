@@ -40,14 +40,6 @@ def test_a_run_says_each_epoch_once_and_what_it_came_to(starter: Starter, tmp_pa
     assert saved.endswith("saved run/checkpoints/step-000006")
 
 
-def test_steps_are_told_at_a_level_below_info(starter: Starter, tmp_path: Path) -> None:
-    settings = ("--set", "runtime.log_level=training", "--set", "training.log_interval=2")
-    training = starter.start(["train", "--steps", "4", *settings], inside=tmp_path)
-    assert training.end() == 0
-    steps = [line.split()[1] for line in training.said.splitlines() if line.startswith("step") and "loss" in line]
-    assert steps == ["2", "4"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -9,13 +9,7 @@ from torch.utils.data import DataLoader
 from energy_flow.config_parsing import load_config
 from energy_flow.data.batch import Batch
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.loader import (
-    RunSampler,
-    batches_per_epoch,
-    build_loader,
-    build_validation_loader,
-    num_held_out,
-)
+from energy_flow.data.loader import RunSampler, batches_per_epoch, build_loader, build_validation_loader, num_held_out
 from energy_flow.energy_config import EnergyConfig
 from energy_flow.errors import EnergyFlowError
 from energy_flow.processes import ALONE, Processes

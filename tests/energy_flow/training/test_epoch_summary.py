@@ -41,13 +41,7 @@ def test_the_means_are_over_finite_losses_and_taken_steps_and_a_batch_s_time_is_
     epochs.add(_outcome(2, loss=math.nan, norm=0.0, is_skipped=True))
     epochs.add(_outcome(3, loss=2.0, norm=math.inf, is_skipped=True))
     assert epochs.add(_outcome(4, loss=6.0, norm=2.0)) == EpochSummary(
-        epoch=1,
-        num_steps=4,
-        num_skipped=2,
-        mean_loss=3.0,
-        mean_gradient_norm=3.0,
-        seconds=2.0,
-        seconds_per_batch=0.5,
+        epoch=1, num_steps=4, num_skipped=2, mean_loss=3.0, mean_gradient_norm=3.0, seconds=2.0, seconds_per_batch=0.5
     )
     epochs = Epochs(batches_per_epoch=4, accumulation=4)
     summary = epochs.add(_outcome(1))

@@ -12,12 +12,7 @@ from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.metrics import Listeners, MetricsLog, Sources
 from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.stage_times import HostClock, StageTimes
-from tests.energy_flow.training.step_numbers import (
-    losses,
-    report,
-    take_steps,
-    without_timings,
-)
+from tests.energy_flow.training.step_numbers import losses, report, take_steps, without_timings
 
 NAMES = StepMetrics.__dataclass_fields__.keys()
 

@@ -59,11 +59,7 @@ class Device(Recording):
 Operation = tuple[str, int, int, tuple[int, int]]
 """What to do; the bytes or the number of a block, the stream and the pool."""
 
-sizes = st.one_of(
-    st.integers(1, MIB),
-    st.integers(MIB, 12 * MIB),
-    st.integers(1, 120).map(lambda number: number * MIB),
-)
+sizes = st.one_of(st.integers(1, MIB), st.integers(MIB, 12 * MIB), st.integers(1, 120).map(lambda number: number * MIB))
 operations = st.one_of(
     st.tuples(st.just("malloc"), sizes, st.sampled_from(STREAMS), st.sampled_from([DEFAULT_POOL] * 3 + [GRAPH_POOL])),
     st.tuples(st.just("free"), st.integers(0, 1000), st.just(0), st.just(DEFAULT_POOL)),

@@ -13,16 +13,7 @@ from efprof.facts.growth.kept_growth import KeptGrowth, lengthened
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
-from tests.audits.growing_runs import (
-    STEPS,
-    containers_of,
-    counts_of,
-    graphs,
-    leaking_run,
-    plain,
-    seen,
-    watch_of,
-)
+from tests.audits.growing_runs import STEPS, containers_of, counts_of, graphs, leaking_run, plain, seen, watch_of
 from tests.support.builders import make_steps, write_run
 
 RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"

@@ -5,11 +5,10 @@ import msgspec
 import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
-from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls
 from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.run.run import open_run
-from tests.support.builders import make_busy_step, make_run_file, make_step, make_steps, write_run
+from tests.support.builders import make_busy_step, make_step, make_steps, write_run
 
 RUNS = Path(__file__).parents[2] / "runs"
 
@@ -129,27 +128,10 @@ def test_recommendations_name_the_highest_boundary_and_nothing_of_the_recorder_s
     assert not any("stage takes" in one for one in measure(tmp_path / "own", steps=steps).recommendations)
 
 
-@pytest.mark.parametrize("has_rank", [True, False])
-def test_a_run_without_a_step_has_empty_measurements(tmp_path, has_rank):
-    folder = tmp_path / "run"
-    (folder / "rank0").mkdir(parents=True) if has_rank else folder.mkdir()
-    write_run_file(folder, make_run_file(ended="raised"))
-    measurements = measurements_of(open_run(folder))
-    assert (measurements.metrics, measurements.timeline.steps, measurements.overhead) == ((), (), None)
-
-
 def test_memory_in_a_window_is_measured_where_one_was_recorded(tmp_path):
     assert measure(tmp_path / "without", steps=make_steps(10)).window_memory is None
     recorded = measurements_of(open_run(RUNS / "retained_graph-sick")).window_memory
     assert recorded.title == "Memory by what it is for, in step 40"
-
-
-def test_a_broken_window_leaves_the_other_measurements(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(10))
-    (run.rank_folder / "allocations-1.parquet").write_bytes(b"PAR1 torn")
-    measurements = measurements_of(run)
-    assert measurements.window_memory is None
-    assert metric(measurements, "step_ms").samples
 
 
 def test_on_a_device_its_own_time_of_each_stage_is_a_metric_too(tmp_path):

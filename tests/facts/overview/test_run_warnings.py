@@ -2,12 +2,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from efprof.artifacts.events import (
-    EVENTS_FILE,
-    WHOLE_RECORDING,
-    CollectorStopped,
-    OtherThreadTrained,
-)
+from efprof.artifacts.events import EVENTS_FILE, WHOLE_RECORDING, CollectorStopped, OtherThreadTrained
 from efprof.facts.allocator.settings import AllocatorSettings
 from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.overview.run_warnings import warnings_of

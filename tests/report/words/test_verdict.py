@@ -17,11 +17,7 @@ from tests.report.report_sample import (
 )
 
 EMPTY = Measurements(
-    metrics=(),
-    timeline=Timeline(steps=(), memory=()),
-    stage_deltas=(),
-    overhead=None,
-    memory_source="the resident set",
+    metrics=(), timeline=Timeline(steps=(), memory=()), stage_deltas=(), overhead=None, memory_source="the resident set"
 )
 
 
