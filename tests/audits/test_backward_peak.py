@@ -10,6 +10,7 @@ from efprof.audits.backward_peak import backward_peak
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
+from tests.facts.allocations import allocation
 from tests.support.builders import GPU, START_NS, make_steps, write_run
 
 TRAIN = """\
@@ -31,7 +32,7 @@ class Window:
 
     def forward(self, address: int, mebibytes: int, site: str, module: str = "") -> None:
         """Allocate in forward."""
-        self._add(1.0, address, mebibytes, stack=(site,), modules=(module,) if module else ())
+        self._add(1.0, address, mebibytes, site, modules=(module,) if module else ())
 
     def backward(self, address: int, mebibytes: int, site: str, module: str = "") -> None:
         """Allocate, or release with negative mebibytes, in the backward of a forward line."""
@@ -43,28 +44,10 @@ class Window:
         files = {"train.py": TRAIN}
         return write_run(folder, steps=make_steps(10), sources=files, allocations=[self.events], **run_fields)
 
-    def _add(
-        self,
-        at_ms: float,
-        address: int,
-        mebibytes: int,
-        *,
-        stack: tuple[str, ...] = (),
-        forward_stack: tuple[str, ...] = (),
-        modules: tuple[str, ...] = (),
-        is_backward: bool = False,
-    ) -> None:
-        event = AllocationEvent(
-            time_ns=START_NS + round(at_ms * 1e6) + 1000 * (len(self.events) + 1),
-            address=address,
-            num_bytes=mebibytes * MIB,
-            operation="aten::nll_loss_backward",
-            stack=stack,
-            forward_stack=forward_stack,
-            modules=modules,
-            is_backward=is_backward,
-        )
-        self.events.append(event)
+    def _add(self, at_ms: float, address: int, mebibytes: int, *stack: str, **fields: Any) -> None:
+        at_ns = START_NS + round(at_ms * 1e6) + 1000 * (len(self.events) + 1)
+        operation = "aten::nll_loss_backward"
+        self.events.append(allocation(at_ns, address, mebibytes * MIB, *stack, operation=operation, **fields))
 
 
 def large_vocabulary() -> Window:

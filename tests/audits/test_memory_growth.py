@@ -26,6 +26,7 @@ from tests.audits.growing_runs import (
     seen,
     watch_of,
 )
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 
 Audit = Callable[[Run], Examination]
@@ -122,16 +123,7 @@ def test_what_counting_holders_leaves_behind_is_no_growth(tmp_path: Path) -> Non
 def surviving(line: int) -> list[AllocationEvent]:
     """A mebibyte that a line allocates in each of three steps and nobody gives back."""
     return [
-        AllocationEvent(
-            time_ns=START_NS + step * 1_000_000_000 + 2_000_000,
-            address=step + 1,
-            num_bytes=MIB,
-            operation="aten::addmm",
-            stack=(f"train.py:{line}:train",),
-            forward_stack=(),
-            modules=("Model",),
-            is_backward=False,
-        )
+        allocation(START_NS + step * 1_000_000_000 + 2_000_000, step + 1, MIB, f"train.py:{line}:train")
         for step in (40, 41, 42)
     ]
 

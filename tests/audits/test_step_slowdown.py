@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from efprof.artifacts.allocations import AllocationEvent
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.model import NotRecorded, ThinEvidence
 from tests.audits.growing_runs import containers_of
+from tests.facts.allocations import allocation
 from tests.support.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
@@ -164,15 +164,11 @@ def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp
 def allocated_in(step, **bytes_by_line):
     """What lines of the forward pass of a step allocate, each in a stack of its own."""
     return [
-        AllocationEvent(
-            time_ns=START_NS + step * 1_000_000_000 + 2_000_000 + place,
-            address=100 * step + place,
-            num_bytes=num_bytes,
-            operation="aten::addmm",
-            stack=(f"train.py:{line.removeprefix('line_')}:main",),
-            forward_stack=(),
-            modules=(),
-            is_backward=False,
+        allocation(
+            START_NS + step * 1_000_000_000 + 2_000_000 + place,
+            100 * step + place,
+            num_bytes,
+            f"train.py:{line.removeprefix('line_')}:main",
         )
         for place, (line, num_bytes) in enumerate(bytes_by_line.items(), start=1)
     ]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.settings import AllocatorSettings
@@ -16,6 +15,7 @@ from efprof.facts.run.run_limits import MemoryFailure
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, frames_of
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, write_run, write_snapshot
 
 ACTIVATION, KEPT = 30 * MIB, 40 * MIB
@@ -79,12 +79,7 @@ def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is
 
 def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
     """torch's profiler has what was given, not what was asked for."""
-    events = [
-        AllocationEvent(
-            time_ns=START_NS, address=1, num_bytes=ACTIVATION, operation="aten::mul",
-            stack=(f"train.py:{OUTPUT}:train",), forward_stack=(), modules=(), is_backward=False,
-        )
-    ]  # fmt: skip
+    events = [allocation(START_NS, 1, ACTIVATION, f"train.py:{OUTPUT}:train")]
     program = Program(AllocatorSettings(), capacity=512 * MIB)
     program.malloc(ACTIVATION - 100)
     (one,) = failed(tmp_path, without_history(program), allocations=[events]).get(FailureState).sizes

@@ -25,14 +25,12 @@ from efprof.facts.gpu_estimate.from_cpu import (
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.peak.live_memory import LiveMemory, StageStretch, replay
 from efprof.facts.run.run import Run, open_run
+from tests.facts.allocations import allocation
 from tests.support.builders import make_step, make_steps, write_allocations, write_run
 
 RUNS = Path(__file__).parents[2] / "runs"
 DEFAULT = AllocatorSettings()
 OTHERS = ["", "expandable_segments:True", "max_split_size_mb:64", "large_segment_size_mb:64"]
-EVENT = AllocationEvent(
-    time_ns=0, address=0, num_bytes=0, operation="", stack=(), forward_stack=(), modules=(), is_backward=False
-)
 
 # Of make_step: 1 ms of data, 4 of forward, 8 of backward, 2 of the optimizer.
 LOADER, BATCH, ACTIVATION, GRADIENT = 1, 2, 3, 4
@@ -45,10 +43,7 @@ ONE_STEP = (
 
 def events_at(start_ns: int, moves: tuple[tuple[float, int, int], ...]) -> list[AllocationEvent]:
     return [
-        dataclasses.replace(
-            EVENT, time_ns=start_ns + round(ms * 1e6), address=address, num_bytes=size, stack=(f"train.py:{address}:f",)
-        )
-        for ms, address, size in moves
+        allocation(start_ns + round(ms * 1e6), address, size, f"train.py:{address}:f") for ms, address, size in moves
     ]
 
 
@@ -198,10 +193,7 @@ def passages(draw: st.DrawFn) -> Passage:
         if is_returned:
             after = next(place for place, move in enumerate(moves) if move == (block, size))
             moves.insert(draw(st.integers(after + 1, len(moves))), (block, -size))
-    events = tuple(
-        dataclasses.replace(EVENT, time_ns=time, address=block, num_bytes=size, stack=(f"a.py:{block % 3}:f",))
-        for time, (block, size) in enumerate(moves)
-    )
+    events = tuple(allocation(time, block, size, f"a.py:{block % 3}:f") for time, (block, size) in enumerate(moves))
     cuts = sorted(draw(st.lists(st.integers(0, len(events)), min_size=3, max_size=3)))
     stages = ("data", "forward", "backward", "optimizer")
     window = replay(AllocationWindow(name="", events=events), [])

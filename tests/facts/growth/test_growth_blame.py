@@ -4,6 +4,7 @@ from pathlib import Path
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.facts.growth.growth_blame import surviving_lines
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_steps, write_run
 
 SOURCES = {"train.py": "loss = model(x)\n"}
@@ -11,16 +12,7 @@ SOURCES = {"train.py": "loss = model(x)\n"}
 
 def event(step: int, at_ms: float, address: int, num_bytes: int, site: str = "train.py:1:train") -> AllocationEvent:
     """An event of one step, in its forward between 1 and 5 ms."""
-    return AllocationEvent(
-        time_ns=START_NS + step * 1_000_000_000 + round(at_ms * 1e6),
-        address=address,
-        num_bytes=num_bytes,
-        operation="aten::addmm",
-        stack=(site,),
-        forward_stack=(),
-        modules=(),
-        is_backward=False,
-    )
+    return allocation(START_NS + step * 1_000_000_000 + round(at_ms * 1e6), address, num_bytes, site)
 
 
 def lines_of(folder: Path, events: list[AllocationEvent]) -> list[tuple[str, float]]:

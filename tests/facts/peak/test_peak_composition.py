@@ -12,6 +12,7 @@ from efprof.facts.peak.peak_composition import PeakComposition, Way
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 
 TRAIN = """\
@@ -59,18 +60,9 @@ class Recording:
         self._add(at_ms, address, -self._sizes[address], (), False)
 
     def _add(self, at_ms: float, address: int, num_bytes: int, lines: tuple[str, ...], backward: bool) -> None:
-        self.events.append(
-            AllocationEvent(
-                time_ns=START_NS + STEP * 1_000_000_000 + round(at_ms * 1e6) + len(self.events),
-                address=address,
-                num_bytes=num_bytes,
-                operation="aten::addmm",
-                stack=() if backward else lines,
-                forward_stack=lines if backward else (),
-                modules=(),
-                is_backward=backward,
-            )
-        )
+        at_ns = START_NS + STEP * 1_000_000_000 + round(at_ms * 1e6) + len(self.events)
+        where = {"stack": (), "forward_stack": lines} if backward else {"stack": lines}
+        self.events.append(allocation(at_ns, address, num_bytes, is_backward=backward, **where))
 
 
 def stacked_blocks(num_blocks: int = 4, inner_mib: int = 10, output_mib: int = 1) -> Recording:

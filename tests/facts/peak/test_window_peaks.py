@@ -1,32 +1,17 @@
 """The highest instant inside a step, from what was in use at a boundary and what a window saw come and go."""
 
-import dataclasses
-
 import msgspec
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.steps import BoundaryMemory
 from efprof.facts.peak.live_memory import window_peaks
+from tests.facts.allocations import allocation
 from tests.support.builders import make_step, write_allocations, write_run
-
-EVENT = AllocationEvent(
-    time_ns=0,
-    address=0,
-    num_bytes=0,
-    operation="aten::empty",
-    stack=(),
-    forward_stack=(),
-    modules=(),
-    is_backward=False,
-)
 
 
 def events_after(start_ns: int, *moves: tuple[int, int, int]) -> list[AllocationEvent]:
     """Allocations and releases at microseconds after `start_ns`."""
-    return [
-        dataclasses.replace(EVENT, time_ns=start_ns + at_us * 1000, address=address, num_bytes=num_bytes)
-        for at_us, address, num_bytes in moves
-    ]
+    return [allocation(start_ns + at_us * 1000, address, num_bytes) for at_us, address, num_bytes in moves]
 
 
 def test_a_peak_adds_what_was_there_before_and_counts_what_is_freed_within_the_window_once(tmp_path):
