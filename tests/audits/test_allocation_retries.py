@@ -162,14 +162,11 @@ def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> No
     assert gain.step_ms == pytest.approx(4.0), "until the forward pass has given it all its work"
 
 
-def test_where_every_step_retries_no_time_is_claimed(tmp_path: Path) -> None:
+def test_where_every_step_retries_no_time_is_claimed_and_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(lambda step: True)))
     assert finding.gain.step_ms is None
     assert finding.message.startswith("The device's memory ran out 2 times per step, ")
-
-
-def test_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
-    examination = allocation_retries(run_of(tmp_path / "run", steps_with(lambda step: step < 12)))
+    examination = allocation_retries(run_of(tmp_path / "second", steps_with(lambda step: step < 12)))
     assert examination.findings == ()
     assert examination.looked_at == "57 steps, 18 of the allocator's retries"
 
@@ -183,23 +180,20 @@ def test_two_steps_far_apart_and_a_counter_that_stands_still_are_no_fault(tmp_pa
         assert allocation_retries(run_of(tmp_path / name, steps)).findings == (), name
 
 
-def test_an_emptied_cache_is_no_retry(tmp_path: Path) -> None:
+def test_an_emptied_cache_is_no_retry_and_a_cold_start_is_no_praise_for_a_setting(tmp_path: Path) -> None:
     program = Program(AllocatorSettings(), capacity=GPU_BYTES)
     for _ in range(4):
         program.free(program.at(OUTPUT).malloc(100 * MIB))
         program.empty_cache()
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), program))
     assert str(finding.blame) == "train.py:5", "the history holds no retry, so the stage's line it is"
-
-
-def test_a_setting_is_not_praised_for_starting_without_what_was_cached_before(tmp_path: Path) -> None:
-    """The one retry gives back what lay there when the recording began: no setting, started cold, has any."""
+    # The one retry gives back what lay there when the recording began: no setting, started cold, has any.
     program = Program(AllocatorSettings(), capacity=GPU_BYTES)
     program.free(program.at(OUTPUT).malloc(300 * MIB))
     first_entry = len(program.entries)
     program.at(CACHE).malloc(400 * MIB)
     finding = only_finding(
-        run_with(tmp_path / "run", steps_with(every_third), program.snapshot(first_entry=first_entry))
+        run_with(tmp_path / "second", steps_with(every_third), program.snapshot(first_entry=first_entry))
     )
     assert "No setting of the allocator is known to spare it" in finding.fix.summary
 

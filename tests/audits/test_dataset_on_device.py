@@ -139,7 +139,7 @@ def test_what_steps_use_in_another_way_is_no_data_set(tmp_path: Path, used: dict
     assert dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, **used)])).findings == ()
 
 
-def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
+def test_slices_are_moved_where_they_are_taken_and_two_moves_of_one_line_stay_valid(tmp_path: Path) -> None:
     (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=SLICED)).findings
     assert finding.fix.applicability == "review"
     assert finding.fix.changes == (
@@ -153,11 +153,8 @@ def test_slices_are_moved_where_they_are_taken(tmp_path: Path) -> None:
             new="        batch = images[start : start + 64].to(device, non_blocking=True)",
         ),
     )  # fmt: skip
-
-
-def test_two_moves_of_one_line_and_parentheses_stay_valid(tmp_path: Path) -> None:
     text = SLICED.replace("images = read().to(device)", "images, é = (a - b).to(device), c.to(device)")
-    (finding,) = dataset_on_device(run_of(tmp_path / "run", training(800 * MIB), text=text)).findings
+    (finding,) = dataset_on_device(run_of(tmp_path / "second", training(800 * MIB), text=text)).findings
     (moved, _) = finding.fix.changes
     assert isinstance(moved, CodeEdit)
     assert moved.new == "    images, é = (a - b).pin_memory(), c.pin_memory()"
@@ -231,24 +228,15 @@ def test_little_data_is_no_fault(tmp_path: Path) -> None:
     assert few.looked_at == "63.0 MiB that stay from before the first step on, put there by 1 of your lines"
 
 
-def test_a_run_in_which_nobody_looked_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_snapshot_or_steps_or_in_which_nobody_looked_says_so(tmp_path: Path) -> None:
     program = training(800 * MIB)
     with pytest.raises(NotRecorded, match="device_data"):
         dataset_on_device(run_of(tmp_path / "old", program, events=[]))
     with pytest.raises(ThinEvidence, match=r"was not looked at: code was compiled\."):
         dataset_on_device(run_of(tmp_path / "run", program, events=[seen(program, why_not="code was compiled")]))
-
-
-def test_where_no_line_holds_much_nobody_needs_to_have_looked(tmp_path: Path) -> None:
-    assert dataset_on_device(run_of(tmp_path / "run", training(), events=[])).findings == ()
-
-
-def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
-        dataset_on_device(write_run(tmp_path / "run", steps=make_steps(10)))
-
-
-def test_a_run_without_steps_names_what_it_needs(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", snapshots=[training(800 * MIB).snapshot()], devices=[GPU])
+        dataset_on_device(write_run(tmp_path / "second", steps=make_steps(10)))
+    run = write_run(tmp_path / "third", snapshots=[training(800 * MIB).snapshot()], devices=[GPU])
     with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
         dataset_on_device(run)
+    assert dataset_on_device(run_of(tmp_path / "fourth", training(), events=[])).findings == ()

@@ -67,7 +67,7 @@ def test_a_loader_that_keeps_up_and_short_waits_are_silent(tmp_path):
     assert examination.findings == ()
 
 
-def test_more_workers_are_computed_from_those_that_are_busy_now(tmp_path):
+def test_the_workers_are_computed_from_those_that_are_busy_and_by_the_mean_wait(tmp_path):
     loader = {"num_workers": 2, "prefetch_factor": 2}
     source = SOURCE.replace("batch_size=16", "batch_size=16, num_workers=2")
     (finding,) = examine(tmp_path / "run", data_ms=14.5, loader=loader, source=source, num_cpus=16).findings
@@ -75,11 +75,8 @@ def test_more_workers_are_computed_from_those_that_are_busy_now(tmp_path):
     assert "num_workers: 2 -> 4" in finding.fix.summary  # 2 workers x 29 ms, over 14.5 ms
     assert edit.new == "    loader = DataLoader(data, batch_size=16, num_workers=4)"
     assert finding.gain.step_ms == pytest.approx(14.5 - HANDOVER_MS)
-
-
-def test_workers_that_deliver_in_bursts_are_judged_by_the_mean_wait(tmp_path):
     loader = {"num_workers": 2}
-    (finding,) = examine(tmp_path / "run", data_ms=lambda s: 30.0 if s % 2 == 0 else 0.5, loader=loader).findings
+    (finding,) = examine(tmp_path / "second", data_ms=lambda s: 30.0 if s % 2 == 0 else 0.5, loader=loader).findings
     assert "waits 14.9 ms" in finding.message
 
 

@@ -105,10 +105,16 @@ def test_blames_the_line_that_called_log(tmp_path: Path) -> None:
     assert "40 of the 40" in finding.message
 
 
-def test_finds_the_line_of_an_operator_inside_its_function(tmp_path: Path) -> None:
+def test_an_operator_s_line_is_found_inside_its_function_and_a_finite_loss_by_its_slope(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen("DivBackward0", 6)], traces=[trace()])).findings
     assert str(finding.blame) == "train.py:2"
     assert "q.clamp_min(1e-06)" in str(finding.fix.changes)
+    event = seen()
+    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
+    run = run_with(tmp_path / "second", events=[event], traces=[trace()], steps=steps(loss=1.0))
+    (finding,) = nonfinite_loss(run).findings
+    assert str(finding.blame) == "train.py:3"
+    assert "most likely because log on this line" in finding.message
 
 
 def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation(tmp_path: Path) -> None:
@@ -169,15 +175,6 @@ def test_bad_data_is_blamed_on_the_statement_that_divided_to_make_it(tmp_path: P
     assert finding.blame.text == "x = x / x.std()"
     assert "data holds NaN or Inf before any layer (1 of 128)" in finding.message
     assert "torch.isfinite(batch)" in finding.fix.summary
-
-
-def test_a_bad_gradient_of_a_finite_loss_names_the_operation_whose_slope_is_infinite(tmp_path: Path) -> None:
-    event = seen()
-    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
-    run = run_with(tmp_path, events=[event], traces=[trace()], steps=steps(loss=1.0))
-    (finding,) = nonfinite_loss(run).findings
-    assert str(finding.blame) == "train.py:3"
-    assert "most likely because log on this line" in finding.message
 
 
 @pytest.mark.parametrize(("node", "advice"), [("SoftmaxBackward0", "-1e9"), ("StdBackward0", "correction=0")])

@@ -145,7 +145,7 @@ def test_without_a_snapshot_the_events_tell_the_post_mortem_and_the_fix_is_as_ex
     assert finding.gain.peak_bytes == (900 - 100 - 1000 // 2) * MIB
 
 
-def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> None:
+def test_what_filled_memory_is_told_where_a_window_shows_it_and_a_run_without_steps_too(tmp_path: Path) -> None:
     blocks = stacked_blocks()
     steps = [make_step(number) for number in range(STEP)]
     steps.append(make_step(STEP, window="trace-1", allocated_bytes=[BEFORE]))
@@ -155,10 +155,7 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     assert str(finding.blame) == "model.py:10"
     assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
-
-
-def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: Path) -> None:
-    run = ended(tmp_path / "run", configuration={})
+    run = ended(tmp_path / "second", configuration={})
     (run.rank_folder / STEPS_FILE).unlink()
     assert "Take smaller micro-batches" in only_finding(run).fix.summary
     foreign = run_of(tmp_path / "foreign", truly_short())

@@ -93,9 +93,12 @@ def test_a_run_that_ran_out_of_memory_in_a_step_like_the_recorded_one_needs_no_b
     assert finding.fix.changes != ()
 
 
-def test_a_step_that_failed_early_is_taken_to_need_what_the_recorded_one_did(tmp_path: Path) -> None:
+def test_a_failed_step_needs_what_the_recorded_one_did_and_a_budget_goes_before_it(tmp_path: Path) -> None:
     (finding,) = oversized_peak(out_of_memory_run(tmp_path, 101, 1)).findings
     assert "29.4 MiB above 118 MiB" in finding.message
+    out_of_memory_run(tmp_path / "second", 120, 2304)
+    (finding,) = oversized_peak(open_run(tmp_path / "second", BEFORE + 20 * MIB)).findings
+    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
 
 
 @pytest.mark.parametrize(("in_use_mib", "requested_mib"), [(120, 2304), (400, 2), (164, 20)])
@@ -119,12 +122,6 @@ def test_a_need_that_nothing_tells_is_not_guessed(
 def test_the_windows_of_another_rank_than_the_failed_one_are_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="memory ran out on rank1"):
         oversized_peak(out_of_memory_run(tmp_path, 140, 20, rank="rank1"))
-
-
-def test_a_budget_is_kept_to_whatever_the_failed_step_needed(tmp_path: Path) -> None:
-    out_of_memory_run(tmp_path, 120, 2304)
-    (finding,) = oversized_peak(open_run(tmp_path, BEFORE + 20 * MIB)).findings
-    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
 
 
 def test_a_peak_within_the_budget_is_silent_and_without_one_it_says_how_to_give_it(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path
     assert "leaves the tensors themselves, 512 KiB of 1.00 MiB per step" in finding.fix.summary
 
 
-def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
+def test_counts_alone_are_evidence_where_memory_shows_no_trend_and_for_slow_growth(tmp_path: Path) -> None:
     """Memory stands still, as where something else shrinks; or is not read at all."""
     still = finding_of(tmp_path / "still", steps=leaking_steps(bytes_per_step=0))
     assert "retained memory alone does not show it" in still.message
@@ -71,10 +71,7 @@ def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -
     assert str(unread.blame) == "train.py:8"
     assert "3 counts from step 19 to step 59" in unread.message
     assert "Of memory no trend is known" in str(unread.evidence)
-
-
-def test_a_slow_growth_is_told_where_graphs_are_kept(tmp_path: Path) -> None:
-    slow = finding_of(tmp_path, holder=lambda n: graphs(n, graph_bytes=0, graph_nodes=2 * n),
+    slow = finding_of(tmp_path / "second", holder=lambda n: graphs(n, graph_bytes=0, graph_nodes=2 * n),
                       steps=leaking_steps(bytes_per_step=0))  # fmt: skip
     assert str(slow.blame) == "train.py:8"
 
@@ -139,17 +136,14 @@ def test_a_line_that_feeds_it_by_another_name_is_changed_there(tmp_path: Path) -
     assert "store.append(loss.detach())" in str(finding.fix.changes)
 
 
-def test_of_a_scalar_that_keeps_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:
+def test_a_copy_is_kept_of_a_large_storage_and_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
     """`F.mse_loss` gives a number whose storage is the whole elementwise result."""
     finding = finding_of(tmp_path, holder=lambda n: graphs(n, tensor_bytes=MIB * n, value_bytes=4 * n, graph_bytes=0))
     assert "history.append(loss.detach().clone())" in str(finding.fix.changes)
     assert "`.item()`" in finding.fix.summary
-
-
-def test_what_a_library_keeps_for_the_line_is_left_to_a_person(tmp_path: Path) -> None:
     watches = [watch_of(seen(is_within_call=True))]
     finding = finding_of(
-        tmp_path,
+        tmp_path / "second",
         watches=watches,
         holder=lambda n: graphs(n, path="MemoryHandler.buffer", owner="MemoryHandler", name="buffer"),
     )

@@ -137,20 +137,17 @@ def test_more_samples_excuse_neither_what_they_explain_little_of_nor_what_gets_l
     assert str(finding.blame) == "train.py:5"
 
 
-def test_steps_that_train_more_parameters_are_unclear(tmp_path):
+def test_steps_that_train_more_or_larger_gradients_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients = 8 if step.step >= 70 else 2 if step.step % 20 == 0 else None
     with pytest.raises(ThinEvidence, match="but a step has 8 gradients there instead of 2"):
         examine(tmp_path / "run", steps)
-
-
-def test_gradients_that_became_larger_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients, step.gradient_bytes = 20 + step.step // 60, 1000 * (1 + step.step // 60)
     with pytest.raises(ThinEvidence, match="but a step has 2,000 bytes of gradients there instead of 1,000"):
-        examine(tmp_path / "run", steps)
+        examine(tmp_path / "second", steps)
 
 
 @pytest.mark.parametrize(("num_late", "stage"), [(2, "backward"), (3, "backward"), (8, "forward")])
@@ -262,17 +259,14 @@ def test_a_membership_test_is_blamed_and_not_the_list_that_is_made_anew(tmp_path
     assert "instead of `history`" in finding.fix.summary
 
 
-def test_steps_that_get_longer_once_and_stay_so_are_unclear(tmp_path):
+def test_what_came_at_once_or_slowed_every_stage_alike_is_unclear(tmp_path):
     steps = steps_with(other_ms=lambda step: 0.5 if step < 50 else 9.0)
     with pytest.raises(ThinEvidence, match="came at once"):
         examine(tmp_path / "run", steps, traces=GROWING_LINE)
-
-
-def test_a_machine_that_slows_every_stage_alike_is_unclear(tmp_path):
     slower = {name: lambda step, ms=ms: ms * (1 + 0.006 * step) for name, ms in USUAL_MS.items()}
     traces = (window_of(5, 0.5, backward_ms=8.0), window_of(60, 0.7, backward_ms=11.0))
     with pytest.raises(ThinEvidence, match="all stages grew alike"):
-        examine(tmp_path / "run", steps_with(**slower), traces=traces)
+        examine(tmp_path / "second", steps_with(**slower), traces=traces)
 
 
 def test_a_process_that_only_waited_is_unclear_but_waiting_is_work_on_a_gpu(tmp_path):

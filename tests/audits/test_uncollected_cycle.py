@@ -195,14 +195,11 @@ def test_the_import_is_not_made_twice(tmp_path: Path) -> None:
     assert [type(change) for change in finding.fix.changes] == [CodeEdit]
 
 
-def test_a_bound_method_is_told_how_to_be_kept(tmp_path: Path) -> None:
+def test_methods_errors_and_closures_are_told_how_to_be_kept(tmp_path: Path) -> None:
     text = "class Step:\n    def __init__(self):\n        self.callback = self.listen\n"
     finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", through="method")]))
     assert str(finding.blame) == "train.py:3"
     assert "WeakMethod" in finding.fix.summary
-
-
-def test_an_error_is_kept_without_its_traceback(tmp_path: Path) -> None:
     text = """\
 def train_step(batch):
     kept = None
@@ -216,17 +213,14 @@ def train_step(batch):
         link("train_step", "kept", kind="variable"),
         link("RuntimeError", "__traceback__", file=None, through="traceback", can_be_weak=False),
     ]
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    finding = finding_of(sawtooth_run(tmp_path / "second", text=text, links=links))
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.changes == (
         CodeEdit(file="train.py", line=6, old="        kept = error", new="        kept = error.with_traceback(None)"),
     )
-
-
-def test_a_closure_that_names_itself_is_blamed_where_it_is_defined(tmp_path: Path) -> None:
     text = "def train(batch):\n    def visit(depth):\n        return visit(depth - 1)\n    return visit(3)\n"
     links = [link("train.<locals>.visit", "visit", kind="closure", can_be_weak=False)]
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    finding = finding_of(sawtooth_run(tmp_path / "third", text=text, links=links))
     assert str(finding.blame) == "train.py:2"
     assert finding.fix.applicability == "manual"
 
@@ -238,10 +232,19 @@ def test_a_field_is_blamed_where_it_is_declared_and_without_a_statement_the_clas
     assert str(finding_of(sawtooth_run(tmp_path / "second", text=text)).blame) == "train.py:1"
 
 
-def test_a_cycle_of_a_library_is_told_of_where_backward_runs(tmp_path: Path) -> None:
+def test_without_a_cycle_it_is_told_where_backward_runs_and_what_refers_to_itself_is_likelier(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run", links=()))
     assert str(finding.blame) == "train.py:20"
     assert "cycle" not in finding.message
+    # The children are what the owner has; a weak reference to them would let them go at once.
+    text = """\
+class Parent:
+    def add(self, child):
+        child.parent = self
+        self.children.append(child)
+"""
+    links = (link("Parent", "children", through="container"), link("Child", "parent"))
+    assert str(finding_of(sawtooth_run(tmp_path / "second", text=text, links=links)).blame) == "train.py:3"
 
 
 def test_small_garbage_and_what_is_collected_every_few_steps_and_what_nothing_collects_are_silent(
@@ -269,15 +272,3 @@ def test_a_run_or_a_recording_without_collections_is_not_judged(tmp_path: Path) 
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
     with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
         uncollected_cycle(write_run(tmp_path / "second", steps=[make_step(0)]))
-
-
-def test_what_refers_to_the_object_itself_is_likelier_than_what_it_was_given(tmp_path: Path) -> None:
-    """The children are what the owner has; a weak reference to them would let them go at once."""
-    text = """\
-class Parent:
-    def add(self, child):
-        child.parent = self
-        self.children.append(child)
-"""
-    links = (link("Parent", "children", through="container"), link("Child", "parent"))
-    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"

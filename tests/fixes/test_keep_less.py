@@ -92,11 +92,8 @@ def test_each_kind_of_container_is_bounded_in_its_own_way(kind: str, expected: s
     assert expected in bound("history", kind, 500)
 
 
-def test_a_bound_tells_what_takes_a_hundredth_of_the_memory() -> None:
+def test_a_bound_tells_what_takes_a_hundredth_of_the_memory_in_its_own_unit() -> None:
     assert bound("history", "list", 500).endswith("now and then. 500 entries take 1 % of the memory there is.")
-
-
-def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
     summaries = [bound("bank", kind, 1500, unit) for kind, unit in (("list", "tensors"), ("Tensor", "steps"))]
     assert not any("maxlen" in summary for summary in summaries)
     assert summaries[0].endswith("1,500 tensors take 1 % of the memory there is.")

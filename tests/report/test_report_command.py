@@ -61,15 +61,12 @@ def test_an_unwritable_place_is_one_sentence() -> None:
     assert error.exit_code == 2
 
 
-def test_the_folder_of_out_is_made() -> None:
-    assert run_command("--format", "json", "--out", "new/folder/report.json").stdout == "new/folder/report.json\n"
-    assert Path("new/folder/report.json").read_text(encoding="utf-8").startswith("{")
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_the_folder_of_out_is_made(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert isinstance(run_command("--out", "folder").exception, EfprofError)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert run_command("--format", "json", "--out", "new/folder/report.json").stdout == "new/folder/report.json\n"
+    assert Path("new/folder/report.json").read_text(encoding="utf-8").startswith("{")
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_the_gradient_report_is_told_in_words(reason: SkipReason, text: str | No
     assert (f"skipped: {text}" in str(metrics)) is (text is not None)
 
 
-def test_losses_are_means_over_micro_batches_and_processes(tmp_path: Path) -> None:
+def test_losses_are_means_over_micro_batches_and_each_listener_is_told_of_each_step(tmp_path: Path) -> None:
     sources = Sources(mean_over_processes=lambda tensor: (tensor + 10) / 2, world_size=2)
     said: list[StepMetrics] = []
     with MetricsLog(None, log_interval=1, say=said.append, sources=sources) as log:
@@ -98,9 +98,6 @@ def test_losses_are_means_over_micro_batches_and_processes(tmp_path: Path) -> No
         log.step_done(1, report(1))
     assert said[0].loss == 6
     assert said[0].samples_per_second * said[0].step_ms / 1000 == pytest.approx(2 * 2 * 8)
-
-
-def test_each_listener_is_told_of_each_step_and_say_of_every_few() -> None:
     told: list[StepMetrics] = []
     said: list[StepMetrics] = []
     with MetricsLog(None, log_interval=3, say=said.append, listeners=Listeners(steps=[told.append])) as log:

@@ -290,29 +290,23 @@ def test_devices_are_those_with_memory_or_a_history_and_another_has_none(device:
     assert devices_of(Snapshot(segments=segments, device_traces=traces)) == [1, 3]
 
 
-def test_a_request_for_nothing_is_placed_nowhere() -> None:
+def test_a_request_for_nothing_is_placed_nowhere_and_what_is_never_freed_is_no_history() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(MIB)
     recording.entries.append(Entry(action="alloc", size=0, addr=0))
     result = replayed(recording)
     assert result.allocations == 1
     assert_foretold(result)
-
-
-def test_allocations_that_are_nowhere_at_the_end_and_never_freed_are_no_history() -> None:
     entries = [Entry(action="alloc", size=512, addr=4096 * number) for number in range(100)]
     with pytest.raises(NotRecorded, match="100 of 100"):
         history_of_entries(entries, [])
 
 
-def test_an_event_or_two_of_another_thread_do_not_matter() -> None:
+def test_events_of_another_thread_do_not_matter_and_an_order_that_cannot_be_is_not_trusted() -> None:
     recording = Recording(DEFAULT)
     run_at_random(recording, 0, sizes=even_size)
     recording.entries.append(Entry(action="alloc", size=512, addr=1 << 50))
     assert replayed(recording).is_trusted
-
-
-def test_events_in_an_order_that_cannot_be_are_not_trusted() -> None:
     recording = Recording(DEFAULT)
     run_at_random(recording, 0, sizes=any_size)
     snapshot = recording.snapshot()
@@ -336,19 +330,7 @@ def test_an_event_that_is_missing_or_comes_twice_breaks_nothing(kind: str) -> No
         assert result.allocations > 0
 
 
-def test_a_segment_that_is_given_back_twice_breaks_nothing() -> None:
-    recording = Recording(DEFAULT)
-    recording.free(recording.malloc(30 * MIB))
-    recording.empty_cache()
-    recording.entries.append(recording.entries[-1])
-    recording.malloc(20 * MIB)
-    try:
-        replayed(recording)
-    except NotRecorded:
-        return
-
-
-def test_more_given_back_than_was_free_takes_no_memory_that_somebody_has() -> None:
+def test_what_is_given_back_twice_or_more_than_was_free_breaks_nothing() -> None:
     recording = Recording(EXPANDABLE)
     blocks = [recording.malloc(20 * MIB) for _ in range(4)]
     recording.free(blocks[0])
@@ -359,6 +341,15 @@ def test_more_given_back_than_was_free_takes_no_memory_that_somebody_has() -> No
     replayer = Replayer(history)
     replayer.play(len(history.entries))
     assert replayer.allocator.reserved == 60 * MIB
+    recording = Recording(DEFAULT)
+    recording.free(recording.malloc(30 * MIB))
+    recording.empty_cache()
+    recording.entries.append(recording.entries[-1])
+    recording.malloc(20 * MIB)
+    try:
+        replayed(recording)
+    except NotRecorded:
+        return
 
 
 def test_a_request_beyond_any_device_in_memory_that_is_not_there_ends_in_a_sentence() -> None:

@@ -175,7 +175,9 @@ def test_the_same_question_is_answered_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_an_emptied_cache_is_emptied_again(settings: AllocatorSettings) -> None:
+def test_an_emptied_cache_is_emptied_again_and_several_segments_at_once_are_one_emptying(
+    settings: AllocatorSettings,
+) -> None:
     recording = Recording(settings)
     held = [recording.malloc(60 * MIB), recording.malloc(20 * MIB)]
     recording.free(held[0])
@@ -185,9 +187,6 @@ def test_an_emptied_cache_is_emptied_again(settings: AllocatorSettings) -> None:
     assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ALLOCATE, FREE, EMPTY_CACHE, ALLOCATE]
     for asked in (DEFAULT, EXPANDABLE):
         assert program.run(asked).peak_reserved_bytes == 100 * MIB
-
-
-def test_several_segments_that_were_given_back_at_once_are_one_emptying() -> None:
     recording = Recording(DEFAULT)
     for block in [recording.malloc(size * MIB) for size in (12, 14, 16)]:
         recording.free(block)
@@ -257,7 +256,7 @@ def test_a_request_that_failed_is_survived_where_the_device_has_enough(
     assert outcome.peak_reserved_bytes == (80 if is_out_of_memory else 120) * MIB
 
 
-def test_a_setting_that_wastes_less_survives() -> None:
+def test_a_request_that_failed_is_survived_by_a_setting_that_wastes_less() -> None:
     """Of each of two segments a quarter is held; 30 MiB are free, but no 25 in one piece."""
     recording = Recording(DEFAULT, capacity=100 * MIB)
     blocks = [recording.malloc(5 * MIB) for _ in range(8)]
@@ -268,6 +267,11 @@ def test_a_setting_that_wastes_less_survives() -> None:
     program = what_if(recording)
     assert program.recorded.is_out_of_memory
     assert not program.run(EXPANDABLE).is_out_of_memory
+    recording = Recording(DEFAULT, capacity=220 * MIB, names_pools=True)
+    for block in [recording.malloc(100 * MIB, private_id=(0, 1)) for _ in range(2)]:
+        recording.free(block)
+    assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
+    assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
 
 
 def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
@@ -277,14 +281,6 @@ def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
     outcome = what_if(recording, capacity=1024 * MIB).recorded
     assert outcome.peak_reserved_bytes == 120 * MIB
     assert outcome.calls.num_allocs == 2
-
-
-def test_a_request_that_failed_in_a_private_pool_is_tried_in_that_pool() -> None:
-    recording = Recording(DEFAULT, capacity=220 * MIB, names_pools=True)
-    for block in [recording.malloc(100 * MIB, private_id=(0, 1)) for _ in range(2)]:
-        recording.free(block)
-    assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
-    assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
 
 
 def test_addresses_do_not_run_out_sooner_than_they_did_where_a_retry_is_all_that_tells_of_the_device() -> None:

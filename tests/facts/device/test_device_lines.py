@@ -105,16 +105,15 @@ def test_a_long_history_is_drawn_from_few_instants_with_its_highest(tmp_path: Pa
     assert max(found.curves[0][1]) == 500 * MIB
 
 
-def test_the_picture_stacks_the_lines_and_draws_reserved_over_them(tmp_path: Path) -> None:
+def test_the_picture_stacks_the_lines_under_reserved_and_the_history_is_walked_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = Program()
     program.at(3).malloc(30 * MIB)
     series = reserved_series(device_of(tmp_path / "run", program), ((1.0, "peak"),))
     assert [(line.label, line.is_over_stack) for line in series.lines] == [("train.py:3", False), ("reserved", True)]
     assert series.is_stacked
     assert series.marks == ((1.0, "peak"),)
-
-
-def test_the_history_is_walked_once_for_all_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program()
     program.at(3).malloc(30 * MIB)
     walks: list[History] = []
@@ -123,6 +122,6 @@ def test_the_history_is_walked_once_for_all_pictures(tmp_path: Path, monkeypatch
         "lines_over_time",
         lambda history, *rest: walks.append(history) or lines_over_time(history, *rest),
     )
-    device = device_of(tmp_path / "run", program)
+    device = device_of(tmp_path / "second", program)
     assert reserved_series(device, ()).lines == reserved_series(device, ((1.0, "peak"),)).lines
     assert len(walks) == 1

@@ -70,7 +70,7 @@ def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
     assert [one.state for one in row.stretches] == ["used", "stranded"] * 30
 
 
-def test_segments_too_short_to_show_are_summed_by_owner() -> None:
+def test_sizes_beyond_the_rows_and_segments_too_short_to_show_are_summed_by_owner() -> None:
     num = 40_000
     found = map_of([("now", [segment(n, used(MIB), used(MIB, B)) for n in range(num)])], None, "map")
     (row,) = only_rows(found)
@@ -79,9 +79,6 @@ def test_segments_too_short_to_show_are_summed_by_owner() -> None:
         (0, num * MIB, num),
         (1, num * MIB, num),
     ]
-
-
-def test_sizes_beyond_the_rows_become_a_last_row() -> None:
     layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MOST_ROWS + 10)]
     found = map_of([("now", layouts)], None, "map")
     rows = only_rows(found)

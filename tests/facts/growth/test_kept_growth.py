@@ -32,11 +32,16 @@ def test_a_holder_that_rose_through_three_counts_leaks_with_its_rate_and_its_lin
     assert one.rate.low <= one.rate.slope <= one.rate.high
 
 
-def test_what_is_missing_from_a_whole_count_had_nothing_then(tmp_path: Path) -> None:
+def test_what_is_missing_from_a_whole_count_had_nothing_and_a_cut_one_tells_the_least(tmp_path: Path) -> None:
     late = counts_of(lambda step: graphs(step) if step > 20 else None)
     assert [size.length for size in kept_in(leaking_run(tmp_path / "whole", counts=late)).sizes] == [0, 40, 60]
     late[0].is_partial = True
     assert [size.length for size in kept_in(leaking_run(tmp_path / "cut", counts=late)).sizes] == [40, 60]
+    cut = counts_of(lambda step: graphs(min(step, 45), is_cut=step > 40))
+    one = kept_in(leaking_run(tmp_path / "more", counts=cut))
+    assert (one.verdict, [size.length for size in one.sizes]) == ("leak", [20, 40, 45])
+    less = counts_of(lambda step: graphs(min(step, 40), is_cut=step > 40))
+    assert kept_in(leaking_run(tmp_path / "as much", counts=less)).verdict == "thin"
 
 
 def test_without_counts_there_is_nothing_to_tell_and_two_are_too_few_for_evidence(tmp_path: Path) -> None:
@@ -97,14 +102,6 @@ def test_what_grows_ever_slower_may_be_filling_and_a_few_entries_less_by_chance_
     assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
-def test_a_count_that_was_cut_tells_the_least_there_is(tmp_path: Path) -> None:
-    cut = counts_of(lambda step: graphs(min(step, 45), is_cut=step > 40))
-    one = kept_in(leaking_run(tmp_path / "more", counts=cut))
-    assert (one.verdict, [size.length for size in one.sizes]) == ("leak", [20, 40, 45])
-    less = counts_of(lambda step: graphs(min(step, 40), is_cut=step > 40))
-    assert kept_in(leaking_run(tmp_path / "as much", counts=less)).verdict == "thin"
-
-
 def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None:
     """A list in a dictionary that is reached by an alias: the watch knows its number only."""
     counts = containers_of(path="train.history", number=9, holds_tensors=True)
@@ -146,22 +143,19 @@ def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_
     assert why in one.unseen
 
 
-def test_a_loss_that_reaches_a_growing_state_is_the_same_memory(tmp_path: Path) -> None:
-    counts = counts_of(lambda step: graphs(step, path="Cell.state", name="state", length=0, tensors=1, number=None))
-    for count in counts:
-        (state,) = count.holders
-        loss = msgspec.structs.replace(state, path="train.loss", name="loss", graph_nodes=state.graph_nodes + 9)
-        count.holders = [loss, state]
-    one = kept_in(leaking_run(tmp_path, counts=counts))
-    assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
-
-
-def test_two_lists_with_lines_of_their_own_are_two(tmp_path: Path) -> None:
+def test_two_lists_with_lines_of_their_own_are_two_and_what_reaches_a_growing_state_is_one(tmp_path: Path) -> None:
     counts = counts_of(graphs)
     for count in counts:
         count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
     watches = [watch_of(seen()), watch_of(seen("train.py:9:train"), path="train.kept", number=2)]
     assert len(leaking_run(tmp_path, counts=counts, watches=watches).get(KeptGrowth).holders) == 2
+    counts = counts_of(lambda step: graphs(step, path="Cell.state", name="state", length=0, tensors=1, number=None))
+    for count in counts:
+        (state,) = count.holders
+        loss = msgspec.structs.replace(state, path="train.loss", name="loss", graph_nodes=state.graph_nodes + 9)
+        count.holders = [loss, state]
+    one = kept_in(leaking_run(tmp_path / "second", counts=counts))
+    assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
 
 
 def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:

@@ -68,10 +68,6 @@ def test_a_real_slope_alarms(seed: int, num_steps: int, slope: float, unevenness
     assert alarms(sizes)
 
 
-def test_a_slope_below_eight_mebibytes_in_a_thousand_steps_is_silent() -> None:
-    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
-
-
 @given(slope=st.integers(-1000, 1000), level=st.integers(0, 10**6), num_points=st.integers(5, 20))
 def test_the_trend_of_a_line_is_that_line(slope: int, level: int, num_points: int) -> None:
     trend = theil_sen([(at, level + slope * at) for at in range(num_points)])
@@ -222,7 +218,7 @@ def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
         run.get(MemoryGrowth)
 
 
-def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: Path) -> None:
+def test_a_plateau_that_windows_cut_and_small_slopes_are_no_growth(tmp_path: Path) -> None:
     """A cache that is full by step 200, read at 200, 299 and 400 alone, a window before each of the last two."""
     read = {*range(20), *range(20, 200, 12), 200, 299, 400, 480, 560}
     steps = [
@@ -234,6 +230,7 @@ def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: 
         for step in range(600)
     ]
     assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
+    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
 
 
 def leaking_step(step: int, needed: int, **fields: Any) -> StepRecord:
@@ -247,7 +244,7 @@ def gain_of(folder: Path, steps: list[StepRecord]) -> Gain:
     return growth_gain(write_run(folder, steps=steps).get(MemoryGrowth).fit, 1.0)
 
 
-def test_the_peak_loses_what_was_kept_up_to_its_instant_and_all_where_late_steps_need_more(tmp_path: Path) -> None:
+def test_the_peak_loses_what_was_kept_up_to_its_instant_and_not_what_an_early_step_lets_go(tmp_path: Path) -> None:
     gain = gain_of(tmp_path, [leaking_step(step, (50 if step < 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(69 * MIB, rel=0.001)  # the last step is at 99 + 20, the mended ones at 50
     assert gain.peak_bytes_interval == pytest.approx((68 * MIB, 70 * MIB), rel=0.001)
@@ -255,10 +252,7 @@ def test_the_peak_loses_what_was_kept_up_to_its_instant_and_all_where_late_steps
     assert gain.peak_bytes == pytest.approx(30 * MIB, rel=0.001)
     gain = gain_of(tmp_path / "third", [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
-
-
-def test_what_an_early_step_lets_go_is_not_what_it_needs(tmp_path: Path) -> None:
-    """The garbage collector may free some of the leak in the midst of it."""
+    # The garbage collector may free some of the leak in the midst of it.
     released = make_step(2, allocated_bytes=[LEVEL + 40 * MIB] * 4 + [LEVEL + 2 * MIB])
     steps = [released if step == 2 else leaking_step(step, MIB) for step in range(100)]
-    assert gain_of(tmp_path, steps).peak_bytes == pytest.approx(99 * MIB, rel=0.001)
+    assert gain_of(tmp_path / "early", steps).peak_bytes == pytest.approx(99 * MIB, rel=0.001)

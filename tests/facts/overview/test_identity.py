@@ -15,7 +15,7 @@ def test_the_identity_says_what_was_run_where_and_of_a_run_without_steps_too(tmp
     assert (identity.num_steps, identity.branch, identity.ended, identity.exit_code) == (0, None, "raised", 1)
 
 
-def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
+def test_the_environment_opens_with_uncommitted_changes_versions_devices_and_machine(tmp_path):
     versions = {"torch": "2.13.0", "cuda": "13.0", "python": "3.11.9", "efprof": "0.1.0"}
     settings, variables = {"intra-op threads": "2"}, {"OMP_NUM_THREADS": "2"}
     run = write_run(tmp_path / "run", versions=versions, devices=[GPU], settings=settings, environment=variables)
@@ -24,11 +24,8 @@ def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
         "python", "torch", "cuda", "efprof", "device 0", "cpu", "memory", "working folder", "intra-op threads",
         "OMP_NUM_THREADS",
     ]  # fmt: skip
-
-
-def test_the_environment_opens_with_how_far_the_tree_was_from_its_commit(tmp_path):
     git = Git(root="/project", commit="3f2c1ab", is_dirty=True, lines_added=12, lines_removed=3, num_untracked=1)
-    run = write_run(tmp_path / "run", git=git)
+    run = write_run(tmp_path / "second", git=git)
     said = ("uncommitted changes", "lines added: 12, removed: 3, new files: 1")
     assert identify(run).environment[0] == said
     (run.folder / DIFF_FILE).write_text("")

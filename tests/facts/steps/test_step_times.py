@@ -71,17 +71,14 @@ def time_of(folder, step):
     return write_run(folder, steps=[step]).get(StepTimes).every[0]
 
 
-def test_a_device_with_work_left_is_idle_for_no_longer_than_the_host_needs_to_give_it_more(tmp_path):
+def test_a_device_is_idle_until_the_host_gives_it_work_and_no_longer(tmp_path):
     host = {"data_ms": 10.0, "forward_ms": 2.0, "backward_ms": 3.0, "optimizer_ms": 1.0, "other_ms": 34.0}
     step = on_device(make_step(0, recorder_us=0.0, **host), 0.0, 20.0, 29.5, 0.5, total_ms=50.0)
     time = time_of(tmp_path / "run", step)
     assert time.device_ms == pytest.approx((0.0, 20.0, 29.5, 0.5, 0.0))
     assert time.idle_ms == pytest.approx((0.0, 2.0, 0.0, 0.0, 0.0))
-
-
-def test_a_device_without_work_is_idle_until_the_host_gives_it_some(tmp_path):
     step = on_device(make_step(0, recorder_us=0.0, data_ms=10.0), 7.0, 4.0, 8.0, 2.0, total_ms=21.5)
-    time = time_of(tmp_path / "run", step)
+    time = time_of(tmp_path / "second", step)
     assert time.felt_ms("data") == pytest.approx(7.0), "three were left of what it had to do"
     assert time.device_ms[-1] == time.idle_ms[-1] == pytest.approx(0.5)
 

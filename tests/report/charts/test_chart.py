@@ -97,13 +97,10 @@ def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_ot
     assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
 
 
-def test_the_recorder_s_own_time_is_drawn_on_top_of_the_stages() -> None:
+def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_said() -> None:
     (step,) = make_steps(1)
     charted = time_chart(Timeline(steps=(dataclasses.replace(step, total_ms=step.total_ms + 4.0),), memory=()), None)
     assert layer_named(charted, "recorder").notes == (f"step 0: recorder {show(4.0, 'ms')}",)
-
-
-def test_memory_of_a_long_run_is_thinned_and_says_so() -> None:
     samples = tuple(
         MemorySample(step=n, boundary="pre_forward", at_s=float(n), allocated_bytes=n, reserved_bytes=n)
         for n in range(5000)

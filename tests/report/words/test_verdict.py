@@ -52,12 +52,9 @@ def test_a_bad_ending_opens_the_verdict(ending: str, words: str) -> None:
     assert lines.tone == "high"
 
 
-def test_no_cause_is_looked_for_in_a_run_that_a_person_interrupted() -> None:
+def test_no_cause_is_looked_for_in_an_interrupted_run_nor_a_finding_about_time_for_want_of_memory() -> None:
     report = dataclasses.replace(make_clean_report(), run=make_run(ended="interrupted", exit_code=130))
     assert "passed so far" in describe_verdict(report).why
-
-
-def test_a_finding_about_time_is_no_reason_for_running_out_of_memory() -> None:
     audit = AuditResult(audit_id="reads", status="failed", reason="", findings=(time_finding(),))
     lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
     assert lines.blame is None
