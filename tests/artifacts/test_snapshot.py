@@ -87,7 +87,6 @@ def test_what_a_snapshot_says_is_read(tmp_path: Path) -> None:
     assert (first.pool_id, second.pool_id) == ((0, 1), None)
     assert (failure.action, failure.device_free, failure.size) == ("oom", 5 * MIB, 9 * MIB)
     assert nothing == []
-    assert snapshot.settings is not None
     assert snapshot.settings.configuration == "max_split_size_mb:128"
     assert snapshot.settings.max_split_size == 128 * MIB
     assert snapshot.settings.roundup_power2_divisions == {"1": 0, "2": 4}

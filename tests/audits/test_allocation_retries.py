@@ -107,7 +107,6 @@ def test_a_limit_that_the_program_set_itself_holds_in_the_replay(configuration: 
     Where the configuration sets it, it stays there.
     """
     snapshot = outgrowing(AllocatorSettings()).snapshot()
-    assert snapshot.settings is not None
     snapshot.settings.configuration = configuration
     finding = only_finding(limited_run(tmp_path / "run", snapshot))
     (change,) = finding.fix.changes
@@ -139,7 +138,6 @@ def test_without_a_history_the_stage_is_named_its_line_blamed_and_the_gain_what_
     assert Number(label="retries in the backward stage", value=38.0, unit="count") in numbers.numbers
     gain = finding.gain
     assert gain.step_ms == pytest.approx(SLOW_MS / 3, rel=0.05)
-    assert gain.step_ms_interval is not None
     assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
     assert gain.basis == "measured bound"
 

@@ -154,7 +154,6 @@ def test_it_is_severe_by_the_share_of_the_host_that_the_copies_take(tmp_path: Pa
 def test_every_page_shows_all_processes_when_they_held_most_and_none_where_there_are_no_workers(tmp_path: Path) -> None:
     run = run_of(tmp_path, copying(0, 55 * MIB, 5 * MIB), LINES)
     table = analyse(run.folder).measurements.processes
-    assert table is not None
     assert table.title == "All processes at step 100, when they held most: 530 MiB"
     assert [row[0] for row in table.rows] == ["training", "worker 0 of loader 1", "worker 1 of loader 1"]
     assert table.title in render(analyse(run.folder), "html")

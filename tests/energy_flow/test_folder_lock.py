@@ -32,7 +32,6 @@ def _held_elsewhere(out: Path, how: str = "alone") -> Iterator[subprocess.Popen[
     """Another process, in a group of its own with its children, that has claimed `out`."""
     command = [sys.executable, "-c", CLAIM, str(out), how]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, start_new_session=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == f"{holder.pid}\n"
         try:
             yield holder

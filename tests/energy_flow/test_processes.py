@@ -32,10 +32,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def two(starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes saw in `rank_program.py`."""
     folder = tmp_path_factory.mktemp("ranks")
-    for rank in Starter(tmp_path_factory.mktemp("said")).start_two([str(folder)], main=rank_program.main):
+    for rank in starter.start_two([str(folder)], main=rank_program.main):
         assert rank.end() == 0, rank.said
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -96,7 +96,6 @@ def test_a_loss_that_is_bad_in_one_process_skips_the_step_in_all(two: list[dict[
 def test_validation_counts_the_pairs_of_all_processes(two: list[dict[str, Any]], dataset: PairDataset) -> None:
     config = load_config("debug", assignments=["training.validation_share=0.3"])
     loader = build_validation_loader(config, dataset, CPU)
-    assert loader is not None
     alone = validate(build_model(config), loader, CPU, torch.autocast("cpu", enabled=False))
     expected = [alone.cosine, alone.retrieval_accuracy, alone.token_accuracy, alone.num_pairs]
     for seen in two:

@@ -11,11 +11,6 @@ from tests.energy_flow.training.started_trainings import Starter
 PROJECT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    return Starter(tmp_path_factory.mktemp("said"))
-
-
 def test_a_users_pairs_become_a_dataset_that_trains(starter: Starter, tmp_path: Path) -> None:
     lines = [json.dumps({"input": f"text number {n}", "target": f"answer {n}"}) for n in range(20)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))

@@ -103,7 +103,6 @@ def test_a_bound_tells_what_takes_a_hundredth_of_the_memory_in_its_own_unit() ->
 def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
     code = "firsts.append(scores[:8, 0].detach())"
     kept = kept_at(ast.parse(code), 1, "firsts")
-    assert kept is not None
     (change,) = keep_copies("train.py", [code], kept.value, "firsts").changes
     assert isinstance(change, CodeEdit)
     assert change.new == "firsts.append(scores[:8, 0].detach().clone())"

@@ -122,13 +122,11 @@ def test_a_run_trains_on_the_pairs_that_validation_never_sees_and_reads_whole(
     config: EnergyConfig, dataset: PairDataset, augmented_config: EnergyConfig, augmented_dataset: PairDataset
 ) -> None:
     validation = build_validation_loader(config, dataset, CPU)
-    assert validation is not None
     held_out = set(chain.from_iterable(validation.batch_sampler))
     trained = {key % len(dataset) for key in chain.from_iterable(build_loader(config, dataset, CPU).batch_sampler)}
     assert held_out == set(range(120, 128))
     assert trained == set(range(120))
     validation = build_validation_loader(augmented_config, augmented_dataset, CPU)
-    assert validation is not None
     (batch,) = validation
     assert _are_equal([batch], [next(iter(DataLoader(dataset, batch_sampler=[list(range(120, 128))])))])
 
@@ -163,7 +161,6 @@ def test_too_few_pairs_to_hold_any_out_is_said_and_none_asked_for_is_not(
 def test_batches_come_to_the_cpu_whatever_the_default_device_is(dataset: PairDataset, num_workers: int) -> None:
     config = load_config("debug", assignments=[f"data.num_workers={num_workers}", "data.persistent_workers=true"])
     validation = build_validation_loader(config, dataset, CPU)
-    assert validation is not None
     expected = [*islice(build_loader(config, dataset, CPU), 2), *validation]
     torch.set_default_device("meta")
     try:
@@ -176,7 +173,6 @@ def test_batches_come_to_the_cpu_whatever_the_default_device_is(dataset: PairDat
 def test_passes_draw_nothing_from_the_random_state_of_the_training(config: EnergyConfig, dataset: PairDataset) -> None:
     before = torch.random.get_rng_state()
     validation = build_validation_loader(config, dataset, CPU)
-    assert validation is not None
     for loader in (validation, build_loader(config, dataset, CPU)):
         next(iter(loader))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -184,5 +180,4 @@ def test_passes_draw_nothing_from_the_random_state_of_the_training(config: Energ
 
 def _validation_keys(config: EnergyConfig, dataset: PairDataset, processes: Processes) -> list[list[int]]:
     loader = build_validation_loader(config, dataset, CPU, processes)
-    assert loader is not None
     return list(loader.batch_sampler)

@@ -144,7 +144,6 @@ def _train_with_a_bad_loss_on_one(processes: Processes) -> dict[str, Any]:
 def _validate(dataset: PairDataset, processes: Processes) -> list[float]:
     config = load_config("debug", assignments=["training.validation_share=0.3"])
     loader = build_validation_loader(config, dataset, CPU, processes)
-    assert loader is not None
     validation = validate(build_model(config), loader, CPU, torch.autocast("cpu", enabled=False), processes)
     return [validation.cosine, validation.retrieval_accuracy, validation.token_accuracy, validation.num_pairs]
 

@@ -40,7 +40,6 @@ class Started:
         self.process.join(after_s)
         self.process.kill()
         self.process.join()
-        assert self.process.exitcode is not None
         return self.process.exitcode
 
 

@@ -40,11 +40,6 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    return Starter(tmp_path_factory.mktemp("said"))
-
-
-@pytest.fixture(scope="module")
 def two(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of two processes, and what they said."""
     out = tmp_path_factory.mktemp("two") / "out"

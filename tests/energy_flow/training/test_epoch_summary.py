@@ -45,7 +45,6 @@ def test_the_means_are_over_finite_losses_and_taken_steps_and_a_batch_s_time_is_
     )
     epochs = Epochs(batches_per_epoch=4, accumulation=4)
     summary = epochs.add(_outcome(1))
-    assert summary is not None
     assert (summary.seconds, summary.seconds_per_batch) == (0.5, 0.125)
     summary = Epochs(batches_per_epoch=1, accumulation=1).add(_outcome(1, loss=math.nan, norm=0.0, is_skipped=True))
     assert str(summary) == "epoch 1  loss not finite  gradient not finite  1 steps  1 skipped  0.5 s  0.5 s/batch"

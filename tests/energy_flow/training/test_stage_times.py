@@ -104,9 +104,6 @@ def test_the_parts_of_the_model_s_forward_are_timed_on_the_host(config: EnergyCo
         model.flows(surface)
         model.decoder(surface, torch.zeros(2, 5, dtype=torch.long))
     read = times.read(times.take())
-    assert read.forward is not None
-    assert read.energy is not None
-    assert read.text_bridge is not None
     assert 0 < read.energy + read.text_bridge <= read.forward
 
 
@@ -146,6 +143,4 @@ def test_stages_on_cuda_are_timed_without_waiting_for_the_device() -> None:
             model(values)
     torch.cuda.synchronize()
     read = times.read(times.take())
-    assert read.forward is not None
-    assert read.energy is not None
     assert 0 < read.energy <= read.forward

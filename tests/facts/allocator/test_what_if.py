@@ -2,7 +2,6 @@
 
 import pytest
 
-from efprof.artifacts.snapshot import Snapshot, read_snapshot
 from efprof.facts.allocator.device_size import sized_history
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
@@ -10,18 +9,11 @@ from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from tests.facts.allocator.recording import FIRST_ADDRESS, Recording, any_size, run_at_random
-from tests.facts.allocator.test_replay import REPLAYABLE, SNAPSHOTS
+from tests.facts.allocator.test_replay import REPLAYABLE, real
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 OTHERS = ["expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "large_segment_size_mb:64"]
-
-
-def real(name: str) -> Snapshot:
-    path = SNAPSHOTS / name
-    if not path.exists():
-        pytest.skip(f"needs {path}")
-    return read_snapshot(path)
 
 
 def what_if(recording: Recording, *, first_entry: int = 0, capacity: int | None = None) -> WhatIf:
@@ -142,7 +134,6 @@ def cached_before() -> WhatIf:
 def test_the_recorded_settings_are_tried_cold_too_unless_the_recording_began_cold() -> None:
     program = cached_before()
     cold = program.recorded_cold
-    assert cold is not None
     assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
     assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
     assert program.saved_bytes(cold) == 0

@@ -72,7 +72,6 @@ def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
     recording.malloc(60 * MIB)
     assert recording.attempt(80 * MIB) is None
     bars = trial_bars(device_of(tmp_path / "run", recording))
-    assert bars.limit is not None
     assert bars.limit[0] == 200 * MIB
     assert all(one.is_out_of_memory for one in bars.alternatives)
     assert [one.role for one in bars.alternatives if one.role != "other"] == ["recorded"]

@@ -8,7 +8,6 @@ from efprof.artifacts.device_use import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
 from efprof.facts.device.device_evidence import device_use_evidence
 from efprof.facts.run.run import Run
-from efprof.model import Numbers, Series
 from efprof.units import GIB
 from tests.support.builders import GPU, make_steps, write_run
 
@@ -31,20 +30,16 @@ def run_of(folder: Path, *readings: DeviceUse) -> Run:
 
 def test_a_reading_is_taken_apart_by_whose_memory_it_is_where_processes_are_told(tmp_path: Path) -> None:
     (numbers,) = device_use_evidence(run_of(tmp_path, use(3, 14, 8, own=9)))
-    assert isinstance(numbers, Numbers)
     values = {number.label.split(":")[0]: number.value / GIB for number in numbers.numbers}
     assert values["outside PyTorch"] == 6
     assert values["of it this process"] == 1
     assert values["of it other processes"] == 5
     (numbers,) = device_use_evidence(run_of(tmp_path / "second", use(3, 14, 8)))
-    assert isinstance(numbers, Numbers)
     assert [number.value / GIB for number in numbers.numbers] == [14, 8, 6]
 
 
 def test_its_rise_is_told_with_the_curve_and_on_the_page(tmp_path: Path) -> None:
     numbers, series = device_use_evidence(run_of(tmp_path, use(0, 10, 8), use(20, 12.5, 9.5)))
-    assert isinstance(numbers, Numbers)
-    assert isinstance(series, Series)
     assert numbers.numbers[-1].label == "risen since step 0"
     assert numbers.numbers[-1].value == GIB
     assert series.lines[1].y == (2 * GIB, 3 * GIB)

@@ -66,14 +66,12 @@ def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equa
 
 def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is_tried(tmp_path: Path) -> None:
     failure = failed(tmp_path, without_history(filled())).get(FailureState).device.failure
-    assert failure is not None
     assert (failure.requested_bytes, failure.device_free_bytes) == (300 * MIB, 8 * MIB)
     assert failure.piece_bytes == (ACTIVATION,) * 4
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
     device = failed(tmp_path / "second", without_history(filled())).get(FailureState).device
     assert (device.trials, device.best) == ([], None)
     failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
-    assert failure is not None
     assert failure.piece_bytes == ()
 
 

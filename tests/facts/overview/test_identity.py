@@ -39,7 +39,6 @@ def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survi
     identity = identify(
         write_run(tmp_path / "run", steps=make_steps(4), events=[raised], sources={"b.py": "\nx\n"}, ended="raised")
     )
-    assert identity.error is not None
     assert (identity.error.kind, identity.error.message, identity.error.step) == ("ValueError", "boom", 4)
     assert (str(identity.error.blame), identity.error.blame.text) == ("b.py:2", "x")
     raised = TrainingRaised(at_ns=0, step=4, error="ValueError", message="", stage=None, sites=[])

@@ -56,13 +56,11 @@ def test_a_batch_is_found_by_its_file_and_the_loader_and_what_a_trainer_divides_
     tmp_path: Path,
 ) -> None:
     found = settings_of(tmp_path, {"train.toml:training.batch_size": "16", "model.toml:width": "16"}).micro_batch
-    assert found is not None
     assert (found.name, found.file) == ("training.batch_size", "train.toml")
     assert (
         settings_of(tmp_path / "whole", {"batch_size": "16", "accumulation": "4"}, micro_batches=4).micro_batch is None
     )
     found = settings_of(tmp_path / "both", {"global_batch_size": "16", "micro_batch_size": "16"})
-    assert found.micro_batch is not None
     assert found.micro_batch.name == "micro_batch_size"
     found = write_run(tmp_path / "third", events=[loader_built(batch_size=16)], configuration={"batch_size": "16"})
     assert found.get(UserSettings).micro_batch is not None
@@ -74,7 +72,6 @@ def test_a_batch_is_found_by_its_file_and_the_loader_and_what_a_trainer_divides_
 )
 def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_path: Path, key: str) -> None:
     found = settings_of(tmp_path, {"batch_size": "4", key: "4", "depth": "4"}, micro_batches=4)
-    assert found.accumulation is not None
     assert found.accumulation.name == key
     assert found.micro_batch is not None
 

@@ -25,7 +25,6 @@ from tests.report.report_sample import (
 
 
 def layer_named(chart: Chart | None, label: str) -> Layer:
-    assert chart is not None
     return next(layer for layer in chart.layers if layer.label == label)
 
 
@@ -56,7 +55,6 @@ def coloured_steps(samples: tuple[MemorySample, ...], *windows: tuple[int, int, 
     full = make_measurements()
     timeline = dataclasses.replace(full.timeline, memory=samples, windows=windows)
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
     fills = {layer.label: layer for layer in chart.layers if layer.kind == "fill"}
     return {
         stage: [layer.x[at] for n in range(0, len(layer.x), 5) for at in (n, n + 2)] for stage, layer in fills.items()
@@ -93,7 +91,6 @@ def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_ot
     full = make_measurements()
     timeline = Timeline(steps=tuple(steps), memory=(*whole_step(0), *whole_step(1)))
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
     assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
 
 
@@ -114,27 +111,22 @@ def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_s
         memory_source="the resident set",
     )
     chart = memory_chart(measurements)
-    assert chart is not None
     assert "of 5,000 samples" in chart.caption
     assert {layer.kind for layer in chart.layers} == {"line"}
 
 
 def test_one_long_step_does_not_flatten_the_others_and_many_share_bars() -> None:
     chart = time_chart(make_measurements().timeline, 36.0)
-    assert chart is not None
-    assert chart.y_top is not None
     assert chart.y_top < 200
     assert "the longest is step 0 with 1.08 s" in chart.caption
     assert max(y for y in layer_named(chart, "slow step").y if y is not None) < chart.y_top
     chart = time_chart(Timeline(steps=make_steps(1001), memory=()), 36.0)
     assert len(layer_named(chart, "forward").x) <= MAX_BARS
-    assert chart is not None
     assert "Each bar is the mean of 3 steps." in chart.caption
 
 
 def test_windows_are_marked_and_a_loss_where_it_first_breaks() -> None:
     chart = time_chart(make_measurements().timeline, 36.0)
-    assert chart is not None
     assert [(band.start, band.end) for band in chart.bands] == [(9.5, 12.5), (39.5, 41.5)]
     loss = number_charts(make_steps())[0]
     assert loss.marks == ((58.0, "not finite"),)
@@ -191,7 +183,6 @@ def test_one_point_makes_no_curve_and_milliseconds_are_drawn_as_such() -> None:
     assert number_charts(make_steps()[:1]) == ()
     assert len(number_charts(make_steps()[:2])) == 2
     chart = memory_chart(make_measurements(1))
-    assert chart is not None
     assert chart.x_label == "time since the first step (ms)"
     assert layer_named(chart, "allocated").x[-1] == 28.0
 

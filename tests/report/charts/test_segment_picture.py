@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from efprof.model import AuditResult, SegmentMap, SegmentRow, SegmentView, Stretch
+from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch
 from efprof.report.charts.segment_picture import GAP_PIXELS, LINE_PIXELS, MapRow, SegmentPicture, segment_picture
-from efprof.report.page.html import render_html
 from efprof.report.words.wording import printable
-from tests.report.page.test_html import Page
-from tests.report.report_sample import HOSTILE, make_report, memory_finding
+from tests.report.page.test_html import Page, page_of
+from tests.report.report_sample import HOSTILE
 
 MIB = 1024**2
 PIECES = (
@@ -51,12 +50,6 @@ def only_row(picture: SegmentPicture) -> MapRow:
     (view,) = picture.views
     (row,) = view.rows
     return row
-
-
-def page_of(evidence: SegmentMap) -> Page:
-    fault = replace(memory_finding(), evidence=(evidence,))
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    return Page(render_html(make_report(audits=(audit,))))
 
 
 def drawn(page: Page) -> list[dict[str, str | None]]:

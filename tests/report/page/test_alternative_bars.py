@@ -3,11 +3,10 @@
 import re
 from dataclasses import replace
 
-from efprof.model import Alternative, Alternatives, AuditResult
-from efprof.report.page.html import render_html
+from efprof.model import Alternative, Alternatives
 from efprof.report.page.page import in_order
-from tests.report.page.test_html import Page
-from tests.report.report_sample import HOSTILE, make_report, memory_finding
+from tests.report.page.test_html import Page, page_of
+from tests.report.report_sample import HOSTILE
 
 GIB = 1024**3
 
@@ -37,12 +36,6 @@ def evidence_of(*alternatives: Alternative, limit: float | None = None) -> Alter
         alternatives=alternatives,
         limit=None if limit is None else (limit * GIB, "the device"),
     )
-
-
-def page_of(evidence: Alternatives) -> Page:
-    fault = replace(memory_finding(), evidence=(evidence,))
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    return Page(render_html(make_report(audits=(audit,))))
 
 
 def shares_of(page: Page, part: str) -> list[list[float]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, Measurements, Timeline
+from efprof.model import AuditResult, Evidence, Finding, Measurements, Report, Timeline
 from efprof.report.page.html import render_comparison_html, render_html
 from efprof.report.words.wording import anchor_of
 from tests.report.report_sample import (
@@ -67,6 +67,16 @@ class Page(html.parser.HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+def page_of(evidence: Evidence) -> Page:
+    """Of a report whose one finding has that evidence."""
+    fault = dataclasses.replace(memory_finding(), evidence=(evidence,))
+    return Page(render_html(report_of(fault)))
+
+
+def report_of(*found: Finding, audit_id: str = "a") -> Report:
+    return make_report(audits=(AuditResult(audit_id=audit_id, status="failed", reason="", findings=found),))
+
+
 @pytest.fixture(scope="module")
 def source() -> str:
     return render_html(make_report())
@@ -118,15 +128,13 @@ def test_cards_come_ranked_and_link_to_themselves_by_anchors_that_survive_moved_
     links = {link["href"] for link in page.all("a")}
     assert {f"#{anchor}" for anchor in anchors} <= links
     moved = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, line=99))
-    audit = AuditResult(audit_id="memory_growth", status="failed", reason="", findings=(moved,))
-    other = Page(render_html(make_report(audits=(audit,))))
+    other = Page(render_html(report_of(moved, audit_id="memory_growth")))
     assert other.all("article")[0]["id"] == page.all("article")[0]["id"]
     assert other.all("article")[0]["id"] == anchor_of("memory_growth:train.py::train_epoch::history.append(loss)")
 
 
 def test_equal_keys_get_anchors_of_their_own_and_no_curve_no_empty_frame() -> None:
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(memory_finding(),) * 2)
-    page = Page(render_html(make_report(audits=(audit,))))
+    page = Page(render_html(report_of(memory_finding(), memory_finding())))
     assert len(page.ids) == len(set(page.ids))
     whole = make_measurements()
     timeline = Timeline(steps=whole.timeline.steps[:1], memory=whole.timeline.memory[:5])
@@ -139,8 +147,7 @@ def test_equal_keys_get_anchors_of_their_own_and_no_curve_no_empty_frame() -> No
 def test_the_blamed_line_is_marked_and_one_whose_text_is_not_known_leaves_no_box(page: Page) -> None:
     assert "> 88 history.append(loss)" in page.text
     unread = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, text=""))
-    audit = AuditResult(audit_id="memory_growth", status="failed", reason="", findings=(unread,))
-    other = Page(render_html(make_report(audits=(audit,))))
+    other = Page(render_html(report_of(unread, audit_id="memory_growth")))
     is_boxed = [any("why-code" in code.get("class", "") for code in one.all("code")) for one in (page, other)]
     assert is_boxed == [True, False]
 
@@ -158,8 +165,7 @@ def test_gains_carry_basis_interval_and_share_and_the_share_of_an_early_peak_say
     assert "saves about 3.75 GiB of peak memory 3.52 GiB to 3.81 GiB, 65 % of the peak" in page.text
     assert "Predicted gain (measured bound): The waits" in page.text
     assert "% of the peak up to step 40" in Page(render_html(read_until(make_report(), 40))).text
-    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
-    text = Page(render_html(make_report(audits=(audit,)))).text
+    text = Page(render_html(report_of(certain_finding(), audit_id="growing"))).text
     assert "33.0 MiB" in text
     assert "33.0 MiB to 33.0 MiB" not in text
 
@@ -176,8 +182,7 @@ def test_a_picture_of_the_window_stands_under_memory_over_time_and_not_twice(pag
     assert page.ids.index("memory") < page.ids.index("picture-window") < page.ids.index("time")
     assert "Memory by what it is for, in step 40" in page.text
     finding = dataclasses.replace(memory_finding(), evidence=(make_window_memory(),))
-    audit = AuditResult(audit_id="oversized_peak", status="failed", reason="", findings=(finding,))
-    page = Page(render_html(make_report(audits=(audit,))))
+    page = Page(render_html(report_of(finding, audit_id="oversized_peak")))
     assert "picture-window" not in page.ids
     assert page.text.count("Memory by what it is for, in step 40") == 1
     measurements = dataclasses.replace(make_measurements(), timeline=Timeline(steps=(), memory=()))
@@ -239,5 +244,4 @@ def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
     text = Page(render_html(make_report(run=make_run(command=("python", "my train.py"))))).text
     assert "Command python 'my train.py'" in text
     fault = dataclasses.replace(memory_finding(), message="`<b>` & an odd ` stay text")
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(make_report(audits=(audit,)))
+    assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(report_of(fault))
