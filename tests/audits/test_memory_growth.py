@@ -92,7 +92,7 @@ def test_a_bounded_holder_that_explains_the_growth_is_no_finding(tmp_path: Path)
     assert "`history` is bounded: its maximum length is 500: that is what grows" in examination.looked_at
 
 
-def test_what_rises_to_the_end_but_not_steadily_is_not_passed(tmp_path: Path) -> None:
+def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:
     """A short run whose every other block stands still: more than noise, and less than a plain line."""
     steps = leaking_steps()
     for step in steps:
@@ -100,6 +100,8 @@ def test_what_rises_to_the_end_but_not_steadily_is_not_passed(tmp_path: Path) ->
             here.allocated_bytes = 100 * MIB + (step.step // 12 * 12) * MIB
     with pytest.raises(ThinEvidence, match="not as steadily as a leak does; record a longer run"):
         memory_growth(leaking_run(tmp_path, counts=NOTHING, steps=steps))
+    run = write_run(tmp_path / "second", steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
+    assert memory_growth(run).findings == ()
 
 
 SIZES = (
@@ -168,11 +170,6 @@ def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_a
     assert finding.message.startswith("Memory grows 1.00 MiB per step")
     assert "over the recorded steps" in finding.gain.explanation
     assert "last read" not in finding.message
-
-
-def test_steady_memory_is_silent(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
-    assert memory_growth(run).findings == ()
 
 
 def test_what_was_read_too_seldom_to_tell_is_not_judged_and_the_option_that_mends_it_named(tmp_path: Path) -> None:

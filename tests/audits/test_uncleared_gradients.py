@@ -60,16 +60,15 @@ def test_a_clearing_in_the_wrong_place_is_pointed_out(tmp_path: Path) -> None:
     assert "`zero_grad` at train.py:2" in narrative.paragraphs[0]  # type: ignore[union-attr]
 
 
-def test_two_optimizers_of_one_pass_are_one_finding(tmp_path: Path) -> None:
+def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:
     second = clearing(optimizer="SGD", step_site="train.py:7:train")
     finding = finding_of(run_of(tmp_path, clearing(), second))
     assert "of Adam and SGD" in finding.message
     assert [change.line for change in finding.fix.changes if isinstance(change, CodeEdit)] == [6, 7]
-
-
-def test_each_optimizer_of_its_own_pass_is_a_finding_of_its_own(tmp_path: Path) -> None:
     other = clearing(backward_sites=["train.py:4:train"], step_site="train.py:7:train")
-    blames = [finding.blame.line for finding in uncleared_gradients(run_of(tmp_path, clearing(), other)).findings]
+    blames = [
+        finding.blame.line for finding in uncleared_gradients(run_of(tmp_path / "second", clearing(), other)).findings
+    ]
     assert blames == [5, 4]
 
 

@@ -90,7 +90,7 @@ def test_stage_deltas_are_against_the_boundary_before_as_often_as_it_was_passed(
     assert deltas[0].average_delta_bytes == -20
 
 
-def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
+def test_the_timeline_marks_slow_steps_and_windows_whose_recording_costs_on_average(tmp_path):
     steps = make_steps(
         20, forward_ms=lambda step: 90.0 if step == 9 else 4.0, window=lambda s: "trace-1" if s in (5, 6) else None
     )
@@ -105,11 +105,8 @@ def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
     assert timeline.windows == ((5, 6, "profiler"),)
     assert (measurements.overhead.window_s, measurements.overhead.num_windows) == (0.5, 1)
     assert measurements.overhead.step_ms == pytest.approx(0.02)
-
-
-def test_recording_costs_what_it_takes_on_average_since_some_steps_pay_for_others(tmp_path):
     steps = make_steps(19, other_ms=2.0, recorder_us=lambda step: 1000.0 if step % 4 == 3 else 0.0)
-    overhead = measure(tmp_path / "run", steps=steps).overhead
+    overhead = measure(tmp_path / "second", steps=steps).overhead
     assert overhead.step_ms == pytest.approx(0.25)
     assert overhead.share == pytest.approx(0.25 / 17.0)
 
