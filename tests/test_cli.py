@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,24 @@ EFPROF = str(Path(sys.executable).parent / "efprof")
 
 def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([EFPROF, *arguments], cwd=folder, capture_output=True, text=True, timeout=MAX_WAIT_S)
+
+
+Answer = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """What `efprof` says to these words in an empty folder: its exit code, and what it printed here and there."""
+    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def main_of(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["efprof", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return (stop.value.code, *capsys.readouterr())
+
+    return main_of
 
 
 @pytest.mark.parametrize(
@@ -61,18 +80,12 @@ def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_wrong_usage_is_answered_in_one_sentence_with_what_to_do_and_exit_2(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, said: str, answer: Answer, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["efprof", *words.split()])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    printed = capsys.readouterr()
-    assert stop.value.code == 2
-    assert printed.err.startswith(f"efprof: {said}")
-    assert len(printed.err.splitlines()) == 1
-    assert printed.out == ""
+    code, out, err = answer(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"efprof: {said}")
+    assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,10 +96,9 @@ def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
     assert done.returncode == 2, "1 would say that a gate failed"
 
 
-def test_a_command_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
-    assert run("xyzzy", folder=tmp_path).stderr == (
-        "efprof: there is no command 'efprof xyzzy'; there are allocator, compare, doctor, fit, record, report.\n"
-    )
+def test_a_command_like_no_other_is_answered_with_all_there_are(answer: Answer) -> None:
+    known = "allocator, compare, doctor, fit, record, report"
+    assert answer("xyzzy")[2] == f"efprof: there is no command 'efprof xyzzy'; there are {known}.\n"
 
 
 def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:
@@ -96,24 +108,18 @@ def test_the_commands_own_options_are_left_to_it(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, "['--name', 'x', '--debug']\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["record", "--help"], ["report", "--help"], ["--version"]])
-def test_help_and_version_are_printed(arguments: list[str], tmp_path: Path) -> None:
-    done = run(*arguments, folder=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout
-    assert done.stderr == ""
+@pytest.mark.parametrize("words", ["--help", "-h", "record --help", "report --help", "--version"])
+def test_help_and_version_are_printed(words: str, answer: Answer) -> None:
+    code, out, err = answer(*words.split())
+    assert (code, err) == (0, "")
+    assert out
 
 
-@pytest.mark.parametrize("arguments", [[], ["allocator"]])
-def test_a_group_without_a_subcommand_shows_its_help_as_an_error(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["efprof", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    printed = capsys.readouterr()
-    assert (stop.value.code, printed.out) == (2, "")
-    assert "\nCommands:\n" in printed.err
+@pytest.mark.parametrize("words", ["", "allocator"])
+def test_a_group_without_a_subcommand_shows_its_help_as_an_error(words: str, answer: Answer) -> None:
+    code, out, err = answer(*words.split())
+    assert (code, out) == (2, "")
+    assert "\nCommands:\n" in err
 
 
 def test_runs_are_kept_out_of_the_repository(tmp_path: Path) -> None:

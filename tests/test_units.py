@@ -42,16 +42,10 @@ def test_what_is_not_finite_is_written_by_name_in_every_unit(unit: str) -> None:
     assert [format_value(value, unit) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
 
 
-def test_an_interval_whose_ends_read_the_same_is_left_out() -> None:
+def test_intervals_that_read_the_same_are_left_out_and_predictions_have_two_digits() -> None:
     assert format_interval(33.0 * MIB, 33.01 * MIB, "bytes") == ""
     assert format_interval(33.0 * MIB, 33.1 * MIB, "bytes") == "33.0 MiB to 33.1 MiB"
-
-
-def test_a_prediction_has_two_digits() -> None:
     assert (format_about(50_645), format_about(2_214), format_about(87)) == ("~51,000", "~2,200", "~87")
-
-
-def test_a_size_has_the_largest_unit_of_which_it_has_one() -> None:
     sizes = [2**power for power in (0, 10, 20, 30, 40, 50)]
     assert [format_bytes(size) for size in sizes] == ["1 B", "1.00 KiB", "1.00 MiB", "1.00 GiB", "1.00 TiB", "1024 TiB"]
 

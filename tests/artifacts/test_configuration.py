@@ -28,9 +28,13 @@ def test_each_form_is_read_into_the_same_keys_and_texts(name: str, tmp_path: Pat
     }  # fmt: skip
 
 
-def test_a_list_of_tables_is_named_by_place(tmp_path: Path) -> None:
+def test_a_list_of_tables_and_keys_of_several_files_are_named_by_place(tmp_path: Path) -> None:
     text = "[[layers]]\nsize = 8\n[[layers]]\nsize = 16\n"
     assert read(tmp_path, "a.toml", text) == {"layers.0.size": "8", "layers.1.size": "16"}
+    (tmp_path / "model.toml").write_text("size = 8\n")
+    (tmp_path / "data.json").write_text('{"size": 9}')
+    values = read_configuration([tmp_path / "model.toml", tmp_path / "data.json"])
+    assert values == {"model.toml:size": "8", "data.json:size": "9"}
 
 
 @pytest.mark.parametrize(
@@ -46,13 +50,6 @@ def test_yaml_that_holds_itself_or_grows_without_end_does_no_harm(tmp_path: Path
     assert len(read(tmp_path, "self.yaml", "a: &a {b: *a}\n")) == 1
     doubling = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 19))
     assert list(read(tmp_path, "laughs.yaml", doubling)) == ["laughs.yaml"]
-
-
-def test_keys_of_several_files_begin_with_their_names(tmp_path: Path) -> None:
-    (tmp_path / "model.toml").write_text("size = 8\n")
-    (tmp_path / "data.json").write_text('{"size": 9}')
-    values = read_configuration([tmp_path / "model.toml", tmp_path / "data.json"])
-    assert values == {"model.toml:size": "8", "data.json:size": "9"}
 
 
 def test_too_large_a_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -17,15 +17,6 @@ def cycle_of(*links: CycleLink) -> Cycle:
     return Cycle(links=list(links), count=12, tensors=3, tensor_bytes=1000, graph_nodes=0, graph_bytes=0)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    collection = LargeCollection(at_ns=1, generation=0, before_bytes=200, freed_bytes=100, seconds=0.001)
-    found = CollectedGarbage(
-        num_read=9, num_large=1, collections=[collection], cycles=[cycle_of(link("Step", "noise"))]
-    )
-    (tmp_path / CYCLES_FILE).write_bytes(msgspec.json.encode(found))
-    assert read_cycles(tmp_path) == found
-
-
 @pytest.mark.parametrize(
     ("cycle", "path"),
     [
@@ -39,12 +30,15 @@ def test_a_cycle_is_spelled_from_its_first_object_back_to_it(cycle: Cycle, path:
     assert cycle.path == path
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_and_a_foreign_file_are_refused_by_name_and_what_was_written_is_read(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"cycles-1\.json is missing"):
         read_cycles(tmp_path)
-
-
-def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / CYCLES_FILE).write_text('{"num_read": "many"}')
     with pytest.raises(UnreadableInput, match=r"cycles-1\.json is not what efprof writes"):
         read_cycles(tmp_path)
+    collection = LargeCollection(at_ns=1, generation=0, before_bytes=200, freed_bytes=100, seconds=0.001)
+    found = CollectedGarbage(
+        num_read=9, num_large=1, collections=[collection], cycles=[cycle_of(link("Step", "noise"))]
+    )
+    (tmp_path / CYCLES_FILE).write_bytes(msgspec.json.encode(found))
+    assert read_cycles(tmp_path) == found

@@ -38,21 +38,18 @@ WATCH = Watch(
 )
 
 
-def test_every_count_is_read_in_order(tmp_path: Path) -> None:
+def test_every_count_and_watch_is_read_in_order_and_there_may_be_none(tmp_path: Path) -> None:
+    assert read_watches(tmp_path) == []
+    watches = [WATCH, Watch(first_step=80, last_step=80, watched=[], why_not="a debugger")]
+    for number, watch in enumerate(watches, start=1):
+        (tmp_path / f"watch-{number}.json").write_bytes(msgspec.json.encode(watch))
+    assert read_watches(tmp_path) == watches
     counts = [
         Count(step=step, moment="step", holders=[COUNTED], containers=[CONTAINER] if step else []) for step in range(11)
     ]
     for number, count in enumerate(counts, start=1):
         (tmp_path / f"holders-{number}.json").write_bytes(msgspec.json.encode(count))
     assert read_counts(tmp_path) == counts
-
-
-def test_every_watch_is_read_in_order_and_there_may_be_none(tmp_path: Path) -> None:
-    assert read_watches(tmp_path) == []
-    watches = [WATCH, Watch(first_step=80, last_step=80, watched=[], why_not="a debugger")]
-    for number, watch in enumerate(watches, start=1):
-        (tmp_path / f"watch-{number}.json").write_bytes(msgspec.json.encode(watch))
-    assert read_watches(tmp_path) == watches
 
 
 def old_holder(**fields: object) -> dict[str, Any]:

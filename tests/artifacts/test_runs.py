@@ -57,10 +57,14 @@ def test_lists_the_newest_first_and_leaves_out_what_is_no_run(store: Path) -> No
     assert [path for path, _ in list_runs()] == [paths[1], paths[2], paths[0]]
 
 
-def test_finds_the_newest_run_without_a_name_and_by_latest(store: Path) -> None:
-    add_run(store, 1)
-    newest = add_run(store, 2)
+def test_finds_the_newest_run_without_a_name_and_one_by_its_id_or_the_beginning_of_it(store: Path) -> None:
+    older, newest = add_run(store, 1), add_run(store, 2)
     assert find_run(None) == find_run("latest") == newest
+    assert find_run(older.name) == find_run("20260101T120001") == older
+    with pytest.raises(UnreadableInput, match=f"'20260101' fits 2 runs, {newest.name} the newest"):
+        find_run("20260101")
+    with pytest.raises(UnreadableInput, match=f"the newest is {newest.name}"):
+        find_run("3f2")  # three letters are no commit
 
 
 def test_says_how_to_record_where_there_are_no_runs(store: Path) -> None:
@@ -74,19 +78,6 @@ def test_finds_a_run_by_its_path(store: Path, tmp_path: Path) -> None:
     add_run(store, 1)
     write_run(tmp_path / "copied")
     assert find_run("copied") == Path("copied")
-
-
-def test_finds_a_run_by_its_id_and_by_the_beginning_of_it(store: Path) -> None:
-    add_run(store, 1)
-    path = add_run(store, 2)
-    assert find_run(path.name) == find_run("20260101T120002") == path
-
-
-def test_a_beginning_that_fits_several_ids_is_refused(store: Path) -> None:
-    add_run(store, 1)
-    newest = add_run(store, 2)
-    with pytest.raises(UnreadableInput, match=f"'20260101' fits 2 runs, {newest.name} the newest"):
-        find_run("20260101")
 
 
 @pytest.mark.parametrize("name", ["sweep", "feature/fast", "beef0123", "beef"])
@@ -109,12 +100,6 @@ def test_names_the_nearest_run_or_branch(store: Path, wrong: str, right: str) ->
     add_run(store, 2, branch="feature/fast")
     with pytest.raises(UnreadableInput, match=f"no run, branch or commit '{wrong}' in .*; did you mean '{right}'"):
         find_run(wrong)
-
-
-def test_three_letters_are_no_commit(store: Path) -> None:
-    path = add_run(store, 1)
-    with pytest.raises(UnreadableInput, match=f"the newest is {path.name}"):
-        find_run("3f2")
 
 
 @pytest.mark.parametrize(

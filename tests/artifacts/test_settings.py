@@ -14,11 +14,8 @@ def write(folder: Path, text: str, name: str = "efprof.toml") -> Path:
     return folder
 
 
-def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
+def test_without_a_file_nothing_is_set_and_the_nearest_one_upwards_is_read(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == Settings()
-
-
-def test_the_nearest_file_upwards_is_read(tmp_path: Path) -> None:
     write(tmp_path, '[record]\nname = "far"\n')
     write(tmp_path / "project", '[record]\nname = "near"\nholders = true\n')
     (tmp_path / "project" / "source").mkdir()
@@ -67,16 +64,10 @@ def test_configuration_files_are_named_from_where_the_settings_lie(tmp_path: Pat
     assert read_settings(tmp_path / "source").configuration == (tmp_path / "config" / "train.yaml",)
 
 
-def test_flags_win_over_the_file() -> None:
+def test_flags_win_over_the_file_and_windows_named_by_one_over_all_it_says_of_them() -> None:
     settings = RecordSettings(name="file", holders=True, triggers=["slow-step", "signal"])
     wanted = merge(settings, {"name": "flag", "holders": False, "triggers": None, "windows": None})
     assert wanted == {"name": "flag", "holders": False, "triggers": "slow-step,signal"}
-
-
-def test_steps_named_by_a_flag_open_windows_that_the_file_turned_off() -> None:
     wanted = merge(RecordSettings(windows="none"), {"trace_steps": "5:7"})
     assert wanted == {"windows": "default", "trace_steps": "5:7", "memory_steps": "none", "triggers": "none"}
-
-
-def test_windows_named_by_a_flag_replace_all_that_the_file_says_of_them() -> None:
     assert merge(RecordSettings(trace_steps="5:7", triggers="none"), {"windows": "default"}) == {"windows": "default"}

@@ -87,14 +87,10 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_it_blames_the_line_whose_request_was_tried_again(tmp_path: Path) -> None:
+def test_it_blames_the_line_that_asked_and_sets_what_makes_the_replay_need_no_retry(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), outgrowing(AllocatorSettings())))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert "most often it was this line that asked" in finding.message
-
-
-def test_the_fix_is_a_setting_under_which_the_replay_needs_no_retry(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), outgrowing(AllocatorSettings())))
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
@@ -103,11 +99,7 @@ def test_the_fix_is_a_setting_under_which_the_replay_needs_no_retry(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("configuration", "new"),
-    [
-        ("", "roundup_power2_divisions:8"),
-        (LIMIT, f"roundup_power2_divisions:8,{LIMIT}"),
-    ],
+    ("configuration", "new"), [("", "roundup_power2_divisions:8"), (LIMIT, f"roundup_power2_divisions:8,{LIMIT}")]
 )
 def test_a_limit_that_the_program_set_itself_holds_in_the_replay(configuration: str, new: str, tmp_path: Path) -> None:
     """Torch holds it against the whole of a request, so a segment that could grow by the rest is no help.
@@ -115,7 +107,6 @@ def test_a_limit_that_the_program_set_itself_holds_in_the_replay(configuration: 
     Where the configuration sets it, it stays there.
     """
     snapshot = outgrowing(AllocatorSettings()).snapshot()
-    assert snapshot.settings is not None
     snapshot.settings.configuration = configuration
     finding = only_finding(limited_run(tmp_path / "run", snapshot))
     (change,) = finding.fix.changes
@@ -135,12 +126,20 @@ def test_where_no_setting_helps_that_is_said_and_the_limit_named_and_counted(tmp
     assert "raise the program's own limit: it lets itself take 512 MiB of the device's 128 GiB." in summary
 
 
-def test_without_a_history_the_stage_is_named_and_its_line(tmp_path: Path) -> None:
+def test_without_a_history_the_stage_is_named_its_line_blamed_and_the_gain_what_such_steps_take_longer(
+    tmp_path: Path,
+) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third)))
     assert str(finding.blame) == "train.py:5"
     assert "100 % of them in the backward stage" in finding.message
     assert finding.fix.applicability == "manual"
     assert "Take 14 samples per micro-batch instead of 16" in finding.fix.summary, "(0.9 * 512 - 300) / (180 / 16)"
+    (numbers,) = [one for one in finding.evidence if isinstance(one, Numbers)]
+    assert Number(label="retries in the backward stage", value=38.0, unit="count") in numbers.numbers
+    gain = finding.gain
+    assert gain.step_ms == pytest.approx(SLOW_MS / 3, rel=0.05)
+    assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
+    assert gain.basis == "measured bound"
 
 
 @pytest.mark.parametrize(
@@ -153,15 +152,6 @@ def test_of_a_stage_without_a_line_it_says_so(boundary: str, stage: str, tmp_pat
     assert "of that stage no line is known" in finding.message
 
 
-def test_the_gain_is_what_such_steps_take_longer_times_their_share(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", steps_with(every_third))
-    gain = only_finding(run).gain
-    assert gain.step_ms == pytest.approx(SLOW_MS / 3, rel=0.05)
-    assert gain.step_ms_interval is not None
-    assert gain.step_ms_interval[0] <= gain.step_ms <= gain.step_ms_interval[1]
-    assert gain.basis == "measured bound"
-
-
 def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
     steps = steps_with(every_third)
     for step in steps:
@@ -170,48 +160,38 @@ def test_what_a_retry_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> No
     assert gain.step_ms == pytest.approx(4.0), "until the forward pass has given it all its work"
 
 
-def test_where_every_step_retries_no_time_is_claimed(tmp_path: Path) -> None:
+def test_where_every_step_retries_no_time_is_claimed_and_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", steps_with(lambda step: True)))
     assert finding.gain.step_ms is None
     assert finding.message.startswith("The device's memory ran out 2 times per step, ")
-
-
-def test_retries_at_the_start_are_no_fault(tmp_path: Path) -> None:
-    examination = allocation_retries(run_of(tmp_path / "run", steps_with(lambda step: step < 12)))
+    examination = allocation_retries(run_of(tmp_path / "second", steps_with(lambda step: step < 12)))
     assert examination.findings == ()
     assert examination.looked_at == "57 steps, 18 of the allocator's retries"
 
 
-def test_two_steps_far_apart_are_no_fault(tmp_path: Path) -> None:
-    assert allocation_retries(run_of(tmp_path / "run", steps_with(lambda step: step in {10, 50}))).findings == ()
-
-
-def test_a_counter_that_stands_still_is_silent(tmp_path: Path) -> None:
+def test_two_steps_far_apart_and_a_counter_that_stands_still_are_no_fault(tmp_path: Path) -> None:
     """It counts from the start of the process: what came before the first step is not the loop's."""
-    steps = steps_with(lambda step: False)
-    for step in steps:
-        for here in step.memory:
-            here.num_retries = 40
-    assert allocation_retries(run_of(tmp_path / "run", steps)).findings == ()
+    still = steps_with(lambda step: False)
+    for here in (here for step in still for here in step.memory):
+        here.num_retries = 40
+    for name, steps in {"apart": steps_with(lambda step: step in {10, 50}), "still": still}.items():
+        assert allocation_retries(run_of(tmp_path / name, steps)).findings == (), name
 
 
-def test_an_emptied_cache_is_no_retry(tmp_path: Path) -> None:
+def test_an_emptied_cache_is_no_retry_and_a_cold_start_is_no_praise_for_a_setting(tmp_path: Path) -> None:
     program = Program(AllocatorSettings(), capacity=GPU_BYTES)
     for _ in range(4):
         program.free(program.at(OUTPUT).malloc(100 * MIB))
         program.empty_cache()
     finding = only_finding(run_of(tmp_path / "run", steps_with(every_third), program))
     assert str(finding.blame) == "train.py:5", "the history holds no retry, so the stage's line it is"
-
-
-def test_a_setting_is_not_praised_for_starting_without_what_was_cached_before(tmp_path: Path) -> None:
-    """The one retry gives back what lay there when the recording began: no setting, started cold, has any."""
+    # The one retry gives back what lay there when the recording began: no setting, started cold, has any.
     program = Program(AllocatorSettings(), capacity=GPU_BYTES)
     program.free(program.at(OUTPUT).malloc(300 * MIB))
     first_entry = len(program.entries)
     program.at(CACHE).malloc(400 * MIB)
     finding = only_finding(
-        run_with(tmp_path / "run", steps_with(every_third), program.snapshot(first_entry=first_entry))
+        run_with(tmp_path / "second", steps_with(every_third), program.snapshot(first_entry=first_entry))
     )
     assert "No setting of the allocator is known to spare it" in finding.fix.summary
 
@@ -221,13 +201,6 @@ def test_a_step_in_a_window_counts_for_the_counter_and_not_as_a_steady_step(tmp_
     steps[30].window = "memory-1"
     retries = run_of(tmp_path / "run", steps).get(AllocationRetries)
     assert (retries.num_retries, retries.num_steps) == (0, 56)
-
-
-def test_the_evidence_counts_by_stage(tmp_path: Path) -> None:
-    (numbers,) = [
-        e for e in only_finding(run_of(tmp_path / "run", steps_with(every_third))).evidence if isinstance(e, Numbers)
-    ]
-    assert Number(label="retries in the backward stage", value=38.0, unit="count") in numbers.numbers
 
 
 def test_a_run_without_the_counter_names_what_it_needs(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ def reads(line, *, call="item", count=1, us=100.0):
     return SiteCalls(site=f"train.py:{line}:main", call=call, count=count, us=us)
 
 
-def examine(folder, step_reads, **run):
+def examine(folder, step_reads, *, source=SOURCE, micro_batches=1, **run):
     """`step_reads` are those of every step, or a function of its number."""
-    steps = make_steps(40, reads=step_reads if callable(step_reads) else lambda step: step_reads)
-    return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": SOURCE}, **run))
+    each = step_reads if callable(step_reads) else lambda step: step_reads
+    steps = make_steps(40, reads=each, micro_batches=micro_batches)
+    return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run))
 
 
 def test_on_a_gpu_one_read_per_step_blames_its_line(tmp_path):
@@ -48,8 +49,11 @@ def test_what_a_read_waits_for_a_busy_device_is_not_saved(tmp_path):
     assert (finding.gain.step_ms, finding.severity) == (pytest.approx(0.2), "medium")
 
 
-def test_on_the_cpu_one_cheap_read_per_step_is_silent(tmp_path):
-    assert examine(tmp_path / "run", [reads(6, us=9)]).findings == ()
+def test_on_the_cpu_one_cheap_read_per_micro_batch_is_silent_and_one_of_a_percent_of_the_step_fires(tmp_path):
+    assert examine(tmp_path / "cheap", [reads(6, us=9)]).findings == ()
+    assert examine(tmp_path / "accumulated", [reads(6, count=8, us=9)], micro_batches=8).findings == ()
+    (finding,) = examine(tmp_path / "costly", [reads(6, call="nonzero", us=200)]).findings
+    assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
 
 
 def test_on_the_cpu_a_read_in_an_inner_loop_fires_and_says_what_a_gpu_would_do(tmp_path):
@@ -65,35 +69,20 @@ def get_batch(data):
     starts = torch.randint(90, (16,))
     return torch.stack([data[s : s + 9] for s in starts])
 """
-
-    def examine_cuts(folder, us, **run):
+    for name, us, run, num_findings in (
+        ("cheap", 31, {}, 0),
+        ("costly", 310, {}, 1),
+        ("gpu", 31, {"devices": [GPU]}, 1),  # there the recorder leaves out a host's
+    ):
         cuts = [SiteCalls(site="train.py:3:get_batch.<locals>.<listcomp>", call="int", count=32, us=us)]
-        steps = make_steps(40, reads=lambda _: cuts)
-        return blocking_scalar_read(write_run(folder, steps=steps, sources={"train.py": source}, **run)).findings
-
-    assert examine_cuts(tmp_path / "cheap", 31) == ()
-    assert len(examine_cuts(tmp_path / "costly", 310)) == 1
-    assert len(examine_cuts(tmp_path / "gpu", 31, devices=[GPU])) == 1  # there the recorder leaves out a host's
+        assert len(examine(tmp_path / name, cuts, source=source, **run).findings) == num_findings, name
 
 
-def test_a_last_step_that_read_less_does_not_change_the_count(tmp_path):
+def test_a_last_step_that_read_less_or_a_cheap_read_does_not_change_what_is_said(tmp_path):
     (finding,) = examine(tmp_path / "run", lambda step: [reads(5, count=6 if step == 39 else 8)]).findings
     assert "8 times per step" in finding.message
-
-
-def test_a_read_that_costs_nothing_is_not_said_to_matter_less_when_rare(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(7, call="bool", us=1, count=8)]).findings
+    (finding,) = examine(tmp_path / "second", [reads(7, call="bool", us=1, count=8)]).findings
     assert finding.fix.summary.endswith("check it only now and then.")
-
-
-def test_on_the_cpu_one_read_for_each_accumulated_micro_batch_is_silent(tmp_path):
-    steps = make_steps(40, reads=lambda _: [reads(6, count=8, us=9)], micro_batches=8)
-    assert blocking_scalar_read(write_run(tmp_path / "run", steps=steps, sources={"train.py": SOURCE})).findings == ()
-
-
-def test_on_the_cpu_a_read_that_costs_a_percent_of_the_step_fires(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(6, call="nonzero", us=200)]).findings
-    assert finding.gain.step_ms_interval == pytest.approx((0.2, 0.2))
 
 
 @pytest.mark.parametrize("devices", [[], [GPU]])
@@ -104,47 +93,39 @@ def test_logging_every_few_steps_is_silent(tmp_path, devices):
     assert examination.findings == ()
 
 
-def test_a_read_in_every_second_step_is_told_as_one_in_half_of_them(tmp_path):
-    steps = make_steps(43, reads=lambda step: [reads(6, us=1550)] if step % 2 else [])
-    (finding,) = blocking_scalar_read(write_run(tmp_path / "run", steps=steps, sources={"train.py": SOURCE})).findings
-    assert finding.headline == "A tensor's value is read in half of the steps"
-    assert finding.message.startswith("A tensor's value is read in half of the steps; on this CPU run")
-
-
-def test_reads_in_windows_and_warm_up_do_not_count(tmp_path):
+def test_logging_every_few_steps_and_reads_in_windows_do_not_count_and_every_second_step_is_half(tmp_path):
     steps = make_steps(
         20,
         reads=lambda s: [reads(5, count=9)] if s in (0, 1, 2, 5, 6) else [],
         window=lambda s: "w" if s in (5, 6) else None,
     )
     assert blocking_scalar_read(write_run(tmp_path / "run", steps=steps)).looked_at == "15 steps, 0 lines that read"
+    steps = make_steps(43, reads=lambda step: [reads(6, us=1550)] if step % 2 else [])
+    (finding,) = blocking_scalar_read(
+        write_run(tmp_path / "second", steps=steps, sources={"train.py": SOURCE})
+    ).findings
+    assert finding.headline == "A tensor's value is read in half of the steps"
+    assert finding.message.startswith("A tensor's value is read in half of the steps; on this CPU run")
 
 
-def test_an_accumulated_value_is_kept_on_the_device(tmp_path):
+def test_an_accumulated_value_stays_on_the_device_and_a_printed_one_is_printed_now_and_then(tmp_path):
     (finding,) = examine(tmp_path / "run", [reads(5, count=8, us=1550)]).findings
     (change,) = finding.fix.changes
     assert isinstance(change, CodeEdit)
     assert change.new == "            total += out[column].mean().detach()"
     assert "100 steps apart" in finding.fix.summary  # 10 % of the step, to be brought under 0.1 %
-
-
-def test_a_printed_value_is_printed_every_so_many_steps(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(6, us=310)], devices=[GPU]).findings
+    (finding,) = examine(tmp_path / "second", [reads(6, us=310)], devices=[GPU]).findings
     (change,) = finding.fix.changes
     assert change.new == "        if step % 20 == 0:\n            print(loss.item())"
     assert finding.fix.applicability == "review"
-
-
-def test_a_branch_on_a_tensor_is_left_to_a_person(tmp_path):
-    (finding,) = examine(tmp_path / "run", [reads(7, call="bool", us=310)], devices=[GPU]).findings
+    (finding,) = examine(tmp_path / "third", [reads(7, call="bool", us=310)], devices=[GPU]).findings
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
     assert "`torch.where`" in finding.fix.summary
 
 
 def test_a_number_that_the_next_call_needs_is_not_told_to_wait(tmp_path):
     source = "def main():\n    for step in range(9):\n        state = env.step(action.item())\n"
-    steps = make_steps(40, reads=[reads(3, count=8, us=310)])
-    (finding,) = blocking_scalar_read(write_run(tmp_path, steps=steps, sources={"train.py": source})).findings
+    (finding,) = examine(tmp_path / "run", [reads(3, count=8, us=310)], source=source).findings
     assert "Where the program goes on with the number at once, such a read cannot wait" in finding.fix.summary
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
@@ -156,11 +137,8 @@ def test_calls_on_one_line_are_one_finding(tmp_path):
     assert finding.blame.function == "main"
 
 
-def test_few_steps_are_thin_evidence(tmp_path):
+def test_few_steps_are_thin_evidence_and_a_run_without_steps_is_not_applicable(tmp_path):
     with pytest.raises(ThinEvidence):
         blocking_scalar_read(write_run(tmp_path / "run", steps=make_steps(6)))
-
-
-def test_a_run_without_steps_is_not_applicable(tmp_path):
     with pytest.raises(NotRecorded):
-        blocking_scalar_read(write_run(tmp_path / "run"))
+        blocking_scalar_read(write_run(tmp_path / "second"))

@@ -55,12 +55,16 @@ def run_of(
     )  # fmt: skip
 
 
-def test_it_blames_the_call_and_deletes_it(tmp_path: Path) -> None:
-    (finding,) = cache_flush_in_loop(run_of(tmp_path / "run")).findings
+def test_it_blames_the_call_deletes_it_and_counts_what_each_flush_gave_back(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    (finding,) = cache_flush_in_loop(run).findings
     assert str(finding.blame) == "train.py:6"
     assert finding.gain.step_ms == pytest.approx(3.0)
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        torch.cuda.empty_cache()", new=""),)
     assert "it gave 40.0 MiB back each time, of which 26.7 MiB were asked for again" in finding.message
+    flushes = run.get(CacheFlushes)
+    assert (flushes.num_flushes, flushes.returned_bytes) == (3, 40.0 * MIB)
+    assert flushes.asked_again_bytes == pytest.approx(40 * MIB * 2 / 3), "the last is followed by nothing"
 
 
 def test_what_it_waits_for_a_busy_device_is_not_saved(tmp_path: Path) -> None:
@@ -76,13 +80,9 @@ def test_a_call_that_is_all_of_its_block_leaves_the_block_valid(tmp_path: Path) 
     assert change.new == "            pass"
 
 
-def test_now_and_then_is_no_fault(tmp_path: Path) -> None:
-    examination = cache_flush_in_loop(run_of(tmp_path / "run", every=20))
-    assert examination.findings == ()
-
-
-def test_on_a_cpu_the_call_does_nothing_and_is_no_fault(tmp_path: Path) -> None:
-    assert cache_flush_in_loop(run_of(tmp_path / "run", source="C allocator (malloc)")).findings == ()
+def test_now_and_then_and_on_a_cpu_the_call_is_no_fault(tmp_path: Path) -> None:
+    assert cache_flush_in_loop(run_of(tmp_path / "run", every=20)).findings == ()
+    assert cache_flush_in_loop(run_of(tmp_path / "second", source="C allocator (malloc)")).findings == ()
 
 
 def test_what_is_given_back_is_counted_by_flush(tmp_path: Path) -> None:

@@ -69,13 +69,7 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_it_blames_the_line_whose_tensors_hold_the_segments(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", fragmenting(AllocatorSettings())))
-    assert str(finding.blame) == f"train.py:{CACHE}"
-    assert finding.blame.text == "cache.append(output.mean(0))"
-
-
-def test_the_fix_is_the_setting_that_reserves_least_and_the_gain_what_it_saves(tmp_path: Path) -> None:
+def test_it_blames_the_line_whose_tensors_hold_the_segments_and_sets_what_reserves_least(tmp_path: Path) -> None:
     program = fragmenting(AllocatorSettings())
     finding = only_finding(run_of(tmp_path / "run", program))
     (change,) = finding.fix.changes
@@ -84,22 +78,21 @@ def test_the_fix_is_the_setting_that_reserves_least_and_the_gain_what_it_saves(t
     measured = fragmenting(AllocatorSettings(expandable_segments=True)).allocator.peak_reserved
     assert finding.gain.peak_bytes == program.allocator.peak_reserved - measured
     assert finding.gain.basis == "replay"
+    assert str(finding.blame) == f"train.py:{CACHE}"
+    assert finding.blame.text == "cache.append(output.mean(0))"
 
 
-def test_it_is_silent_where_the_setting_is_on_already(tmp_path: Path) -> None:
+def test_it_is_silent_where_the_setting_is_on_already_or_every_batch_is_alike(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", fragmenting(AllocatorSettings(expandable_segments=True)))
     examination = fragmented_reserve(run)
     assert examination.findings == ()
     assert examination.looked_at.startswith("24 requests replayed under ")
-
-
-def test_it_is_silent_where_every_batch_is_alike(tmp_path: Path) -> None:
     program = Program(AllocatorSettings())
     for _ in range(12):
         output = program.at(OUTPUT).malloc(40 * MIB)
         program.free(output)
         program.at(CACHE).malloc(2048)
-    assert fragmented_reserve(run_of(tmp_path / "run", program)).findings == ()
+    assert fragmented_reserve(run_of(tmp_path / "second", program)).findings == ()
 
 
 def test_without_a_line_of_the_user_it_names_the_command_that_tells_the_setting(tmp_path: Path) -> None:

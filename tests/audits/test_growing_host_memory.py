@@ -59,12 +59,18 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_it_blames_the_line_that_was_seen_to_fill_the_container(tmp_path: Path) -> None:
+def test_it_blames_the_line_that_was_seen_to_fill_the_container_and_claims_no_peak_of_tensors(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", growing()))
     assert str(finding.blame) == "train.py:8"
     assert finding.headline == "`train.log` fills the host's memory"
     assert finding.message.startswith("The process's memory outside of tensors grows 1.00 MiB per step, of which ")
     assert "deque(maxlen=...)" in finding.fix.summary
+    gain = finding.gain
+    assert gain.peak_bytes is None
+    assert gain.explanation.startswith("118 MiB of host memory")
+    series = [each for each in finding.evidence if isinstance(each, Series)]
+    assert series[0].lines[0].y[0] == PYTHON
+    assert series[1].title == "What train.log has"
 
 
 def test_where_no_line_was_seen_the_containers_owner_is_blamed_and_it_is_said(tmp_path: Path) -> None:
@@ -80,71 +86,45 @@ def test_what_containers_were_counted_to_take_is_told_however_unevenly_resident_
     assert str(only_finding(run_of(tmp_path / "run", steps)).blame) == "train.py:8"
 
 
-def test_resident_memory_alone_never_decides(tmp_path: Path) -> None:
+def test_resident_memory_alone_never_decides_and_names_the_file_where_memray_recorded_it(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(), per_step=0)
     with pytest.raises(ThinEvidence, match=r"no container was counted .* 'efprof record --host-memory -- python train"):
         growing_host_memory(run)
-
-
-def test_a_container_that_explains_little_of_it_is_not_blamed(tmp_path: Path) -> None:
-    with pytest.raises(ThinEvidence, match="resident memory alone tells no leak"):
-        growing_host_memory(run_of(tmp_path / "run", growing(), per_step=8 * KIB))
-
-
-def test_a_container_that_is_bounded_is_not_blamed(tmp_path: Path) -> None:
-    counts = containers_of((19, 60, 119), entry_bytes=MIB, max_length=10_000)
-    with pytest.raises(ThinEvidence, match="no container was counted"):
-        growing_host_memory(run_of(tmp_path / "run", growing(), counts=counts))
-
-
-def test_it_tells_when_the_host_is_full_and_how_many_steps_take_a_hundredth(tmp_path: Path) -> None:
-    """16 GiB, of which 819 MiB are used at step 199, at a MiB per step; a hundredth is 163 steps'."""
-    finding = only_finding(run_of(tmp_path / "run", growing(200)))
-    assert "the 16.0 GiB of the host would last until step ~16,000" in finding.message
-    assert "What 163 steps put into it" in finding.fix.summary
-    assert finding.severity == "medium"
-
-
-def test_it_does_not_tell_when_the_host_is_full_a_hundred_times_the_recording_later(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", growing(120)))
-    assert "last until" not in finding.message
-    assert "used up" not in str(finding.evidence)
-    assert finding.severity == "low"
-
-
-def test_a_leak_that_ends_soon_is_severe(tmp_path: Path) -> None:
-    assert only_finding(run_of(tmp_path / "run", growing(python_bytes=4 * MIB))).severity == "high"
-
-
-def test_where_memray_recorded_it_its_file_is_named(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(), per_step=0)
+    run = run_of(tmp_path / "second", growing(), per_step=0)
     (run.rank_folder / "host.memray").write_bytes(b"")
     with pytest.raises(ThinEvidence, match=r"python -m memray tree .*/host\.memray"):
         growing_host_memory(run)
 
 
-def test_the_curve_is_shown_without_the_heap(tmp_path: Path) -> None:
-    series = [each for each in only_finding(run_of(tmp_path / "run", growing())).evidence if isinstance(each, Series)]
-    assert series[0].lines[0].y[0] == PYTHON
-    assert series[1].title == "What train.log has"
+def test_a_container_that_explains_little_of_it_or_is_bounded_is_not_blamed(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="resident memory alone tells no leak"):
+        growing_host_memory(run_of(tmp_path / "run", growing(), per_step=8 * KIB))
+    counts = containers_of((19, 60, 119), entry_bytes=MIB, max_length=10_000)
+    with pytest.raises(ThinEvidence, match="no container was counted"):
+        growing_host_memory(run_of(tmp_path / "second", growing(), counts=counts))
 
 
-def test_no_peak_is_claimed_since_allocated_memory_does_not_count_it(tmp_path: Path) -> None:
-    gain = only_finding(run_of(tmp_path / "run", growing())).gain
-    assert gain.peak_bytes is None
-    assert gain.explanation.startswith("118 MiB of host memory")
+def test_it_tells_when_the_host_is_full_only_up_to_a_hundred_times_the_recording(tmp_path: Path) -> None:
+    """16 GiB, of which 819 MiB are used at step 199, at a MiB per step; a hundredth is 163 steps'."""
+    finding = only_finding(run_of(tmp_path / "run", growing(200)))
+    assert "the 16.0 GiB of the host would last until step ~16,000" in finding.message
+    assert "What 163 steps put into it" in finding.fix.summary
+    assert finding.severity == "medium"
+    finding = only_finding(run_of(tmp_path / "second", growing(120)))
+    assert "last until" not in finding.message
+    assert "used up" not in str(finding.evidence)
+    assert finding.severity == "low"
+    assert only_finding(run_of(tmp_path / "third", growing(python_bytes=4 * MIB))).severity == "high"
 
 
-def test_tensors_that_grow_are_told_of_elsewhere_alone(tmp_path: Path) -> None:
+def test_where_tensors_grow_as_much_it_is_told_of_once_and_said_that_there_is_growth(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", growing(tensor_bytes=2 * MIB, python_bytes=0), per_step=0)
     assert growing_host_memory(run).findings == ()
     assert len(memory_growth(run).findings) == 1
-
-
-def test_never_both_for_what_keeps_tensors_and_python_objects(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB), per_step=0)
+    run = run_of(tmp_path / "second", growing(tensor_bytes=MIB), per_step=0)
     assert growing_host_memory(run).findings == ()
     assert len(memory_growth(run).findings) == 1
+    assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
 
 
 @pytest.mark.parametrize("tensor_bytes", [400 * KIB, 900 * KIB])
@@ -154,17 +134,20 @@ def test_a_smaller_leak_of_tensors_does_not_hide_a_larger_one_of_the_hosts(tenso
     assert len(memory_growth(run).findings) == 1
 
 
-def test_where_it_gives_way_it_says_that_there_is_growth(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", growing(tensor_bytes=MIB), per_step=0)
-    assert growing_host_memory(run).looked_at.endswith("which grows no more than tensors do")
-
-
-def test_a_heap_that_breaks_into_pieces_is_no_growth_of_objects(tmp_path: Path) -> None:
+def test_a_heap_in_pieces_and_a_full_cache_and_what_is_collected_are_no_growth_of_objects(tmp_path: Path) -> None:
     steps = growing(python_bytes=0)
     for step in steps:
         step.rss_bytes += step.step * MIB
         step.memory[-1].reserved_bytes += step.step * MIB
     assert growing_host_memory(run_of(tmp_path / "run", steps, per_step=0)).findings == ()
+    steps = growing(python_bytes=0)
+    for step in steps:
+        step.rss_bytes += min(step.step, 60) * 3 * MIB
+    assert growing_host_memory(run_of(tmp_path / "second", steps, per_step=0)).findings == ()
+    steps = growing(python_bytes=0)
+    for step in steps:
+        step.rss_bytes += step.step % 50 * 4 * MIB
+    assert growing_host_memory(run_of(tmp_path / "third", steps, per_step=0)).findings == ()
 
 
 @pytest.mark.parametrize("python_bytes", [0, 0.3 * MIB])
@@ -176,46 +159,23 @@ def test_where_memory_shows_little_of_what_was_counted_nobody_can_tell(python_by
         growing_host_memory(run_of(tmp_path / "run", growing(python_bytes=python_bytes)))
 
 
-def test_a_cache_that_is_full_by_half_time_is_silent(tmp_path: Path) -> None:
-    steps = growing(python_bytes=0)
-    for step in steps:
-        step.rss_bytes += min(step.step, 60) * 3 * MIB
-    assert growing_host_memory(run_of(tmp_path / "run", steps, per_step=0)).findings == ()
-
-
-def test_objects_that_are_collected_now_and_then_are_silent(tmp_path: Path) -> None:
-    steps = growing(python_bytes=0)
-    for step in steps:
-        step.rss_bytes += step.step % 50 * 4 * MIB
-    assert growing_host_memory(run_of(tmp_path / "run", steps, per_step=0)).findings == ()
-
-
-def test_on_a_device_the_hosts_whole_memory_counts(tmp_path: Path) -> None:
+def test_on_a_device_the_hosts_whole_memory_counts_and_takes_a_larger_rise(tmp_path: Path) -> None:
     steps = growing(200)
     finding = only_finding(run_of(tmp_path / "run", steps, devices=[GPU], memory_source="CUDA allocator"))
     assert str(finding.blame) == "train.py:8"
     assert "memory on the host grows 1.00 MiB per step" in finding.message
-
-
-def test_on_a_device_it_takes_a_larger_rise(tmp_path: Path) -> None:
-    """100 MiB: the heap's holes alone can be as much."""
-    run = run_of(tmp_path / "run", growing(), per_step=0, devices=[GPU], memory_source="CUDA allocator")
+    # 100 MiB: the heap's holes alone can be as much.
+    run = run_of(tmp_path / "second", growing(), per_step=0, devices=[GPU], memory_source="CUDA allocator")
     assert growing_host_memory(run).findings == ()
 
 
-def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_that_is_short_or_seldom_read_or_without_resident_memory_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="read 9 times after warm-up"):
         growing_host_memory(run_of(tmp_path / "run", growing(13)))
-
-
-def test_short_steps_that_are_seldom_read_are_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="record a longer run"):
-        growing_host_memory(run_of(tmp_path / "run", growing(gap=10)))
-
-
-def test_a_run_without_resident_memory_names_what_it_needs(tmp_path: Path) -> None:
+        growing_host_memory(run_of(tmp_path / "second", growing(gap=10)))
     steps = growing()
     for step in steps:
         step.rss_bytes = 0
     with pytest.raises(NotRecorded, match="record the run on Linux"):
-        growing_host_memory(run_of(tmp_path / "run", steps))
+        growing_host_memory(run_of(tmp_path / "third", steps))

@@ -97,20 +97,14 @@ def test_what_is_bounded_is_silent_and_named(counts: list[Count], tmp_path: Path
     assert "; `history` is bounded: " in examination.looked_at
 
 
-def test_a_cache_that_fills_ever_slower_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_of_a_buffer_that_may_fill_or_without_counts_is_not_judged(tmp_path: Path) -> None:
     counts = counts_of(lambda n: plain({20: 100, 40: 160, 60: 180}[n], type="dict"))
     for name, steps in (("still", leaking_steps(bytes_per_step=0)), ("growing", leaking_steps())):
         run = leaking_run(tmp_path / name, counts=counts, steps=steps)
         with pytest.raises(ThinEvidence, match=r"`train.history` .* it may still be filling; record a longer run"):
             growing_tensors(run)
-
-
-def test_detached_scalars_are_too_little_to_tell(tmp_path: Path) -> None:
-    counts = counts_of(lambda n: plain(n, tensor_bytes=4 * n, value_bytes=4 * n))
-    run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
-    examined = growing_tensors(run)
-    assert examined.findings == ()
-    assert examined.looked_at.endswith("grows by 4 B per step, too little to matter"), "but it is said"
+    with pytest.raises(ThinEvidence, match="a trend needs 20"):
+        growing_tensors(leaking_run(tmp_path / "second", counts=[], watches=[], steps=leaking_steps(10)))
 
 
 def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> None:
@@ -122,10 +116,10 @@ def test_the_object_of_a_library_is_named_with_what_ends_it(tmp_path: Path) -> N
     assert "Register the buffer once" in finding.fix.summary
 
 
-def test_graphs_are_not_its_business(tmp_path: Path) -> None:
+def test_graphs_and_detached_scalars_are_not_its_business(tmp_path: Path) -> None:
     assert growing_tensors(leaking_run(tmp_path, graphs)).findings == ()
-
-
-def test_a_run_without_counts_and_few_steps_is_not_judged(tmp_path: Path) -> None:
-    with pytest.raises(ThinEvidence, match="a trend needs 20"):
-        growing_tensors(leaking_run(tmp_path, counts=[], watches=[], steps=leaking_steps(10)))
+    counts = counts_of(lambda n: plain(n, tensor_bytes=4 * n, value_bytes=4 * n))
+    run = leaking_run(tmp_path / "second", counts=counts, steps=leaking_steps(bytes_per_step=0))
+    examined = growing_tensors(run)
+    assert examined.findings == ()
+    assert examined.looked_at.endswith("grows by 4 B per step, too little to matter"), "but it is said"

@@ -26,21 +26,19 @@ from tests.audits.growing_runs import (
     seen,
     watch_of,
 )
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 
 Audit = Callable[[Run], Examination]
 
 
-def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own(tmp_path: Path) -> None:
+def test_what_a_variable_keeps_is_told_by_the_audit_of_its_own_even_where_memory_stands_still(tmp_path: Path) -> None:
     run = leaking_run(tmp_path)
     assert len(retained_graph(run).findings) == 1
     examination = memory_growth(run)
     assert examination.findings == ()
     assert examination.looked_at.endswith(": what grows was counted to be kept by a variable")
-
-
-def test_where_memory_stands_still_it_names_what_was_counted_all_the_same(tmp_path: Path) -> None:
-    run = leaking_run(tmp_path, steps=leaking_steps(bytes_per_step=0))
+    run = leaking_run(tmp_path / "second", steps=leaking_steps(bytes_per_step=0))
     assert "does not show what `history` was counted to keep" in memory_growth(run).looked_at
 
 
@@ -66,11 +64,15 @@ def test_a_holder_that_explains_little_of_the_slope_leaves_the_rest_to_tell(tmp_
 ROWS = {"counts": containers_of(), "watches": [watch_of(seen(), path="train.log", number=7)]}
 
 
-def test_on_a_cpu_a_container_of_arrays_is_blamed_on_the_line_that_was_seen(tmp_path: Path) -> None:
+def test_a_container_of_arrays_is_blamed_on_the_line_that_was_seen_on_a_cpu_alone(tmp_path: Path) -> None:
     (finding,) = memory_growth(leaking_run(tmp_path, **ROWS)).findings
     assert str(finding.blame) == "train.py:8"
     assert finding.headline == "`train.log` keeps more and more"
     assert "collections.deque(maxlen=...)" in finding.fix.summary
+    (finding,) = memory_growth(
+        leaking_run(tmp_path / "second", **ROWS, memory_source="CUDA caching allocator")
+    ).findings
+    assert str(finding.blame) == "train.py:6"
 
 
 def test_where_a_library_keeps_what_nobody_can_size_the_line_that_feeds_it_is_blamed(tmp_path: Path) -> None:
@@ -90,12 +92,7 @@ def test_a_bounded_holder_that_explains_the_growth_is_no_finding(tmp_path: Path)
     assert "`history` is bounded: its maximum length is 500: that is what grows" in examination.looked_at
 
 
-def test_on_a_device_no_container_of_what_is_no_tensor_is(tmp_path: Path) -> None:
-    (finding,) = memory_growth(leaking_run(tmp_path, **ROWS, memory_source="CUDA caching allocator")).findings
-    assert str(finding.blame) == "train.py:6"
-
-
-def test_what_rises_to_the_end_but_not_steadily_is_not_passed(tmp_path: Path) -> None:
+def test_what_rises_unsteadily_is_not_passed_and_steady_memory_is_silent(tmp_path: Path) -> None:
     """A short run whose every other block stands still: more than noise, and less than a plain line."""
     steps = leaking_steps()
     for step in steps:
@@ -103,6 +100,8 @@ def test_what_rises_to_the_end_but_not_steadily_is_not_passed(tmp_path: Path) ->
             here.allocated_bytes = 100 * MIB + (step.step // 12 * 12) * MIB
     with pytest.raises(ThinEvidence, match="not as steadily as a leak does; record a longer run"):
         memory_growth(leaking_run(tmp_path, counts=NOTHING, steps=steps))
+    run = write_run(tmp_path / "second", steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
+    assert memory_growth(run).findings == ()
 
 
 SIZES = (
@@ -123,28 +122,10 @@ def test_what_counting_holders_leaves_behind_is_no_growth(tmp_path: Path) -> Non
     assert len(memory_growth(write_run(tmp_path / "uncounted", steps=steps)).findings) == 1, "else it looks like some"
 
 
-def test_without_counts_it_is_told_here_alone(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})
-    (finding,) = memory_growth(run).findings
-    assert "holders were not counted" in finding.fix.summary
-    for audit in (retained_graph, growing_tensors):
-        with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):
-            audit(run)
-
-
 def surviving(line: int) -> list[AllocationEvent]:
     """A mebibyte that a line allocates in each of three steps and nobody gives back."""
     return [
-        AllocationEvent(
-            time_ns=START_NS + step * 1_000_000_000 + 2_000_000,
-            address=step + 1,
-            num_bytes=MIB,
-            operation="aten::addmm",
-            stack=(f"train.py:{line}:train",),
-            forward_stack=(),
-            modules=("Model",),
-            is_backward=False,
-        )
+        allocation(START_NS + step * 1_000_000_000 + 2_000_000, step + 1, MIB, f"train.py:{line}:train")
         for step in (40, 41, 42)
     ]
 
@@ -156,7 +137,7 @@ def test_the_line_whose_allocations_survive_is_blamed(tmp_path: Path) -> None:
     assert "; most of it is allocated by this line and still alive a step later." in finding.message, "after the end"
 
 
-def test_a_gradient_that_was_seen_to_lead_back_to_its_tensor_is_blamed_on_the_call_that_made_it(tmp_path: Path) -> None:
+def test_a_gradient_that_leads_back_to_its_tensor_is_blamed_unless_a_variable_keeps_it(tmp_path: Path) -> None:
     calls = BackwardCalls(
         at_ns=START_NS, step=9, site="train.py:5:train", num_calls=9, num_created=9, num_cycles=6, leaf="x"
     )
@@ -166,46 +147,44 @@ def test_a_gradient_that_was_seen_to_lead_back_to_its_tensor_is_blamed_on_the_ca
     assert finding.headline == "The gradient of `x` leads back to its own tensor"
     assert "`x.grad = None`" in finding.fix.summary
     assert "6 tensors" in str(finding.evidence)
-
-
-def test_a_variable_that_was_counted_to_keep_it_is_likelier_than_such_a_gradient(tmp_path: Path) -> None:
     calls = BackwardCalls(at_ns=START_NS, step=9, site="train.py:5:train", num_created=9, num_cycles=6)
-    run = leaking_run(tmp_path, graphs, events=[calls])
+    run = leaking_run(tmp_path / "second", graphs, events=[calls])
     assert memory_growth(run).findings == ()
     assert len(retained_graph(run).findings) == 1
 
 
-def test_without_any_holder_the_loop_is_named_and_the_doubt_said(tmp_path: Path) -> None:
+def test_without_any_holder_the_loop_is_named_and_the_doubt_said_by_this_audit_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})
     (finding,) = memory_growth(run).findings
     assert str(finding.blame) == "train.py:6"
     assert "not known" in finding.message
+    run = write_run(tmp_path / "second", steps=leaking_steps(), sources={"train.py": TRAIN})
+    (finding,) = memory_growth(run).findings
+    assert "holders were not counted" in finding.fix.summary
+    for audit in (retained_graph, growing_tensors):
+        with pytest.raises(ThinEvidence, match="memory grows, and nobody counted what keeps it"):
+            audit(run)
+    (finding,) = memory_growth(
+        write_run(tmp_path / "third", steps=leaking_steps(), sources={"train.py": TRAIN})
+    ).findings
+    assert finding.message.startswith("Memory grows 1.00 MiB per step")
+    assert "over the recorded steps" in finding.gain.explanation
+    assert "last read" not in finding.message
 
 
-def test_steady_memory_is_silent(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=leaking_steps(bytes_per_step=0), sources={"train.py": TRAIN})
-    assert memory_growth(run).findings == ()
-
-
-def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
+def test_what_was_read_too_seldom_to_tell_is_not_judged_and_the_option_that_mends_it_named(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match=r"after 10 of 10 steps outside windows, a trend needs 20; record a longer"):
         memory_growth(write_run(tmp_path, steps=leaking_steps(10)))
-
-
-def test_a_run_whose_windows_take_the_readings_names_the_option_that_leaves_them(tmp_path: Path) -> None:
     steps = leaking_steps(24)
     for step in steps[4:12]:
         step.window = "trace-1"
     with pytest.raises(ThinEvidence, match=r"after 16 of 24 steps .* 'efprof record --windows none'"):
-        memory_growth(write_run(tmp_path, steps=steps))
-
-
-def test_a_run_whose_memory_was_never_read_is_not_judged(tmp_path: Path) -> None:
+        memory_growth(write_run(tmp_path / "second", steps=steps))
     steps = leaking_steps(60)
     for step in steps:
         step.memory = []
     with pytest.raises(ThinEvidence, match=r"after 0 of 60 steps .* record a longer run"):
-        memory_growth(write_run(tmp_path, steps=steps))
+        memory_growth(write_run(tmp_path / "third", steps=steps))
 
 
 def read_early(*, bytes_per_step: int = MIB) -> list[StepRecord]:
@@ -224,27 +203,17 @@ def test_what_passes_says_how_many_steps_were_read(audit: Audit, tmp_path: Path)
     assert audit(early).looked_at == "memory retained after 40 of 240 steps, none of them later than step 39"
 
 
-def test_growth_that_is_known_early_only_is_told_up_to_there(tmp_path: Path) -> None:
+def test_growth_that_is_known_early_only_is_told_up_to_there_and_its_end_as_a_condition(tmp_path: Path) -> None:
     (finding,) = memory_growth(write_run(tmp_path, steps=read_early(), sources={"train.py": TRAIN})).findings
     assert finding.message.startswith("Memory grows 1.00 MiB per step; at this rate")
     assert "; memory was last read after step 39 of 239; what holds it is not known" in finding.message
     assert (finding.gain.peak_bytes, finding.gain.until_step) == (39 * MIB, 39)
-
-
-def test_early_growth_that_would_end_the_run_is_told_as_a_condition(tmp_path: Path) -> None:
     steps = read_early(bytes_per_step=64 * MIB)
-    (finding,) = memory_growth(write_run(tmp_path, steps=steps, sources={"train.py": TRAIN})).findings
+    (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
     assert "; if it goes on, it ends this run at step " in finding.message
 
 
-def test_growth_that_is_known_to_the_end_is_told_of_the_whole_run(tmp_path: Path) -> None:
-    (finding,) = memory_growth(write_run(tmp_path, steps=leaking_steps(), sources={"train.py": TRAIN})).findings
-    assert finding.message.startswith("Memory grows 1.00 MiB per step")
-    assert "over the recorded steps" in finding.gain.explanation
-    assert "last read" not in finding.message
-
-
-def test_an_end_that_lies_far_beyond_what_was_recorded_is_not_foretold(tmp_path: Path) -> None:
+def test_an_end_is_foretold_not_far_beyond_what_was_recorded_unless_it_makes_it_severe(tmp_path: Path) -> None:
     """16 GiB at a MiB per step last for 16,000 steps: 80 times as many as 200, 270 times as many as 60."""
     near = write_run(tmp_path / "near", steps=leaking_steps(200), sources={"train.py": TRAIN})
     far = write_run(tmp_path / "far", steps=leaking_steps(60), sources={"train.py": TRAIN})
@@ -254,11 +223,8 @@ def test_an_end_that_lies_far_beyond_what_was_recorded_is_not_foretold(tmp_path:
     assert "last until" not in of_far.message
     assert "used up" not in str(of_far.evidence)
     assert (of_near.severity, of_far.severity) == ("medium", "low")
-
-
-def test_an_end_that_makes_it_severe_is_told_however_few_steps_were_recorded(tmp_path: Path) -> None:
     steps = leaking_steps(30, 4 * MIB)
-    (finding,) = memory_growth(write_run(tmp_path, steps=steps, sources={"train.py": TRAIN})).findings
+    (finding,) = memory_growth(write_run(tmp_path / "second", steps=steps, sources={"train.py": TRAIN})).findings
     assert finding.severity == "high"
     assert "will end this run at step ~4,000" in finding.message
 

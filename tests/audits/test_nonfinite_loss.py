@@ -105,33 +105,42 @@ def test_blames_the_line_that_called_log(tmp_path: Path) -> None:
     assert "40 of the 40" in finding.message
 
 
-def test_finds_the_line_of_an_operator_inside_its_function(tmp_path: Path) -> None:
+def test_an_operator_s_line_is_found_inside_its_function_and_a_finite_loss_by_its_slope(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen("DivBackward0", 6)], traces=[trace()])).findings
     assert str(finding.blame) == "train.py:2"
     assert "q.clamp_min(1e-06)" in str(finding.fix.changes)
+    event = seen()
+    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
+    run = run_with(tmp_path / "second", events=[event], traces=[trace()], steps=steps(loss=1.0))
+    (finding,) = nonfinite_loss(run).findings
+    assert str(finding.blame) == "train.py:3"
+    assert "most likely because log on this line" in finding.message
 
 
 def test_an_offset_that_does_not_fit_falls_back_to_the_only_line_with_that_operation(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[trace()])).findings
     assert str(finding.blame) == "train.py:3"
-
-
-def test_several_lines_with_the_operation_are_said_to_be_ambiguous(tmp_path: Path) -> None:
     other = [call("<built-in method log of Tensor>", 1.2, 0.5, "train.py:7:train"), operation("aten::log", 2, 1.3)]
-    (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(offset=31)], traces=[[*trace(), *other]])).findings
+    (finding,) = nonfinite_loss(
+        run_with(tmp_path / "second", events=[seen(offset=31)], traces=[[*trace(), *other]])
+    ).findings
     assert str(finding.blame) == "train.py:8"
     assert "several lines" in finding.message
     assert finding.fix.changes == ()
 
 
-def test_without_a_window_the_operation_is_named_and_the_backward_line_blamed(tmp_path: Path) -> None:
+def test_without_a_window_the_operation_is_named_and_without_a_suspect_nothing_claimed(tmp_path: Path) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen()])).findings
     assert str(finding.blame) == "train.py:8"
     assert "log on a line not known" in finding.message
     assert finding.fix.applicability == "manual"
+    (finding,) = nonfinite_loss(run_with(tmp_path / "second")).findings
+    assert finding.fix.applicability == "manual"
+    assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
+    assert "40 of 60 steps" in finding.gain.explanation
 
 
-def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
+def test_an_explosion_is_clipped_at_the_norm_before_it_and_within_steps_at_the_first_norm(tmp_path: Path) -> None:
     norms = [0.4] * 15 + [3.0, 40.0, 900.0, 4e5, 7e9]
     exploding = [
         make_step(step, backward_site=BACKWARD, gradient_norm=norms[step] if step < FIRST_BAD else "inf")
@@ -141,16 +150,13 @@ def test_an_explosion_is_clipped_at_the_norm_before_it(tmp_path: Path) -> None:
     assert str(finding.blame) == "train.py:8"
     assert "exploded" in finding.message
     assert "clip_grad_norm_(model.parameters(), max_norm=0.4)" in str(finding.fix.changes)
-
-
-def test_a_learning_rate_that_explodes_within_steps_is_measured_by_the_first_norm(tmp_path: Path) -> None:
     exploding = [
         make_step(step, backward_site=BACKWARD, gradient_norm=[20.0, 5e4, 4e9, "inf"][min(step, 3)])
         for step in range(40)
     ]
     pow_event = seen("PowBackward0").suspects[0]
     event = NonFiniteSeen(at_ns=START_NS, step=3, what="loss", value="inf", site=BACKWARD, suspects=[pow_event])
-    (finding,) = nonfinite_loss(run_with(tmp_path, steps=exploding, events=[event])).findings
+    (finding,) = nonfinite_loss(run_with(tmp_path / "second", steps=exploding, events=[event])).findings
     assert str(finding.blame) == "train.py:8"
     assert "max_norm=20" in str(finding.fix.changes)
 
@@ -171,26 +177,10 @@ def test_bad_data_is_blamed_on_the_statement_that_divided_to_make_it(tmp_path: P
     assert "torch.isfinite(batch)" in finding.fix.summary
 
 
-def test_a_bad_gradient_of_a_finite_loss_names_the_operation_whose_slope_is_infinite(tmp_path: Path) -> None:
-    event = seen()
-    event.suspects[0].num_bad = event.suspects[0].num_elements = 0
-    run = run_with(tmp_path, events=[event], traces=[trace()], steps=steps(loss=1.0))
-    (finding,) = nonfinite_loss(run).findings
-    assert str(finding.blame) == "train.py:3"
-    assert "most likely because log on this line" in finding.message
-
-
 @pytest.mark.parametrize(("node", "advice"), [("SoftmaxBackward0", "-1e9"), ("StdBackward0", "correction=0")])
 def test_what_no_clamp_mends_is_told_in_words(tmp_path: Path, node: str, advice: str) -> None:
     (finding,) = nonfinite_loss(run_with(tmp_path, events=[seen(node)])).findings
     assert advice in finding.fix.summary
-
-
-def test_without_suspect_or_explosion_nothing_is_claimed(tmp_path: Path) -> None:
-    (finding,) = nonfinite_loss(run_with(tmp_path)).findings
-    assert finding.fix.applicability == "manual"
-    assert (finding.gain.step_ms, finding.gain.peak_bytes) == (None, None)
-    assert "40 of 60 steps" in finding.gain.explanation
 
 
 def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once(tmp_path: Path) -> None:
@@ -201,21 +191,17 @@ def test_what_a_device_told_too_late_is_to_be_run_again_where_it_is_seen_at_once
     assert narrative.paragraphs[1].startswith("No operation was looked for, since the device told the value after")
 
 
-def test_finite_losses_are_silent(tmp_path: Path) -> None:
+def test_finite_losses_and_a_scaler_that_searches_are_silent_and_one_that_skips_every_step_is_not(
+    tmp_path: Path,
+) -> None:
     run = run_with(tmp_path, steps=steps(loss=1.0, gradient_norm=0.5))
     assert nonfinite_loss(run).findings == ()
-
-
-def test_a_scaler_that_searches_its_scale_is_silent(tmp_path: Path) -> None:
     scaled = [
         make_step(step, gradient_norm="inf" if step in (0, 1, 30) else 1.0, scaler_scale=65536.0) for step in range(60)
     ]
-    assert nonfinite_loss(run_with(tmp_path, steps=scaled)).findings == ()
-
-
-def test_a_scaler_that_skips_every_step_is_a_fault(tmp_path: Path) -> None:
+    assert nonfinite_loss(run_with(tmp_path / "second", steps=scaled)).findings == ()
     scaled = [make_step(step, gradient_norm="nan", scaler_scale=2.0**-step) for step in range(60)]
-    assert len(nonfinite_loss(run_with(tmp_path, steps=scaled)).findings) == 1
+    assert len(nonfinite_loss(run_with(tmp_path / "third", steps=scaled)).findings) == 1
 
 
 def scaled_steps(num_steps: int, held_back: Container[int]) -> list[StepRecord]:
@@ -300,11 +286,8 @@ def test_the_operation_that_is_found_once_the_scaler_gives_up_explains_its_first
     assert "The gradient is inf at step 5, most likely because log on this line" in finding.message
 
 
-def test_abstains_where_no_loss_was_seen(tmp_path: Path) -> None:
+def test_without_losses_it_abstains_and_without_steps_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence):
         nonfinite_loss(run_with(tmp_path, steps=steps(loss=None, gradient_norm=None)))
-
-
-def test_without_steps_it_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
-        nonfinite_loss(run_with(tmp_path, steps=[]))
+        nonfinite_loss(run_with(tmp_path / "second", steps=[]))

@@ -44,7 +44,7 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_true_shortage_blames_the_request_and_names_the_line_that_filled_the_device(tmp_path: Path) -> None:
+def test_true_shortage_blames_the_request_and_a_limit_of_the_program_itself_is_no_free_memory(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", truly_short(), ended="out_of_memory"))
     assert str(finding.blame) == f"train.py:{OUTPUT}"
     assert finding.severity == "high"
@@ -59,14 +59,14 @@ def test_true_shortage_blames_the_request_and_names_the_line_that_filled_the_dev
     assert finding.gain.basis == "model"
     (filled,) = [one for one in finding.evidence if isinstance(one, MemoryMap)]
     assert (filled.bars[0].label, filled.bars[0].num_bytes) == (f"train.py:{CACHE}", 480 * MIB)
-
-
-def test_what_the_program_does_not_let_itself_take_is_not_free(tmp_path: Path) -> None:
-    """Torch notes all that the driver has, under a limit too."""
+    # Torch notes all that the driver has, under a limit too.
     program = truly_short()
     program.entries[-1].device_free = GPU.total_bytes - 480 * MIB
     run = run_of(
-        tmp_path / "run", program, settings={"memory fraction": str(512 * MIB / GPU.total_bytes)}, ended="out_of_memory"
+        tmp_path / "second",
+        program,
+        settings={"memory fraction": str(512 * MIB / GPU.total_bytes)},
+        ended="out_of_memory",
     )
     finding = only_finding(run)
     assert finding.headline == "Out of memory"
@@ -74,13 +74,18 @@ def test_what_the_program_does_not_let_itself_take_is_not_free(tmp_path: Path) -
     assert "No setting of the allocator that was tried would have served the request" in finding.fix.summary
 
 
-def test_free_memory_in_pieces_is_told_from_shortage_with_the_setting_that_survives(tmp_path: Path) -> None:
+def test_free_memory_in_pieces_is_told_with_the_setting_that_survives_and_the_batch_beside_it(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", in_pieces(), ended="out_of_memory"))
     assert finding.headline == "Out of memory: free memory lies in pieces"
     assert "memory was there, but in pieces" in finding.message
     (change,) = finding.fix.changes
     assert isinstance(change, EnvironmentVariable)
     assert change.new == "expandable_segments:True"
+    fix = only_finding(run_of(tmp_path / "second", in_pieces(), configuration=CONFIGURATION)).fix
+    (change,) = fix.changes
+    assert isinstance(change, EnvironmentVariable)
+    assert fix.applicability == "safe"
+    assert "Should that not be enough: Set `training.batch_size` to 8 (now 16)" in fix.summary
 
 
 def test_a_program_that_got_all_it_asked_for_is_passed(tmp_path: Path) -> None:
@@ -106,16 +111,6 @@ def test_the_fix_is_computed_in_the_users_own_keys(tmp_path: Path) -> None:
         "Set `training.batch_size` to 8 (now 16) and `training.accumulation` to 2 (now 1): a step keeps its 16 samples."
     )
     assert "set `model.gradient_checkpointing` to true (now false)" in fix.summary
-
-
-def test_where_the_allocators_setting_suffices_it_alone_is_changed_and_the_batch_named_beside_it(
-    tmp_path: Path,
-) -> None:
-    fix = only_finding(run_of(tmp_path / "run", in_pieces(), configuration=CONFIGURATION)).fix
-    (change,) = fix.changes
-    assert isinstance(change, EnvironmentVariable)
-    assert fix.applicability == "safe"
-    assert "Should that not be enough: Set `training.batch_size` to 8 (now 16)" in fix.summary
 
 
 def ended(folder: Path, *, allocated_mib: int = 900, stage: str = "forward", **fields: Any) -> Run:
@@ -150,7 +145,7 @@ def test_without_a_snapshot_the_events_tell_the_post_mortem_and_the_fix_is_as_ex
     assert finding.gain.peak_bytes == (900 - 100 - 1000 // 2) * MIB
 
 
-def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> None:
+def test_what_filled_memory_is_told_where_a_window_shows_it_and_a_run_without_steps_too(tmp_path: Path) -> None:
     blocks = stacked_blocks()
     steps = [make_step(number) for number in range(STEP)]
     steps.append(make_step(STEP, window="trace-1", allocated_bytes=[BEFORE]))
@@ -160,10 +155,7 @@ def test_what_filled_memory_is_told_where_a_window_shows_it(tmp_path: Path) -> N
     assert str(finding.blame) == "model.py:10"
     assert "(147 MiB) 100 MiB were there before the step, and 46.0 MiB (31 %) were activations" in finding.message
     assert any(isinstance(one, MemoryMap) for one in finding.evidence)
-
-
-def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: Path) -> None:
-    run = ended(tmp_path / "run", configuration={})
+    run = ended(tmp_path / "second", configuration={})
     (run.rank_folder / STEPS_FILE).unlink()
     assert "Take smaller micro-batches" in only_finding(run).fix.summary
     foreign = run_of(tmp_path / "foreign", truly_short())
@@ -173,7 +165,9 @@ def test_a_run_and_a_snapshot_without_any_step_are_told_all_the_same(tmp_path: P
     assert finding.gain.peak_bytes is None
 
 
-def test_growing_memory_is_mended_where_it_grows_not_by_a_smaller_batch(tmp_path: Path) -> None:
+def test_growth_and_too_large_a_request_and_what_the_optimizer_lacks_are_no_matters_of_the_batch(
+    tmp_path: Path,
+) -> None:
     steps = [make_step(step, allocated_bytes=[(100 + 20 * step) * MIB] * 5) for step in range(40)]
     unknown = only_finding(ended(tmp_path / "unknown", steps=steps)).fix
     assert unknown.changes == ()
@@ -185,11 +179,11 @@ def test_growing_memory_is_mended_where_it_grows_not_by_a_smaller_batch(tmp_path
     counts, watches = counts_of(lambda n: plain(20 * n)), [watch_of(seen("train.py:4:train"))]
     held = ended(tmp_path / "held", steps=steps, sources={"train.py": keeping}, counts=counts, watches=watches)
     assert ": mend train.py:4, where `history` keeps more and more;" in only_finding(held).fix.summary
-
-
-def test_a_request_larger_than_the_machine_is_no_matter_of_the_batch(tmp_path: Path) -> None:
-    fix = only_finding(ended(tmp_path / "run", requested_bytes=1 << 50)).fix
+    fix = only_finding(ended(tmp_path / "second", requested_bytes=1 << 50)).fix
     assert fix.summary.startswith("Look at the sizes on that line")
+    assert fix.changes == ()
+    fix = only_finding(ended(tmp_path / "third", stage="optimizer")).fix
+    assert "`foreach=False`" in fix.summary
     assert fix.changes == ()
 
 
@@ -208,23 +202,14 @@ def test_a_small_request_of_pythons_fails_for_what_tensors_have_taken(tmp_path: 
     assert finding.fix.changes == SMALLER
 
 
-def test_what_the_optimizer_lacks_no_smaller_batch_gives(tmp_path: Path) -> None:
-    fix = only_finding(ended(tmp_path / "run", stage="optimizer")).fix
-    assert "`foreach=False`" in fix.summary
-    assert fix.changes == ()
-
-
-def test_where_the_batch_cannot_shrink_checkpointing_is_what_is_left(tmp_path: Path) -> None:
+def test_a_batch_of_one_is_checkpointed_where_it_can_be_and_never_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
     configuration = {"batch_size": "1", "gradient_checkpointing": "false"}
     fix = only_finding(ended(tmp_path / "run", steps=steps, configuration=configuration)).fix
     assert fix.changes == (ConfigurationValue(name="gradient_checkpointing", old="false", new="true"),)
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
-
-
-def test_a_batch_of_one_is_not_told_to_be_made_smaller(tmp_path: Path) -> None:
     steps = make_steps(10, allocated_bytes=[100 * MIB] * 5, samples=1)
-    fix = only_finding(ended(tmp_path / "run", steps=steps, configuration={"batch_size": "1"})).fix
+    fix = only_finding(ended(tmp_path / "second", steps=steps, configuration={"batch_size": "1"})).fix
     assert fix.summary.startswith("Even single samples would take about 1.07 GiB")
     assert fix.summary.endswith("Checkpoint the forward pass, take a smaller model, or compute in lower precision.")
 
@@ -254,19 +239,13 @@ def test_a_rank_without_a_line_of_the_users_hides_no_failure_of_another(tmp_path
         assert "; a request for 64.0 MiB failed, but no stack of device 0 in rank" in examination.looked_at
 
 
-def test_a_failure_of_which_no_rank_names_a_line_is_not_applicable(tmp_path: Path) -> None:
+def test_without_a_line_of_the_users_or_a_snapshot_it_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match=r"no stack of device 0 in rank0/memory-1\.pickle names a line"):
         out_of_memory(beside(run_of(tmp_path, nameless()), nameless()))
-
-
-def test_an_end_without_a_line_of_the_users_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="no line of yours"):
-        out_of_memory(ended(tmp_path / "run", site=None))
-
-
-def test_a_run_without_a_snapshot_names_what_it_needs(tmp_path: Path) -> None:
+        out_of_memory(ended(tmp_path / "second", site=None))
     with pytest.raises(NotRecorded, match=r"memory-<n>\.pickle is missing"):
-        out_of_memory(write_run(tmp_path / "run", steps=make_steps(10)))
+        out_of_memory(write_run(tmp_path / "third", steps=make_steps(10)))
 
 
 def test_free_memory_of_another_pool_is_no_piece_that_would_have_served(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def blocks_run(folder: Path, budget_mib: int | None, *, samples: int = 1) -> Run
     return open_run(folder, None if budget_mib is None else BEFORE + budget_mib * MIB)
 
 
-def test_it_blames_the_call_whose_activations_pay_and_checkpoints_it(tmp_path: Path) -> None:
+def test_it_blames_the_call_whose_activations_pay_and_its_picture_is_the_one_that_every_run_has(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, 20)).findings
     assert str(finding.blame) == "model.py:4"
     assert finding.fix.changes == (
@@ -38,6 +38,9 @@ def test_it_blames_the_call_whose_activations_pay_and_checkpoints_it(tmp_path: P
     )
     assert finding.gain.peak_bytes == (47 - 15) * MIB
     assert finding.gain.basis == "replay"
+    run = blocks_run(tmp_path / "second", 20)
+    (finding,) = oversized_peak(run).findings
+    assert run.get(WindowMemory).series in finding.evidence
 
 
 def test_it_says_where_micro_batches_would_do_as_well(tmp_path: Path) -> None:
@@ -45,14 +48,11 @@ def test_it_says_where_micro_batches_would_do_as_well(tmp_path: Path) -> None:
     assert "Instead, accumulate gradients over 2 micro-batches." in finding.fix.summary
 
 
-def test_where_nothing_suffices_it_says_so_and_offers_the_most(tmp_path: Path) -> None:
+def test_where_nothing_suffices_it_offers_the_most_and_what_was_there_before_is_out_of_reach(tmp_path: Path) -> None:
     (finding,) = oversized_peak(blocks_run(tmp_path, 5)).findings
     assert "that alone is not enough" in finding.fix.summary
     assert str(finding.blame) == "model.py:4"
-
-
-def test_a_budget_below_what_was_there_before_the_step_is_said_to_be_out_of_reach(tmp_path: Path) -> None:
-    (finding,) = oversized_peak(blocks_run(tmp_path, -10)).findings
+    (finding,) = oversized_peak(blocks_run(tmp_path / "second", -10)).findings
     assert finding.fix.summary.startswith("No batch comes below the budget: 100 MiB were there before the step")
     assert "Python and torch" in finding.fix.summary
 
@@ -93,9 +93,12 @@ def test_a_run_that_ran_out_of_memory_in_a_step_like_the_recorded_one_needs_no_b
     assert finding.fix.changes != ()
 
 
-def test_a_step_that_failed_early_is_taken_to_need_what_the_recorded_one_did(tmp_path: Path) -> None:
+def test_a_failed_step_needs_what_the_recorded_one_did_and_a_budget_goes_before_it(tmp_path: Path) -> None:
     (finding,) = oversized_peak(out_of_memory_run(tmp_path, 101, 1)).findings
     assert "29.4 MiB above 118 MiB" in finding.message
+    out_of_memory_run(tmp_path / "second", 120, 2304)
+    (finding,) = oversized_peak(open_run(tmp_path / "second", BEFORE + 20 * MIB)).findings
+    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
 
 
 @pytest.mark.parametrize(("in_use_mib", "requested_mib"), [(120, 2304), (400, 2), (164, 20)])
@@ -121,27 +124,9 @@ def test_the_windows_of_another_rank_than_the_failed_one_are_not_judged(tmp_path
         oversized_peak(out_of_memory_run(tmp_path, 140, 20, rank="rank1"))
 
 
-def test_a_budget_is_kept_to_whatever_the_failed_step_needed(tmp_path: Path) -> None:
-    out_of_memory_run(tmp_path, 120, 2304)
-    (finding,) = oversized_peak(open_run(tmp_path, BEFORE + 20 * MIB)).findings
-    assert finding.message.startswith("The peak is 147 MiB, 27.0 MiB above 120 MiB; ")
-
-
-def test_a_peak_within_the_budget_is_silent(tmp_path: Path) -> None:
+def test_a_peak_within_the_budget_is_silent_and_without_one_it_says_how_to_give_it(tmp_path: Path) -> None:
     assert oversized_peak(blocks_run(tmp_path, 47)).findings == ()
-
-
-def test_without_a_budget_it_says_how_to_give_one(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="--budget"):
-        oversized_peak(blocks_run(tmp_path, None))
-
-
-def test_without_an_allocation_window_it_names_what_is_missing(tmp_path: Path) -> None:
+        oversized_peak(blocks_run(tmp_path / "second", None))
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet"):
-        oversized_peak(write_run(tmp_path))
-
-
-def test_its_picture_is_the_one_that_every_run_has(tmp_path: Path) -> None:
-    run = blocks_run(tmp_path, 20)
-    (finding,) = oversized_peak(run).findings
-    assert run.get(WindowMemory).series in finding.evidence
+        oversized_peak(write_run(tmp_path / "third"))

@@ -25,7 +25,7 @@ def finding_of(folder: Path, source: str = TRAIN, *, line: int = 8, holder: Any 
     return finding
 
 
-def test_it_blames_the_line_that_was_seen_and_writes_the_edit(tmp_path: Path) -> None:
+def test_it_blames_the_line_that_was_seen_writes_the_edit_and_predicts_the_rise(tmp_path: Path) -> None:
     finding = finding_of(tmp_path)
     assert str(finding.blame) == "train.py:8"
     assert finding.fix.changes == (
@@ -36,6 +36,10 @@ def test_it_blames_the_line_that_was_seen_and_writes_the_edit(tmp_path: Path) ->
     assert finding.fix.applicability == "review"
     assert finding.headline == "`history` keeps tensors with their graphs"
     assert "1.00 MiB per step" in finding.message
+    gain = finding_of(tmp_path / "second").gain
+    assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
+    assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.01)
+    assert (gain.basis, gain.until_step) == ("measured bound", None)
 
 
 def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) -> None:
@@ -48,13 +52,6 @@ def test_it_shows_what_was_counted_and_the_lines_that_were_seen(tmp_path: Path) 
     assert counted.rows[0][4:6] == ("train.py:8 (6 times)", "train.py:9 (2 times)")
 
 
-def test_it_predicts_the_rise_over_the_recorded_steps_give_or_take_one_step(tmp_path: Path) -> None:
-    gain = finding_of(tmp_path).gain
-    assert gain.peak_bytes == pytest.approx(59 * MIB, rel=0.01)
-    assert gain.peak_bytes_interval == pytest.approx((58 * MIB, 60 * MIB), rel=0.01)
-    assert (gain.basis, gain.until_step) == ("measured bound", None)
-
-
 def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path) -> None:
     half = {"graph_nodes": 1}
     finding = finding_of(
@@ -65,7 +62,7 @@ def test_it_predicts_nothing_of_the_tensors_that_detaching_leaves(tmp_path: Path
     assert "leaves the tensors themselves, 512 KiB of 1.00 MiB per step" in finding.fix.summary
 
 
-def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -> None:
+def test_counts_alone_are_evidence_where_memory_shows_no_trend_and_for_slow_growth(tmp_path: Path) -> None:
     """Memory stands still, as where something else shrinks; or is not read at all."""
     still = finding_of(tmp_path / "still", steps=leaking_steps(bytes_per_step=0))
     assert "retained memory alone does not show it" in still.message
@@ -74,23 +71,19 @@ def test_counts_alone_are_evidence_where_memory_shows_no_trend(tmp_path: Path) -
     assert str(unread.blame) == "train.py:8"
     assert "3 counts from step 19 to step 59" in unread.message
     assert "Of memory no trend is known" in str(unread.evidence)
-
-
-def test_a_slow_growth_is_told_where_graphs_are_kept(tmp_path: Path) -> None:
-    slow = finding_of(tmp_path, holder=lambda n: graphs(n, graph_bytes=0, graph_nodes=2 * n),
+    slow = finding_of(tmp_path / "second", holder=lambda n: graphs(n, graph_bytes=0, graph_nodes=2 * n),
                       steps=leaking_steps(bytes_per_step=0))  # fmt: skip
     assert str(slow.blame) == "train.py:8"
 
 
-def test_where_no_line_was_seen_the_owner_is_blamed_and_it_is_said(tmp_path: Path) -> None:
+def test_where_no_line_was_seen_the_owner_is_blamed_and_without_that_the_call_of_backward(tmp_path: Path) -> None:
     finding = finding_of(tmp_path, watches=[])
     assert finding.blame.text == "def train(model, loader, optimizer):"
     assert "lines were not observed when this run was recorded" in finding.message
     assert finding.fix.applicability == "manual"
-
-
-def test_without_an_owner_in_the_sources_it_is_the_call_of_backward(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, watches=[], holder=lambda n: graphs(n, scope="global", owner="train", file=None))
+    finding = finding_of(
+        tmp_path / "second", watches=[], holder=lambda n: graphs(n, scope="global", owner="train", file=None)
+    )
     assert str(finding.blame) == "train.py:6"
 
 
@@ -143,17 +136,14 @@ def test_a_line_that_feeds_it_by_another_name_is_changed_there(tmp_path: Path) -
     assert "store.append(loss.detach())" in str(finding.fix.changes)
 
 
-def test_of_a_scalar_that_keeps_a_large_storage_a_copy_is_kept(tmp_path: Path) -> None:
+def test_a_copy_is_kept_of_a_large_storage_and_what_a_library_keeps_is_left_to_a_person(tmp_path: Path) -> None:
     """`F.mse_loss` gives a number whose storage is the whole elementwise result."""
     finding = finding_of(tmp_path, holder=lambda n: graphs(n, tensor_bytes=MIB * n, value_bytes=4 * n, graph_bytes=0))
     assert "history.append(loss.detach().clone())" in str(finding.fix.changes)
     assert "`.item()`" in finding.fix.summary
-
-
-def test_what_a_library_keeps_for_the_line_is_left_to_a_person(tmp_path: Path) -> None:
     watches = [watch_of(seen(is_within_call=True))]
     finding = finding_of(
-        tmp_path,
+        tmp_path / "second",
         watches=watches,
         holder=lambda n: graphs(n, path="MemoryHandler.buffer", owner="MemoryHandler", name="buffer"),
     )
@@ -161,15 +151,12 @@ def test_what_a_library_keeps_for_the_line_is_left_to_a_person(tmp_path: Path) -
     assert "Log a number (`.item()`)" in finding.fix.summary
 
 
-def test_it_says_at_which_step_the_run_ends(tmp_path: Path) -> None:
+def test_it_says_at_which_step_the_run_ends_or_that_it_ran_out(tmp_path: Path) -> None:
     devices = [replace(GPU, total_bytes=16_000 * MIB)]
     finding = finding_of(tmp_path, steps=leaking_steps(200), devices=devices, memory_source="CUDA allocator")
     assert f"would last until step {format_about(199 + 16_000 - 299)}" in finding.message
     assert finding.severity == "medium"
-
-
-def test_a_run_that_ran_out_says_so(tmp_path: Path) -> None:
-    finding = finding_of(tmp_path, ended="out_of_memory")
+    finding = finding_of(tmp_path / "second", ended="out_of_memory")
     assert "ended this run at step 59" in finding.message
     assert finding.severity == "high"
 
@@ -194,7 +181,7 @@ def test_other_lines_that_may_have_done_it_are_named(tmp_path: Path) -> None:
     assert "So did, or may have done: train.py:4, train.py:5." in str(finding_of(tmp_path, watches=watches).evidence)
 
 
-def test_two_separate_holders_are_two_findings_that_share_the_slope(tmp_path: Path) -> None:
+def test_two_holders_are_two_findings_that_share_the_slope_unless_one_line_feeds_both(tmp_path: Path) -> None:
     counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
     for count, other in zip(counts, counts_of(lambda n: plain(n // 2, path="train.outputs", name="outputs", number=2)),
                             strict=True):  # fmt: skip
@@ -204,47 +191,32 @@ def test_two_separate_holders_are_two_findings_that_share_the_slope(tmp_path: Pa
     findings = (*retained_graph(run).findings, *growing_tensors(run).findings)
     assert [str(finding.blame) for finding in findings] == ["train.py:8", "train.py:9"]
     assert sum(finding.gain.peak_bytes or 0 for finding in findings) == pytest.approx(59 * MIB, rel=0.02)
-
-
-def test_two_holders_that_one_line_feeds_are_one_finding(tmp_path: Path) -> None:
     counts = counts_of(lambda n: graphs(n, graph_bytes=MIB * n // 2))
     for count in counts:
         count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
     watches = [watch_of(seen()), watch_of(seen(), path="train.kept", number=2)]
     source = TRAIN.replace("history.append(loss)", "history.append(loss); kept.append(loss)")
-    finding = finding_of(tmp_path, source, counts=counts, watches=watches)
+    finding = finding_of(tmp_path / "second", source, counts=counts, watches=watches)
     assert finding.headline == "`history` and `kept` keep tensors with their graphs"
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
     assert "`history` and `kept`" in finding.fix.summary
 
 
-def test_a_bounded_holder_is_silent_and_named(tmp_path: Path) -> None:
+def test_what_is_bounded_or_without_graphs_or_steady_is_silent(tmp_path: Path) -> None:
     counts = counts_of(lambda n: graphs(min(n, 40)))
     run = leaking_run(tmp_path, counts=counts, steps=leaking_steps(bytes_per_step=0))
     examination = retained_graph(run)
     assert examination.findings == memory_growth(run).findings == ()
     assert "`history` is bounded: it has not grown since step 39" in examination.looked_at
-
-
-def test_tensors_without_graphs_are_not_its_business(tmp_path: Path) -> None:
-    assert retained_graph(leaking_run(tmp_path, plain)).findings == ()
-
-
-def test_steady_counts_and_steady_memory_are_silent(tmp_path: Path) -> None:
-    run = leaking_run(tmp_path, lambda _: graphs(9), steps=leaking_steps(bytes_per_step=0))
+    assert retained_graph(leaking_run(tmp_path / "second", plain)).findings == ()
+    run = leaking_run(tmp_path / "third", lambda _: graphs(9), steps=leaking_steps(bytes_per_step=0))
     assert retained_graph(run).findings == ()
 
 
-def test_what_was_counted_once_to_grow_while_memory_stands_still_is_not_judged(tmp_path: Path) -> None:
+def test_what_was_counted_once_to_grow_is_told_where_memory_grows_as_well_and_else_not_judged(tmp_path: Path) -> None:
     run = leaking_run(tmp_path, counts=counts_of(graphs, steps=(19, 39)), steps=leaking_steps(bytes_per_step=0))
     with pytest.raises(ThinEvidence, match="it was counted to grow only once"):
         retained_graph(run)
-
-
-def test_what_was_counted_once_to_grow_is_told_where_memory_grows_as_well(tmp_path: Path) -> None:
-    assert str(finding_of(tmp_path, counts=counts_of(graphs, steps=(19, 39))).blame) == "train.py:8"
-
-
-def test_a_short_run_without_counts_is_not_judged(tmp_path: Path) -> None:
+    assert str(finding_of(tmp_path / "second", counts=counts_of(graphs, steps=(19, 39))).blame) == "train.py:8"
     with pytest.raises(ThinEvidence, match="10 steps"):
-        retained_graph(leaking_run(tmp_path, steps=leaking_steps(10), counts=[], watches=[]))
+        retained_graph(leaking_run(tmp_path / "third", steps=leaking_steps(10), counts=[], watches=[]))

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from efprof.artifacts.allocations import AllocationEvent
 from efprof.audits.step_slowdown import step_slowdown
 from efprof.model import NotRecorded, ThinEvidence
 from tests.audits.growing_runs import containers_of
+from tests.facts.allocations import allocation
 from tests.support.builders import GPU, START_NS, loader_built, make_steps, trace_event, write_run
 
 SOURCE = """\
@@ -88,16 +88,13 @@ def test_blames_the_line_that_grew_between_the_windows(tmp_path):
     assert low < finding.gain.step_ms < high
 
 
-def test_time_outside_of_calls_is_blamed_on_the_loop_through_the_growing_container(tmp_path):
+def test_time_outside_of_calls_is_blamed_on_the_loop_and_a_line_of_another_stage_is_not(tmp_path):
     traces = (window_of(5, 0.1, in_loss_ms=2.0), window_of(60, 0.1, in_loss_ms=13.0))
     (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
     assert str(finding.blame) == "train.py:12"
     assert finding.blame.text == "for old in history:"
-
-
-def test_a_line_that_grew_in_another_stage_is_not_blamed(tmp_path):
     traces = (window_of(5, 2.0, backward_ms=1.0), window_of(60, 13.0, backward_ms=90.0))
-    (finding,) = examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces).findings
+    (finding,) = examine(tmp_path / "second", steps_with(other_ms=grows), traces=traces).findings
     assert str(finding.blame) == "train.py:5"
 
 
@@ -108,16 +105,13 @@ def test_steps_of_equal_length_are_silent(tmp_path):
     assert "1.00x as long" in examination.looked_at
 
 
-def test_without_windows_the_stage_s_line_is_shown_and_the_line_said_to_be_unknown(tmp_path):
+def test_without_a_line_that_explains_it_the_stage_is_shown_and_larger_steps_not_ruled_out(tmp_path):
     (finding,) = examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s)).findings
     assert str(finding.blame) == "train.py:7"
     assert "which line makes it grow is not known (trace-<n>.json.gz is missing" in finding.message
     assert finding.message.endswith(", or the steps themselves became larger.")
-
-
-def test_a_line_that_goes_through_nothing_may_have_had_more_to_do(tmp_path):
     traces = (window_of(5, 0.1, model_ms=2.0), window_of(60, 0.1, model_ms=24.0))
-    (finding,) = examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings
+    (finding,) = examine(tmp_path / "second", steps_with(forward_ms=lambda s: 4 + 0.2 * s), traces=traces).findings
     assert str(finding.blame) == "train.py:3"
     assert finding.message.endswith("by this line, unless the steps themselves became larger.")
 
@@ -131,27 +125,29 @@ def test_steps_that_were_given_more_are_unclear(field, name, tmp_path):
         examine(tmp_path / "run", steps)
 
 
-def test_more_samples_that_explain_little_of_it_do_not_excuse_it(tmp_path):
+def test_more_samples_excuse_neither_what_they_explain_little_of_nor_what_gets_longer(tmp_path):
     steps = steps_with(forward_ms=lambda s: 4 + 0.2 * s)
     for step in steps:
         step.samples = 100 + step.step // 10
     assert len(examine(tmp_path / "run", steps).findings) == 1
+    steps = steps_with(other_ms=grows)
+    for step in steps:
+        step.samples = 16 + step.step
+    (finding,) = examine(tmp_path / "second", steps, traces=GROWING_LINE).findings
+    assert str(finding.blame) == "train.py:5"
 
 
-def test_steps_that_train_more_parameters_are_unclear(tmp_path):
+def test_steps_that_train_more_or_larger_gradients_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients = 8 if step.step >= 70 else 2 if step.step % 20 == 0 else None
     with pytest.raises(ThinEvidence, match="but a step has 8 gradients there instead of 2"):
         examine(tmp_path / "run", steps)
-
-
-def test_gradients_that_became_larger_are_unclear(tmp_path):
     steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s)
     for step in steps:
         step.num_gradients, step.gradient_bytes = 20 + step.step // 60, 1000 * (1 + step.step // 60)
     with pytest.raises(ThinEvidence, match="but a step has 2,000 bytes of gradients there instead of 1,000"):
-        examine(tmp_path / "run", steps)
+        examine(tmp_path / "second", steps)
 
 
 @pytest.mark.parametrize(("num_late", "stage"), [(2, "backward"), (3, "backward"), (8, "forward")])
@@ -162,40 +158,25 @@ def test_gradients_that_explain_none_of_it_do_not_excuse_it(num_late, stage, tmp
     assert len(examine(tmp_path / "run", steps).findings) == 1
 
 
-def test_more_samples_do_not_excuse_a_line_that_goes_through_what_gets_longer(tmp_path):
-    steps = steps_with(other_ms=grows)
-    for step in steps:
-        step.samples = 16 + step.step
-    (finding,) = examine(tmp_path / "run", steps, traces=GROWING_LINE).findings
-    assert str(finding.blame) == "train.py:5"
-
-
 def allocated_in(step, **bytes_by_line):
     """What lines of the forward pass of a step allocate, each in a stack of its own."""
     return [
-        AllocationEvent(
-            time_ns=START_NS + step * 1_000_000_000 + 2_000_000 + place,
-            address=100 * step + place,
-            num_bytes=num_bytes,
-            operation="aten::addmm",
-            stack=(f"train.py:{line.removeprefix('line_')}:main",),
-            forward_stack=(),
-            modules=(),
-            is_backward=False,
+        allocation(
+            START_NS + step * 1_000_000_000 + 2_000_000 + place,
+            100 * step + place,
+            num_bytes,
+            f"train.py:{line.removeprefix('line_')}:main",
         )
         for place, (line, num_bytes) in enumerate(bytes_by_line.items(), start=1)
     ]
 
 
-def test_lines_that_all_allocate_more_show_longer_data(tmp_path):
+def test_lines_that_all_allocate_more_show_longer_data_and_one_line_does_not(tmp_path):
     windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=16_000, line_6=3000))
     with pytest.raises(ThinEvidence, match=r"lines of the forward pass allocate 3\.00x as much there"):
         examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
-
-
-def test_one_line_that_allocates_more_does_not(tmp_path):
     windows = (allocated_in(3, line_3=4000, line_6=1000), allocated_in(90, line_3=4000, line_6=9000))
-    run = examine(tmp_path / "run", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
+    run = examine(tmp_path / "second", steps_with(forward_ms=lambda s: 4 + 0.2 * s), allocations=windows)
     assert len(run.findings) == 1
 
 
@@ -244,18 +225,15 @@ def test_a_data_stage_that_grows_is_shown_at_the_loader(tmp_path):
     assert str(finding.blame) == "train.py:2"
 
 
-def test_a_line_with_little_of_the_growth_is_not_blamed(tmp_path):
+def test_a_line_with_little_of_the_growth_or_that_grew_as_all_did_is_not_blamed(tmp_path):
     early, late = window_of(5, 1.0), window_of(60, 1.5)
     for line in (3, 6, 8):
         late.append(trace_event("f", 60_700.0 + line, 0.6, call_site=f"train.py:{line}:main"))
     with pytest.raises(ThinEvidence, match="no single line grew by enough"):
         examine(tmp_path / "run", steps_with(other_ms=grows), traces=(early, late))
-
-
-def test_a_line_that_grew_as_all_lines_did_is_not_blamed(tmp_path):
     traces = (window_of(5, 2.0), window_of(60, 13.0, model_ms=24.0, backward_ms=44.0))
     with pytest.raises(ThinEvidence, match="no single line grew by enough"):
-        examine(tmp_path / "run", steps_with(other_ms=grows), traces=traces)
+        examine(tmp_path / "second", steps_with(other_ms=grows), traces=traces)
 
 
 def test_a_small_growth_is_told_where_a_line_goes_through_what_gets_longer(tmp_path):
@@ -281,22 +259,21 @@ def test_a_membership_test_is_blamed_and_not_the_list_that_is_made_anew(tmp_path
     assert "instead of `history`" in finding.fix.summary
 
 
-def test_steps_that_get_longer_once_and_stay_so_are_unclear(tmp_path):
+def test_what_came_at_once_or_slowed_every_stage_alike_is_unclear(tmp_path):
     steps = steps_with(other_ms=lambda step: 0.5 if step < 50 else 9.0)
     with pytest.raises(ThinEvidence, match="came at once"):
         examine(tmp_path / "run", steps, traces=GROWING_LINE)
-
-
-def test_a_machine_that_slows_every_stage_alike_is_unclear(tmp_path):
     slower = {name: lambda step, ms=ms: ms * (1 + 0.006 * step) for name, ms in USUAL_MS.items()}
     traces = (window_of(5, 0.5, backward_ms=8.0), window_of(60, 0.7, backward_ms=11.0))
     with pytest.raises(ThinEvidence, match="all stages grew alike"):
-        examine(tmp_path / "run", steps_with(**slower), traces=traces)
+        examine(tmp_path / "second", steps_with(**slower), traces=traces)
 
 
-def test_a_process_that_only_waited_longer_is_unclear(tmp_path):
+def test_a_process_that_only_waited_is_unclear_but_waiting_is_work_on_a_gpu(tmp_path):
     with pytest.raises(ThinEvidence, match="its machine was busy"):
         examine(tmp_path / "run", steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True))
+    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
+    assert len(examine(tmp_path / "second", steps, devices=[GPU]).findings) == 1
 
 
 def test_a_run_of_milliseconds_is_unclear_without_the_line_that_explains_it(tmp_path):
@@ -310,11 +287,6 @@ def test_a_run_of_milliseconds_is_unclear_without_the_line_that_explains_it(tmp_
     assert finding.blame.line == 5
 
 
-def test_waiting_is_work_on_a_gpu(tmp_path):
-    steps = steps_with(backward_ms=lambda s: 8 + 0.2 * s, waiting=True)
-    assert len(examine(tmp_path / "run", steps, devices=[GPU]).findings) == 1
-
-
 def on_a_device(steps, device_ms):
     """The same steps on a device, which takes so long for each."""
     for step in steps:
@@ -324,39 +296,31 @@ def on_a_device(steps, device_ms):
     return steps
 
 
-def test_a_host_that_runs_ahead_of_its_device_at_first_does_not_slow_down(tmp_path):
-    steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0)
-    with pytest.raises(ThinEvidence, match="the device took no longer"):
-        examine(tmp_path / "run", steps, devices=[GPU])
-
-
-def test_no_more_is_claimed_than_the_device_took_longer(tmp_path):
+def test_no_more_is_claimed_than_the_device_took_longer_and_nothing_where_it_did_not(tmp_path):
     steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0 + 0.18 * step)
     (finding,) = examine(tmp_path / "run", steps, devices=[GPU]).findings
     assert finding.gain.step_ms == pytest.approx(0.18 * 76, rel=0.01)
     low, high = finding.gain.step_ms_interval
     assert low <= finding.gain.step_ms == high, "nor does its interval"
+    steps = on_a_device(steps_with(backward_ms=lambda s: 8 + 0.2 * s), lambda step: 40.0)
+    with pytest.raises(ThinEvidence, match="the device took no longer"):
+        examine(tmp_path / "second", steps, devices=[GPU])
 
 
-def test_single_slow_steps_are_silent(tmp_path):
+def test_single_slow_steps_are_silent_and_a_ratio_that_may_be_small_is_unclear(tmp_path):
     steps = steps_with(other_ms=lambda s: 300.0 if s > 80 and s % 4 == 0 else 0.5)
     assert examine(tmp_path / "run", steps).findings == ()
 
-
-def test_a_ratio_that_may_be_small_is_unclear(tmp_path):
     def wild(step):
         is_long = step % 20 < (5 if step < 60 else 16)  # long steps come together: a third holds few such stretches
         return 30.0 if is_long else 8.0
 
     with pytest.raises(ThinEvidence, match="the interval reaches down to"):
-        examine(tmp_path / "run", steps_with(backward_ms=wild))
+        examine(tmp_path / "second", steps_with(backward_ms=wild))
 
 
-def test_a_short_run_is_thin_evidence(tmp_path):
+def test_a_short_run_is_thin_evidence_and_one_without_steps_not_applicable(tmp_path):
     with pytest.raises(ThinEvidence):
         step_slowdown(write_run(tmp_path / "run", steps=make_steps(20)))
-
-
-def test_a_run_without_steps_is_not_applicable(tmp_path):
     with pytest.raises(NotRecorded):
-        step_slowdown(write_run(tmp_path / "run"))
+        step_slowdown(write_run(tmp_path / "second"))

@@ -40,22 +40,16 @@ def finding_of(run: Run) -> Finding:
     return finding
 
 
-def test_it_blames_the_backward_pass_and_clears_below_the_step(tmp_path: Path) -> None:
+def test_it_blames_the_backward_pass_clears_below_the_step_and_claims_neither_time_nor_memory(tmp_path: Path) -> None:
     finding = finding_of(run_of(tmp_path, clearing()))
     assert (str(finding.blame), finding.blame.text) == ("train.py:5", "loss.backward()")
     new = "        optimizer.step()\n        optimizer.zero_grad(set_to_none=True)"
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        optimizer.step()", new=new),)
     assert (finding.category, finding.severity) == ("numbers", "high")
     assert "of Adam: before each of the 10 steps" in finding.message
-
-
-def test_it_claims_neither_time_nor_memory(tmp_path: Path) -> None:
-    gain = finding_of(run_of(tmp_path, clearing())).gain
+    gain = finding_of(run_of(tmp_path / "second", clearing())).gain
     assert (gain.step_ms, gain.peak_bytes) == (None, None)
-
-
-def test_it_shows_backward_and_step(tmp_path: Path) -> None:
-    evidence = finding_of(run_of(tmp_path, clearing())).evidence
+    evidence = finding_of(run_of(tmp_path / "third", clearing())).evidence
     assert [one.highlighted for one in evidence if isinstance(one, Snippet)] == [5, 6]
 
 
@@ -66,26 +60,22 @@ def test_a_clearing_in_the_wrong_place_is_pointed_out(tmp_path: Path) -> None:
     assert "`zero_grad` at train.py:2" in narrative.paragraphs[0]  # type: ignore[union-attr]
 
 
-def test_two_optimizers_of_one_pass_are_one_finding(tmp_path: Path) -> None:
+def test_optimizers_of_one_pass_are_one_finding_and_of_their_own_passes_one_each(tmp_path: Path) -> None:
     second = clearing(optimizer="SGD", step_site="train.py:7:train")
     finding = finding_of(run_of(tmp_path, clearing(), second))
     assert "of Adam and SGD" in finding.message
     assert [change.line for change in finding.fix.changes if isinstance(change, CodeEdit)] == [6, 7]
-
-
-def test_each_optimizer_of_its_own_pass_is_a_finding_of_its_own(tmp_path: Path) -> None:
     other = clearing(backward_sites=["train.py:4:train"], step_site="train.py:7:train")
-    blames = [finding.blame.line for finding in uncleared_gradients(run_of(tmp_path, clearing(), other)).findings]
+    blames = [
+        finding.blame.line for finding in uncleared_gradients(run_of(tmp_path / "second", clearing(), other)).findings
+    ]
     assert blames == [5, 4]
 
 
-def test_where_a_pass_makes_gradients_for_another_step_the_clearing_is_left_to_a_person(tmp_path: Path) -> None:
+def test_another_step_s_gradients_and_a_library_s_step_are_left_to_a_person(tmp_path: Path) -> None:
     fix = finding_of(run_of(tmp_path, clearing(num_earlier_backwards=1))).fix
     assert (fix.applicability, fix.changes) == ("manual", ())
-
-
-def test_a_step_by_a_library_is_left_to_a_person(tmp_path: Path) -> None:
-    finding = finding_of(run_of(tmp_path, clearing(step_site=None)))
+    finding = finding_of(run_of(tmp_path / "second", clearing(step_site=None)))
     assert (finding.fix.applicability, finding.fix.changes) == ("manual", ())
 
 
@@ -102,13 +92,10 @@ def test_a_cleared_optimizer_beside_an_uncleared_one_is_not_blamed(tmp_path: Pat
     assert "SGD" not in finding.message
 
 
-def test_gradients_that_somebody_changes_are_no_evidence(tmp_path: Path) -> None:
+def test_gradients_that_somebody_changes_are_no_evidence_and_what_tells_of_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="cannot be told"):
         uncleared_gradients(run_of(tmp_path, clearing("changed")))
-
-
-def test_a_run_that_does_not_tell_of_gradients_names_what_it_needs(tmp_path: Path) -> None:
     opened = WindowOpened(at_ns=START_NS, step=5, window="trace-1", why="schedule")
-    run = write_run(tmp_path / "run", steps=make_steps(20), events=[opened])
+    run = write_run(tmp_path / "second", steps=make_steps(20), events=[opened])
     with pytest.raises(NotRecorded, match=r"events\.jsonl"):
         uncleared_gradients(run)

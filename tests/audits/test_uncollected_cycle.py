@@ -97,7 +97,7 @@ def finding_of(run: Run) -> Finding:
     return finding
 
 
-def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> None:
+def test_blames_the_line_that_refers_back_makes_it_weak_and_predicts_what_piles_up(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run"))
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.changes == (
@@ -110,10 +110,7 @@ def test_blames_the_line_that_refers_back_and_makes_it_weak(tmp_path: Path) -> N
     assert "`Step.noise -> Noise.step -> Step`" in finding.message
     assert "40.0 MiB" in finding.message
     assert "every 10 steps" in finding.message
-
-
-def test_predicts_what_piles_up_between_collections(tmp_path: Path) -> None:
-    gain = finding_of(sawtooth_run(tmp_path / "run")).gain
+    gain = finding_of(sawtooth_run(tmp_path / "second")).gain
     assert (gain.basis, gain.peak_bytes) == ("measured bound", 40 * MIB)
     assert gain.peak_bytes_interval == (36.0 * MIB, 44.0 * MIB)  # a step's garbage more or less
 
@@ -175,10 +172,7 @@ def train(loader):
         loss = out.sum()
         loss.backward()
 """
-TENSOR_LINKS = (
-    link("SwashBackward", "y", file=None),
-    link("Tensor", "", file=None),
-)
+TENSOR_LINKS = (link("SwashBackward", "y", file=None), link("Tensor", "", file=None))
 
 
 def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_backward(tmp_path: Path) -> None:
@@ -187,16 +181,13 @@ def test_an_output_on_the_context_of_an_autograd_function_is_to_be_saved_for_bac
     assert "ctx.save_for_backward(y)" in finding.fix.summary
 
 
-def test_a_tensor_is_never_kept_weakly(tmp_path: Path) -> None:
+def test_tensors_and_what_has_no_weak_reference_are_left_to_a_person(tmp_path: Path) -> None:
     links = (link("Noise", "step"), link("Tensor", "noise", file=None))
     finding = finding_of(sawtooth_run(tmp_path / "run", links=links))
     assert (str(finding.blame), finding.fix.applicability) == ("train.py:6", "manual")
     assert "weak" not in finding.fix.summary
-
-
-def test_an_object_of_which_there_is_no_weak_reference_is_left_to_a_person(tmp_path: Path) -> None:
     links = (CIRCLE[0], link("Noise", "step", can_be_weak=False))
-    assert finding_of(sawtooth_run(tmp_path / "run", links=links)).fix.applicability == "manual"
+    assert finding_of(sawtooth_run(tmp_path / "second", links=links)).fix.applicability == "manual"
 
 
 def test_the_import_is_not_made_twice(tmp_path: Path) -> None:
@@ -204,14 +195,11 @@ def test_the_import_is_not_made_twice(tmp_path: Path) -> None:
     assert [type(change) for change in finding.fix.changes] == [CodeEdit]
 
 
-def test_a_bound_method_is_told_how_to_be_kept(tmp_path: Path) -> None:
+def test_methods_errors_and_closures_are_told_how_to_be_kept(tmp_path: Path) -> None:
     text = "class Step:\n    def __init__(self):\n        self.callback = self.listen\n"
     finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=[link("Step", "callback", through="method")]))
     assert str(finding.blame) == "train.py:3"
     assert "WeakMethod" in finding.fix.summary
-
-
-def test_an_error_is_kept_without_its_traceback(tmp_path: Path) -> None:
     text = """\
 def train_step(batch):
     kept = None
@@ -225,54 +213,50 @@ def train_step(batch):
         link("train_step", "kept", kind="variable"),
         link("RuntimeError", "__traceback__", file=None, through="traceback", can_be_weak=False),
     ]
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    finding = finding_of(sawtooth_run(tmp_path / "second", text=text, links=links))
     assert str(finding.blame) == "train.py:6"
     assert finding.fix.changes == (
         CodeEdit(file="train.py", line=6, old="        kept = error", new="        kept = error.with_traceback(None)"),
     )
-
-
-def test_a_closure_that_names_itself_is_blamed_where_it_is_defined(tmp_path: Path) -> None:
     text = "def train(batch):\n    def visit(depth):\n        return visit(depth - 1)\n    return visit(3)\n"
     links = [link("train.<locals>.visit", "visit", kind="closure", can_be_weak=False)]
-    finding = finding_of(sawtooth_run(tmp_path / "run", text=text, links=links))
+    finding = finding_of(sawtooth_run(tmp_path / "third", text=text, links=links))
     assert str(finding.blame) == "train.py:2"
     assert finding.fix.applicability == "manual"
 
 
-def test_a_field_of_a_dataclass_is_blamed_where_it_is_declared(tmp_path: Path) -> None:
+def test_a_field_is_blamed_where_it_is_declared_and_without_a_statement_the_class(tmp_path: Path) -> None:
     text = TRAIN.replace("    def __init__(self, step):\n        self.step = step\n", "    step: object\n")
     assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:5"
-
-
-def test_without_a_statement_the_class_is_blamed(tmp_path: Path) -> None:
     text = "class Step:\n    pass\n"
-    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text)).blame) == "train.py:1"
+    assert str(finding_of(sawtooth_run(tmp_path / "second", text=text)).blame) == "train.py:1"
 
 
-def test_a_cycle_of_a_library_is_told_of_where_backward_runs(tmp_path: Path) -> None:
+def test_without_a_cycle_it_is_told_where_backward_runs_and_what_refers_to_itself_is_likelier(tmp_path: Path) -> None:
     finding = finding_of(sawtooth_run(tmp_path / "run", links=()))
     assert str(finding.blame) == "train.py:20"
     assert "cycle" not in finding.message
+    # The children are what the owner has; a weak reference to them would let them go at once.
+    text = """\
+class Parent:
+    def add(self, child):
+        child.parent = self
+        self.children.append(child)
+"""
+    links = (link("Parent", "children", through="container"), link("Child", "parent"))
+    assert str(finding_of(sawtooth_run(tmp_path / "second", text=text, links=links)).blame) == "train.py:3"
 
 
-def test_small_garbage_is_silent(tmp_path: Path) -> None:
+def test_small_garbage_and_what_is_collected_every_few_steps_and_what_nothing_collects_are_silent(
+    tmp_path: Path,
+) -> None:
     assert uncollected_cycle(sawtooth_run(tmp_path / "few", per_step=MIB)).findings == ()  # 10 of 110 MiB
     assert uncollected_cycle(sawtooth_run(tmp_path / "more", per_step=2 * MIB)).findings != ()
-
-
-def test_what_is_collected_every_few_steps_is_silent(tmp_path: Path) -> None:
-    run = sawtooth_run(tmp_path / "run", every=2, per_step=20 * MIB, generation=2)
+    run = sawtooth_run(tmp_path / "second", every=2, per_step=20 * MIB, generation=2)
     assert run.get(CycleSawtooth).height_bytes == 40 * MIB
     assert uncollected_cycle(run).findings == ()
-
-
-def test_two_collections_without_a_name_are_silent(tmp_path: Path) -> None:
-    assert uncollected_cycle(sawtooth_run(tmp_path / "run", links=(), num_steps=25)).findings == ()
-
-
-def test_growth_that_nothing_collects_is_another_audit_s(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=leaking_steps(), sources={"train.py": TRAIN})
+    assert uncollected_cycle(sawtooth_run(tmp_path / "third", links=(), num_steps=25)).findings == ()
+    run = write_run(tmp_path / "fourth", steps=leaking_steps(), sources={"train.py": TRAIN})
     empty = CollectedGarbage(num_read=12, num_large=0, collections=[], cycles=[])
     (run.rank_folder / CYCLES_FILE).write_bytes(msgspec.json.encode(empty))
     assert uncollected_cycle(run).findings == ()
@@ -283,23 +267,8 @@ def test_a_sawtooth_is_no_growth(num_steps: int, tmp_path: Path) -> None:
     assert memory_growth(sawtooth_run(tmp_path / "run", num_steps=num_steps)).findings == ()
 
 
-def test_a_recording_without_collections_names_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
-        uncollected_cycle(write_run(tmp_path / "run", steps=[make_step(0)]))
-
-
-def test_a_run_without_any_collection_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_or_a_recording_without_collections_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="no collection of garbage was seen"):
         uncollected_cycle(sawtooth_run(tmp_path / "run", every=100))
-
-
-def test_what_refers_to_the_object_itself_is_likelier_than_what_it_was_given(tmp_path: Path) -> None:
-    """The children are what the owner has; a weak reference to them would let them go at once."""
-    text = """\
-class Parent:
-    def add(self, child):
-        child.parent = self
-        self.children.append(child)
-"""
-    links = (link("Parent", "children", through="container"), link("Child", "parent"))
-    assert str(finding_of(sawtooth_run(tmp_path / "run", text=text, links=links)).blame) == "train.py:3"
+    with pytest.raises(NotRecorded, match=r"cycles-1\.json"):
+        uncollected_cycle(write_run(tmp_path / "second", steps=[make_step(0)]))

@@ -65,24 +65,18 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-def test_it_blames_the_line_that_builds_the_loader(tmp_path: Path) -> None:
+def test_it_blames_the_line_that_builds_the_loader_and_sets_a_batch_that_leaves_a_tenth(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", sixty()))
     assert str(finding.blame) == "train.py:5"
     assert finding.severity == "low"
-
-
-def test_the_batch_is_the_largest_that_leaves_a_tenth_of_the_device(tmp_path: Path) -> None:
-    """(36 GiB less 1 for others less 2 that are fixed) / 0.25 per sample = 132, down to a multiple of 8."""
-    finding = only_finding(run_of(tmp_path / "run", sixty()))
+    # (36 GiB less 1 for others less 2 that are fixed) / 0.25 per sample = 132, down to a multiple of 8.
     (change,) = finding.fix.changes
     assert change == ConfigurationValue(name="args.batch_size", old="16", new="128", file="train.py") or (
         change == ConfigurationValue(name="batch_size", old="16", new="128", file="train.py")
     )
     assert "128 would fit, 8.0 times as many" in finding.message
-
-
-def test_the_fix_names_the_command_that_proves_it(tmp_path: Path) -> None:
-    finding = only_finding(run_of(tmp_path / "run", sixty()))
+    gain = finding.gain
+    assert gain.step_ms is gain.peak_bytes is None
     assert "'efprof fit --budget 35GiB -- python train.py --batch-size {batch}'" in finding.fix.summary
     assert finding.fix.applicability == "review"
 
@@ -111,14 +105,11 @@ def test_a_limit_that_the_program_set_itself_is_all_there_is(tmp_path: Path) -> 
     assert "of the 14.0 GiB of the program's own share of NVIDIA A100 were reserved" in finding.message
 
 
-def test_no_gain_is_claimed(tmp_path: Path) -> None:
-    gain = only_finding(run_of(tmp_path / "run", sixty())).gain
-    assert gain.step_ms is gain.peak_bytes is None
-
-
-def test_what_counts_is_the_micro_batch_not_the_step(tmp_path: Path) -> None:
+def test_what_counts_is_the_micro_batch_and_a_smaller_last_batch_is_no_difference(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path / "run", sixty(samples=64, micro_batches=4)))
     assert "of 16 samples each" in finding.message
+    steps = [alike(step, samples=16 if step % 20 else 7) for step in range(60)]
+    assert "of 16 samples each" in only_finding(run_of(tmp_path / "second", steps)).message
 
 
 def test_without_a_loader_the_line_that_runs_backward_is_named(tmp_path: Path) -> None:
@@ -128,63 +119,37 @@ def test_without_a_loader_the_line_that_runs_backward_is_named(tmp_path: Path) -
     assert finding.fix.applicability == "manual"
 
 
-def test_a_device_that_is_half_used_is_silent(tmp_path: Path) -> None:
+def test_a_device_in_use_by_itself_or_at_one_peak_or_by_others_or_by_growth_is_silent(tmp_path: Path) -> None:
     examination = unused_headroom(run_of(tmp_path / "run", sixty(samples=72)))  # 2 + 18 GiB, and 1 for others
     assert examination.findings == ()
     assert examination.looked_at == "57 steps, which left 48 % of the device unused"
-
-
-def test_a_peak_in_one_single_step_counts(tmp_path: Path) -> None:
     steps = sixty()
     steps[1].memory[2].reserved_bytes = 30 * GIB
-    assert unused_headroom(run_of(tmp_path / "run", steps)).findings == ()
-
-
-def test_what_other_processes_use_is_not_unused(tmp_path: Path) -> None:
+    assert unused_headroom(run_of(tmp_path / "second", steps)).findings == ()
     busy = Device(index=0, name="NVIDIA A100", total_bytes=40 * GIB, free_bytes=20 * GIB)
-    assert unused_headroom(run_of(tmp_path / "run", sixty(), devices=[busy])).findings == ()
-
-
-def test_steps_of_different_sizes_are_not_judged(tmp_path: Path) -> None:
-    steps = [alike(step, samples=16 if step % 3 else 24) for step in range(60)]
-    with pytest.raises(ThinEvidence, match="steps differ in size"):
-        unused_headroom(run_of(tmp_path / "run", steps))
-
-
-def test_samples_of_different_lengths_are_not_judged(tmp_path: Path) -> None:
-    steps = [alike(step, kept=16 * SAMPLE * (50 + step) // 100) for step in range(60)]
-    with pytest.raises(ThinEvidence, match="a longer one may need it"):
-        unused_headroom(run_of(tmp_path / "run", steps))
-
-
-def test_the_smaller_last_batch_of_an_epoch_is_no_difference(tmp_path: Path) -> None:
-    steps = [alike(step, samples=16 if step % 20 else 7) for step in range(60)]
-    assert "of 16 samples each" in only_finding(run_of(tmp_path / "run", steps)).message
-
-
-def test_memory_that_grows_is_on_its_way_to_being_used(tmp_path: Path) -> None:
+    assert unused_headroom(run_of(tmp_path / "third", sixty(), devices=[busy])).findings == ()
     steps = sixty()
     for step in steps:
         for here in step.memory:
             here.allocated_bytes += step.step * 20 * MIB
             here.reserved_bytes += step.step * 20 * MIB
-    assert unused_headroom(run_of(tmp_path / "run", steps)).findings == ()
+    assert unused_headroom(run_of(tmp_path / "fourth", steps)).findings == ()
 
 
-def test_a_cache_that_is_emptied_hides_the_peak(tmp_path: Path) -> None:
+def test_steps_and_samples_of_different_sizes_and_hidden_peaks_are_not_judged(tmp_path: Path) -> None:
+    steps = [alike(step, samples=16 if step % 3 else 24) for step in range(60)]
+    with pytest.raises(ThinEvidence, match="steps differ in size"):
+        unused_headroom(run_of(tmp_path / "run", steps))
+    steps = [alike(step, kept=16 * SAMPLE * (50 + step) // 100) for step in range(60)]
+    with pytest.raises(ThinEvidence, match="a longer one may need it"):
+        unused_headroom(run_of(tmp_path / "second", steps))
     flush = [SiteCalls(site="train.py:9:main", call="torch.cuda.empty_cache", count=1, us=900.0)]
     with pytest.raises(ThinEvidence, match="hides the peak"):
-        unused_headroom(run_of(tmp_path / "run", sixty(stalls=flush)))
-
-
-def test_a_short_run_is_not_judged(tmp_path: Path) -> None:
+        unused_headroom(run_of(tmp_path / "third", sixty(stalls=flush)))
     with pytest.raises(ThinEvidence, match="50 are needed"):
-        unused_headroom(run_of(tmp_path / "run", sixty()[:40]))
-
-
-def test_steps_without_a_number_of_samples_are_not_judged(tmp_path: Path) -> None:
+        unused_headroom(run_of(tmp_path / "fourth", sixty()[:40]))
     with pytest.raises(ThinEvidence, match="number of samples"):
-        unused_headroom(run_of(tmp_path / "run", sixty(samples=0, kept=GIB)))
+        unused_headroom(run_of(tmp_path / "fifth", sixty(samples=0, kept=GIB)))
 
 
 def test_a_host_is_never_judged(tmp_path: Path) -> None:

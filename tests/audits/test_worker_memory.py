@@ -19,7 +19,6 @@ from efprof.facts.input.worker_memory import WorkerMemory
 from efprof.facts.run.run import Run, open_run
 from efprof.model import Finding, NotRecorded, Series, ThinEvidence
 from efprof.units import GIB, MIB
-from tests.recorder.recording import Recorded, line_of, record_script
 from tests.support.builders import make_run_file, make_steps, write_run
 
 DATA = """\
@@ -35,36 +34,7 @@ LINES = HeldContainer(
     object_bytes=60 * MIB,
     site="data.py:3:TextData.__init__",
 )
-TRAINING = """\
-import sys
-from itertools import islice
-
-import numpy, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Lines(Dataset):
-    def __init__(self, lines):
-        self.lines = lines  # fault
-    def __len__(self):
-        return len(self.lines)
-    def __getitem__(self, index):
-        return torch.tensor(float(len(self.lines[index])))
-
-def made():
-    return [f"line {number:07d} of a text of many more lines than these" for number in range(300_000)]
-
-torch.set_num_threads(1)
-data = Lines(LINES)
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-for batch in islice(DataLoader(data, batch_size=256, shuffle=True, num_workers=2), 500):
-    optimizer.zero_grad()
-    model(batch[:, None]).mean().backward()
-    optimizer.step()
-"""
-
-ALONE = ("--windows", "none", "--no-holders")
-"""No count takes from the budget that the workers are read by."""
+RUNS = Path(__file__).parents[1] / "runs"
 
 
 def process(worker: int | None, private: int, *, copied: int = 0, pid: int | None = None) -> ProcessMemory:
@@ -109,75 +79,38 @@ def only_finding(run: Run) -> Finding:
     return finding
 
 
-@pytest.fixture(scope="module")
-def of_strings(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    text = TRAINING.replace("LINES", "made()")
-    return record_script(tmp_path_factory.mktemp("strings") / "home", text, options=ALONE)
-
-
-@pytest.fixture(scope="module")
-def of_an_array(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    text = TRAINING.replace("LINES", "numpy.array(made(), dtype=bytes)")
-    return record_script(tmp_path_factory.mktemp("array") / "home", text, options=ALONE)
-
-
-def test_a_recorded_list_of_strings_is_found_on_the_line_that_keeps_it(of_strings: Recorded) -> None:
-    finding = only_finding(open_run(of_strings.folder))
-    script = of_strings.folder.parents[2] / "train.py"
-    assert finding.blame.line == line_of(script, "fault")
-    assert finding.message.startswith(
-        "Each of 2 data workers copies the list of 300,000 `str` objects `Lines.lines`: by step"
-    )
-    assert "keep in `lines` the texts as one array" in finding.fix.summary.lower()
-
-
-def test_what_was_copied_is_about_what_the_objects_were_estimated_at(of_strings: Recorded) -> None:
-    memory = open_run(of_strings.folder).get(WorkerMemory)
+def test_a_recorded_list_of_strings_has_copied_about_what_its_objects_were_estimated_at() -> None:
+    """The finding itself, on its line and its twin's silence, is what every recorded run is tested for."""
+    memory = open_run(RUNS / "worker_memory-sick").get(WorkerMemory)
     assert 0.5 * memory.object_bytes < memory.copied_bytes < 1.5 * memory.object_bytes
 
 
-def test_a_recorded_array_is_left_alone(of_an_array: Recorded) -> None:
-    examination = worker_memory(open_run(of_an_array.folder))
-    assert examination.findings == ()
-    assert examination.looked_at.startswith("2 data workers, each of which copied ")
-
-
-def test_a_recording_without_workers_has_no_artifact(tmp_path: Path) -> None:
-    text = TRAINING.replace("LINES", "made()").replace("num_workers=2", "num_workers=0").replace("300_000", "300")
-    recorded = record_script(tmp_path / "home", text)
+def test_a_run_without_workers_has_no_artifact(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"worker_memory\.jsonl is missing; it is written on Linux"):
-        worker_memory(open_run(recorded.folder))
+        worker_memory(write_run(tmp_path, steps=make_steps(10)))
 
 
-def test_it_tells_what_all_workers_copied(tmp_path: Path) -> None:
+def test_it_tells_what_all_workers_copied_and_shows_each_over_time(tmp_path: Path) -> None:
     finding = only_finding(run_of(tmp_path, copying(0, 40 * MIB, 55 * MIB), LINES))
     assert "by step 200, 55.0 MiB that it shared with the training process had become its own, 110 MiB in all" in (
         finding.message
     )
     assert finding.gain.peak_bytes is None
     assert finding.gain.explanation.startswith("110 MiB of host memory")
-
-
-def test_the_evidence_has_each_worker_over_time(tmp_path: Path) -> None:
-    evidence = only_finding(run_of(tmp_path, copying(0, 40 * MIB, 55 * MIB), LINES)).evidence
+    evidence = only_finding(run_of(tmp_path / "second", copying(0, 40 * MIB, 55 * MIB), LINES)).evidence
     (series,) = [one for one in evidence if isinstance(one, Series)]
     assert series.lines[1].y == (10.0 * MIB, 50.0 * MIB, 65.0 * MIB)
 
 
-def test_workers_whose_own_memory_grows_are_left_alone(tmp_path: Path) -> None:
+def test_their_own_growth_and_small_or_unread_data_and_one_worker_s_own_writing_are_left_alone(tmp_path: Path) -> None:
     """What they asked for themselves takes nothing from what they share."""
     samples = copying(0, 0, 0)
     samples[-1].processes[:2] = [process(worker, 300 * MIB) for worker in range(2)]
     assert worker_memory(run_of(tmp_path, samples, LINES)).findings == ()
-
-
-def test_a_small_data_set_is_left_alone(tmp_path: Path) -> None:
     small = msgspec.structs.replace(LINES, object_bytes=10 * MIB)
-    assert worker_memory(run_of(tmp_path, copying(0, 12 * MIB), small)).findings == ()
-
-
-def test_a_list_that_no_worker_reads_is_left_alone(tmp_path: Path) -> None:
-    assert worker_memory(run_of(tmp_path, copying(0, 3 * MIB), LINES)).findings == ()
+    assert worker_memory(run_of(tmp_path / "second", copying(0, 12 * MIB), small)).findings == ()
+    assert worker_memory(run_of(tmp_path / "third", copying(0, 3 * MIB), LINES)).findings == ()
+    assert worker_memory(run_of(tmp_path / "fourth", copying(0, 180 * MIB, num_workers=1))).findings == ()
 
 
 def test_much_that_no_container_explains_is_told_without_one(tmp_path: Path) -> None:
@@ -187,28 +120,18 @@ def test_much_that_no_container_explains_is_told_without_one(tmp_path: Path) -> 
     assert "a global list" in finding.fix.summary
 
 
-def test_what_one_worker_no_longer_shares_may_be_the_training_s_own_writing(tmp_path: Path) -> None:
-    assert worker_memory(run_of(tmp_path, copying(0, 180 * MIB, num_workers=1))).findings == ()
-
-
-def test_spawned_workers_have_copies_by_design(tmp_path: Path) -> None:
+def test_spawned_workers_and_those_that_were_read_once_tell_nothing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="started by 'spawn'"):
         worker_memory(run_of(tmp_path, copying(0, 0), LINES, start_method="spawn"))
-
-
-def test_workers_that_were_read_once_tell_nothing(tmp_path: Path) -> None:
     with pytest.raises(ThinEvidence, match="read twice"):
-        worker_memory(run_of(tmp_path, copying(0), LINES))
+        worker_memory(run_of(tmp_path / "second", copying(0), LINES))
 
 
-def test_new_workers_of_a_later_epoch_are_not_taken_for_the_first(tmp_path: Path) -> None:
+def test_new_workers_are_not_taken_for_the_first_and_an_unknown_line_falls_back_on_the_class(tmp_path: Path) -> None:
     """They begin with all shared again: the epoch in which most was copied counts."""
     samples = copying(0, 50 * MIB, 0)
     samples[-1].processes[:2] = [process(worker, 10 * MIB, pid=2000 + worker) for worker in range(2)]
     assert "by step 100, 50.0 MiB" in only_finding(run_of(tmp_path, samples, LINES)).message
-
-
-def test_a_line_that_is_not_known_falls_back_on_the_class(tmp_path: Path) -> None:
     unknown = msgspec.structs.replace(LINES, site=None)
     assert str(only_finding(run_of(tmp_path / "class", copying(0, 55 * MIB), unknown)).blame) == "data.py:2"
     with pytest.raises(ThinEvidence, match="of no known line"):
@@ -225,14 +148,10 @@ def test_it_is_severe_by_the_share_of_the_host_that_the_copies_take(tmp_path: Pa
     assert only_finding(run_of(tmp_path, samples, large)).severity == "high"
 
 
-def test_every_page_shows_all_processes_when_they_held_most(tmp_path: Path) -> None:
+def test_every_page_shows_all_processes_when_they_held_most_and_none_where_there_are_no_workers(tmp_path: Path) -> None:
     run = run_of(tmp_path, copying(0, 55 * MIB, 5 * MIB), LINES)
     table = analyse(run.folder).measurements.processes
-    assert table is not None
     assert table.title == "All processes at step 100, when they held most: 530 MiB"
     assert [row[0] for row in table.rows] == ["training", "worker 0 of loader 1", "worker 1 of loader 1"]
     assert table.title in render(analyse(run.folder), "html")
-
-
-def test_without_workers_no_page_has_that_table(tmp_path: Path) -> None:
-    assert analyse(write_run(tmp_path, steps=make_steps(5)).folder).measurements.processes is None
+    assert analyse(write_run(tmp_path / "second", steps=make_steps(5)).folder).measurements.processes is None

@@ -12,11 +12,8 @@ CASES = {case.name: case for case in all_cases()}
 RUNS = Path(__file__).parents[1] / "runs"
 
 
-def test_every_case_has_a_name_of_its_own() -> None:
+def test_every_case_has_a_name_of_its_own_and_without_a_fault_no_sick_side() -> None:
     assert [name for name, count in Counter(case.name for case in all_cases()).items() if count > 1] == []
-
-
-def test_a_program_without_a_fault_has_no_sick_side_and_every_other_marks_one() -> None:
     healthy_alone = {name for name, case in CASES.items() if case.path.parent.name == "bounded"}
     assert {name for name, case in CASES.items() if not case.faults} == healthy_alone
     assert [name for name in healthy_alone if "--healthy" in CASES[name].path.read_text()] == []

@@ -27,14 +27,6 @@ def test_a_run_that_finished_no_step_still_has_a_report_with_one_warning(tmp_pat
     assert len(report.warnings) == 1
 
 
-def test_the_same_run_gives_the_same_report(tmp_path):
-    steps = make_steps(60, loader=1, data_ms=30.0, other_ms=lambda step: 1 + step / 2)
-    write_run(tmp_path / "run", steps=steps, events=[loader_built()], sources={"train.py": "x = 1\n"})
-    report = analyse(tmp_path / "run")
-    assert any(result.findings for result in report.audits)
-    assert report == analyse(tmp_path / "run")
-
-
 def test_an_overview_that_breaks_is_told_and_costs_no_report(tmp_path, monkeypatch):
     write_run(tmp_path / "run", steps=make_steps(60))
     assert analyse(tmp_path / "run").warnings == ()

@@ -16,16 +16,13 @@ def test_limits_that_cross_are_refused() -> None:
         CliRunner().invoke(fit, words, catch_exceptions=False)
 
 
-def test_the_result_names_the_largest_that_ran_and_the_one_to_take() -> None:
+def test_the_result_names_the_largest_that_ran_and_where_none_fits_says_so() -> None:
     found = search(lambda batch: 100 * MIB + batch * MIB, 500 * MIB, smallest=2)
     assert render_result(found, 500 * MIB).splitlines() == [
         "Largest that ran below 500 MiB: 400 (peak 500 MiB).",
         "Memory: 100 MiB and 1.00 MiB per sample; the line misses the runs by 0 B.",
         "Train with 300: a margin for what a few steps do not show.",
     ]
-
-
-def test_where_none_fits_it_says_so() -> None:
     found = search(lambda _: 600 * MIB, 500 * MIB, smallest=2)
     assert render_result(found, 500 * MIB) == "No batch size that was tried stays below 500 MiB."
 

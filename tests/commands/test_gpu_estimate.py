@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from efprof.commands.allocator import allocator
-from efprof.model import EfprofError, NotRecorded, UnreadableInput
+from efprof.model import NotRecorded, UnreadableInput
 from tests.facts.gpu_estimate.test_from_cpu import ONE_STEP, RUNS, events_at, one_step_run, steps
 from tests.support.builders import GPU, make_steps, write_allocations, write_run
 
@@ -23,7 +23,6 @@ def device_of(*words: str | Path) -> dict[str, object]:
     result = json.loads(run("what-if", *words, "--json").output)
     assert result["estimate"] is True
     (device,) = result["devices"]
-    assert isinstance(device, dict)
     return device
 
 
@@ -45,7 +44,6 @@ def test_the_json_has_the_contracts_fields(tmp_path: Path) -> None:
         "device_frees", "out_of_memory", "estimate",
     }  # fmt: skip
     predictions = device["predictions"]
-    assert isinstance(predictions, list)
     assert [one["conf"] for one in predictions] == ["expandable_segments:True", ""]
     assert all(expected <= one.keys() and one["estimate"] is True for one in predictions)
     assert predictions[1] == device["default"]
@@ -60,7 +58,6 @@ def test_it_is_said_whether_a_device_has_enough(tmp_path: Path) -> None:
     for size, fits in (("50MiB", "no"), ("100MiB", "unclear"), ("24GiB", "yes")):
         assert f"fits: {fits}" in run("what-if", folder, "--conf", "", "--device-memory", size).output
     default = device_of(folder, "--device-memory", "50MiB")["default"]
-    assert isinstance(default, dict)
     assert (default["out_of_memory"], default["fits"]) == (True, "no")
     assert default["peak_reserved_bytes"] == 92 * MIB, "what it needs, not what there is"
 
@@ -89,15 +86,11 @@ def test_a_cpu_has_no_allocator_to_replay() -> None:
 
 
 @pytest.mark.parametrize("command", ["replay", "what-if"])
-def test_a_run_without_a_window_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+def test_a_run_without_a_window_or_on_a_gpu_is_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
     folder = write_run(tmp_path / "run", steps=make_steps(3)).folder
     with pytest.raises(NotRecorded, match=r"allocations-<n>\.parquet is missing"):
         run(command, folder)
-
-
-@pytest.mark.parametrize("command", ["replay", "what-if"])
-def test_a_run_on_a_gpu_is_referred_to_its_snapshots(tmp_path: Path, command: str) -> None:
-    folder = write_run(tmp_path / "run", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
+    folder = write_run(tmp_path / "second", steps=make_steps(3), devices=[GPU], memory_source="CUDA allocator").folder
     with pytest.raises(NotRecorded, match=r"give one of its snapshots, memory-<n>\.pickle"):
         run(command, folder)
 
@@ -109,8 +102,3 @@ def test_a_folder_that_is_no_run_and_a_file_that_is_missing_are_refused(tmp_path
         run("what-if", tmp_path / "other")
     with pytest.raises(UnreadableInput, match="cannot be read"):
         run("what-if", tmp_path / "dump.pickle")
-
-
-def test_a_setting_that_torch_would_refuse_is_refused() -> None:
-    with pytest.raises(EfprofError, match="did you mean 'expandable_segments'"):
-        run("what-if", RUN, "--conf", "expandable_segment:True")

@@ -34,12 +34,20 @@ def run(command: object, *words: str | Path) -> Result:
     return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)  # type: ignore[arg-type]
 
 
-def test_a_snapshot_alone_is_reported_on(snapshot: Path) -> None:
+def test_a_snapshot_alone_is_reported_on_and_its_page_says_nothing_of_what_none_tells(
+    snapshot: Path, tmp_path: Path
+) -> None:
     text = run(report, snapshot, "--format", "text").output
     assert "dump   a memory snapshot, without its run" in text
     assert f"/home/user/project/train.py:{CACHE}" in text
     assert "Start the command with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
     assert f"efprof allocator what-if {snapshot}" in text
+    page = tmp_path / "page.html"
+    run(report, snapshot, "--out", page)
+    text = page.read_text()
+    assert "Reserved memory lies idle in pieces" in text
+    assert "trained on the CPU" not in text
+    assert "skipped steps" not in text
 
 
 def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snapshot: Path) -> None:
@@ -48,15 +56,6 @@ def test_a_snapshot_is_known_by_how_it_begins_where_its_name_has_no_ending(snaps
     nameless.write_text("no pickle")
     with pytest.raises(UnreadableInput, match="is neither a run nor a CUDA snapshot"):
         run(report, nameless, "--format", "text")
-
-
-def test_its_page_says_nothing_of_what_no_snapshot_tells(snapshot: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    run(report, snapshot, "--out", page)
-    text = page.read_text()
-    assert "Reserved memory lies idle in pieces" in text
-    assert "trained on the CPU" not in text
-    assert "skipped steps" not in text
 
 
 @pytest.fixture
@@ -90,16 +89,13 @@ def test_a_picture_that_cannot_be_made_costs_no_report(
     assert "fragmented_reserve" in text
 
 
-def test_a_folder_of_snapshots_has_a_rank_for_each(tmp_path: Path) -> None:
+def test_what_one_folder_holds_is_a_rank_each_for_the_report_and_a_file_each_for_the_allocator(tmp_path: Path) -> None:
     for rank in (2, 10):
         write_snapshot(tmp_path / f"rank{rank}.pickle", truly_short().snapshot())
     result = json.loads(run(report, tmp_path, "--json").output)
     assert result["run"]["num_ranks"] == 2
     (audit,) = [audit for audit in result["audits"] if audit["id"] == "out_of_memory"]
     assert len(audit["findings"]) == 2
-
-
-def test_the_commands_of_the_allocator_take_a_folder_too(tmp_path: Path) -> None:
     for rank in (10, 2):
         write_snapshot(tmp_path / f"rank{rank}.pickle", truly_short().snapshot())
     files = [str(tmp_path / name) for name in ("rank2.pickle", "rank10.pickle")]
@@ -130,15 +126,12 @@ def test_a_file_that_cannot_be_read_is_named_after_what_the_others_of_its_folder
     assert text.startswith(f"{half_spoilt / 'rank0.pickle'}:\ndevice 0: ")
 
 
-def test_a_report_on_a_folder_says_what_the_readable_files_tell_and_names_the_other(half_spoilt: Path) -> None:
+def test_a_report_on_a_folder_says_what_readable_files_tell_and_names_those_that_are_not(half_spoilt: Path) -> None:
     result = json.loads(run(report, half_spoilt, "--json").output)
     assert [audit["id"] for audit in result["audits"] if audit["status"] == "failed"] == ["out_of_memory"]
     assert [audit["id"] for audit in result["audits"] if audit["status"] == "errored"] == []
     (about,) = [warning for warning in result["warnings"] if "no whole pickle" in warning]
     assert about.startswith("rank1.pickle is no whole pickle"), "by the name that it was given under"
-
-
-def test_a_report_on_a_folder_in_which_nothing_can_be_read_names_the_first_file(half_spoilt: Path) -> None:
     (half_spoilt / "rank0.pickle").write_bytes(b"nor this")
     with pytest.raises(UnreadableInput) as refused:
         run(report, half_spoilt)
@@ -166,7 +159,6 @@ def test_a_file_that_the_model_does_not_know_says_so(tmp_path: Path) -> None:
     taken = recording.snapshot()
     for segment in taken.segments:  # as another allocator would lay them: from the end of a segment down
         for block in segment.blocks:
-            assert block.address is not None
             block.address = 2 * segment.address + segment.total_size - block.address - block.size
         segment.blocks.reverse()
     starts = {segment.address: segment.total_size for segment in taken.segments}
@@ -244,7 +236,7 @@ def began_warm(folder: Path) -> Path:
     return path
 
 
-def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_path: Path) -> None:
+def test_a_recording_that_began_warm_has_a_row_to_compare_with_and_says_how_each_starts(tmp_path: Path) -> None:
     path = began_warm(tmp_path)
     (device,) = json.loads(run(allocator, "what-if", path, "--json").output)["devices"]
     assert device["recorded"]["peak_reserved_bytes"] == 100 * MIB
@@ -253,20 +245,18 @@ def test_a_recording_that_began_warm_has_a_row_to_compare_the_others_with(tmp_pa
     text = run(allocator, "what-if", path).output
     assert "  as recorded, cold " in text
     assert "compare them with 'as recorded, cold'" in text
-
-
-def test_a_prediction_says_whether_it_starts_with_what_was_cached_before(tmp_path: Path) -> None:
     words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
     (device,) = json.loads(run(allocator, "what-if", began_warm(tmp_path), *words).output)["devices"]
     assert [one["start"] for one in device["predictions"]] == ["warm", "cold"]
 
 
-def test_a_recording_that_began_cold_has_no_such_row(snapshot: Path) -> None:
+def test_a_recording_that_began_cold_has_no_such_row_and_without_times_no_such_column(snapshot: Path) -> None:
     words = ("--conf", "", "--conf", "expandable_segments:True", "--json")
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
     assert device["recorded_cold"] is None
     assert {one["start"] for one in [device["recorded"], *device["predictions"]]} == {"cold"}
     assert "cold" not in run(allocator, "what-if", snapshot).output
+    assert "taking" not in run(allocator, "what-if", snapshot).output
 
 
 def test_a_long_recording_is_said_to_be_tried_in_one_layout(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,17 +329,10 @@ def test_what_calls_of_the_driver_took_is_told_where_the_recording_has_enough_of
     assert "'?' where it has too few of a kind" in text
 
 
-def test_without_times_no_column_is_left_empty(snapshot: Path) -> None:
-    assert "taking" not in run(allocator, "what-if", snapshot).output
-
-
-def test_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:
-    with pytest.raises(EfprofError, match=r"--conf 'expandable_segment:True': .*did you mean 'expandable_segments'"):
-        run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")
-
-
-def test_a_smaller_device_runs_out(snapshot: Path) -> None:
+def test_a_smaller_device_runs_out_and_a_setting_that_torch_would_refuse_is_refused(snapshot: Path) -> None:
     words = ("--conf", "", "--device-memory", "64MiB", "--json")
     (device,) = json.loads(run(allocator, "what-if", snapshot, *words).output)["devices"]
     assert device["predictions"][0]["out_of_memory"] is True
     assert device["predictions"][0]["peak_reserved_bytes"] <= 64 * 1024**2
+    with pytest.raises(EfprofError, match=r"--conf 'expandable_segment:True': .*did you mean 'expandable_segments'"):
+        run(allocator, "what-if", snapshot, "--conf", "expandable_segment:True")

@@ -13,8 +13,18 @@ def replaced(name: str, value: str) -> tuple[tuple[str, str], ...]:
     return tuple({**dict(RUN.environment), name: value}.items())
 
 
-def test_branch_commit_and_name_may_differ() -> None:
+def test_what_a_branch_or_checkout_or_its_own_code_or_an_early_end_changes_may_differ() -> None:
     head = make_report(branch="feature", commit="abcd", is_dirty=True, name="other", started="2027-01-01")
+    assert find_differences(make_report(), head) == ()
+    head = make_report(environment=replaced("matmul precision", "high"))
+    assert find_differences(make_report(), head) == ()
+    base = make_report(command=("/usr/bin/python", "/home/user/project/train.py"))
+    head = make_report(
+        command=("/home/user/.venv/bin/python", "/tmp/feature/train.py"),
+        environment=replaced("working folder", "/tmp/feature"),
+    )
+    assert find_differences(base, head) == ()
+    head = make_report(num_steps=0, num_ranks=0, devices=(), environment=(), memory_source="", ended="raised")
     assert find_differences(make_report(), head) == ()
 
 
@@ -40,22 +50,3 @@ def test_branch_commit_and_name_may_differ() -> None:
 )
 def test_names_what_differs(fields: dict[str, Any], difference: str) -> None:
     assert find_differences(make_report(), make_report(**fields)) == (difference,)
-
-
-def test_settings_that_the_code_itself_makes_may_differ() -> None:
-    head = make_report(environment=replaced("matmul precision", "high"))
-    assert find_differences(make_report(), head) == ()
-
-
-def test_the_same_command_in_another_checkout_is_the_same() -> None:
-    base = make_report(command=("/usr/bin/python", "/home/user/project/train.py"))
-    head = make_report(
-        command=("/home/user/.venv/bin/python", "/tmp/feature/train.py"),
-        environment=replaced("working folder", "/tmp/feature"),
-    )
-    assert find_differences(base, head) == ()
-
-
-def test_a_run_that_ended_before_its_first_step_lacks_only_what_training_writes() -> None:
-    head = make_report(num_steps=0, num_ranks=0, devices=(), environment=(), memory_source="", ended="raised")
-    assert find_differences(make_report(), head) == ()

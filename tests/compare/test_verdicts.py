@@ -55,11 +55,16 @@ def test_a_verdict_lies_outside_its_interval_of_no_change(unit: str, base: list[
             assert (high < 0) == (change.verdict == "better")
 
 
-def test_one_run_a_side_cannot_tell_a_doubled_step() -> None:
+def test_time_is_unclear_where_one_run_or_few_or_varying_steps_cannot_tell() -> None:
     (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[20.0] * 100))
     assert (percentile.verdict, percentile.is_over_budget) == ("unclear", False)
     assert percentile.effect == pytest.approx(1.0)
     assert percentile.reason == "One run a side cannot tell times less than 3.0 times apart."
+    restless = [value for value in (10.0, 60.0) for _ in range(50)]
+    (percentile, *_) = compare(step_metric(*restless), step_metric(*[60.0] * 100))
+    assert (percentile.verdict, percentile.interval) == ("unclear", None)
+    (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[90.0] * 19))
+    assert (percentile.verdict, percentile.reason) == ("unclear", "Too little to judge by: 100 and 19 steady steps.")
 
 
 def test_a_step_four_times_as_long_is_worse_and_over_budget() -> None:
@@ -77,31 +82,11 @@ def test_cpu_time_is_clear_from_half_as_much_again_on(head_ms: float, verdict: s
     assert [change.verdict for change in changes] == [verdict]
 
 
-def test_a_run_whose_own_steps_vary_needs_a_larger_change() -> None:
-    restless = [value for value in (10.0, 60.0) for _ in range(50)]
-    (percentile, *_) = compare(step_metric(*restless), step_metric(*[60.0] * 100))
-    assert (percentile.verdict, percentile.interval) == ("unclear", None)
-
-
-def test_too_few_steps_are_not_judged() -> None:
-    (percentile, *_) = compare(step_metric(*[10.0] * 100), step_metric(*[90.0] * 19))
-    assert (percentile.verdict, percentile.reason) == (
-        "unclear",
-        "Too little to judge by: 100 and 19 steady steps.",
-    )
-
-
-def test_a_stage_of_microseconds_is_no_matter_however_much_it_grew() -> None:
+def test_microseconds_are_no_matter_and_a_small_change_of_a_longer_time_is_not_called_the_same() -> None:
     (change,) = compare(make_metric("data_ms", "ms", *[0.002] * 50), make_metric("data_ms", "ms", *[0.09] * 50))
     assert change.verdict == "same"
-
-
-def test_no_time_at_all_on_both_sides_is_the_same() -> None:
     (change,) = compare(make_metric("data_ms", "ms", *[0.0] * 50), make_metric("data_ms", "ms", *[0.0] * 50))
     assert (change.verdict, change.reason) == ("same", "Less than 100 us on both sides.")
-
-
-def test_a_small_change_of_a_longer_time_is_not_called_the_same() -> None:
     (change,) = compare(make_metric("data_ms", "ms", *[0.2] * 50), make_metric("data_ms", "ms", *[0.25] * 50))
     assert change.verdict == "unclear"
 
@@ -117,29 +102,20 @@ def test_peak_memory_counts_from_half_a_percent_on(added_bytes: int, verdict: st
     assert "5 to 16 %" in change.reason
 
 
-def test_small_peaks_count_from_two_mebibytes_on() -> None:
-    (change,) = compare(make_metric("peak", "bytes", 1.0 * MIB), make_metric("peak", "bytes", 2.9 * MIB))
-    assert change.verdict == "same"
-
-
-def test_new_growth_of_memory_is_worse() -> None:
+def test_new_growth_and_one_more_nonfinite_step_are_worse_and_a_unit_without_a_rule_not_judged() -> None:
     base, head = (make_metric("growth", "bytes_per_step", slope, budget=0.03) for slope in (0.0, 100 * 1024.0))
     (change,) = compare(base, head)
     assert (change.verdict, change.is_over_budget, change.effect) == ("worse", True, None)
+    base, head = (make_metric("nonfinite_steps", "count", number, budget=0.0) for number in (40.0, 41.0))
+    (change,) = compare(base, head)
+    assert (change.verdict, change.is_over_budget) == ("worse", True)
+    (change,) = compare(make_metric("share", "percent", 1.0), make_metric("share", "percent", 99.0))
+    assert (change.base_median, change.head_median, change.verdict) == (1.0, 99.0, "unclear")
+    (change,) = compare(make_metric("peak", "bytes", 1.0 * MIB), make_metric("peak", "bytes", 2.9 * MIB))
+    assert change.verdict == "same"
 
 
 @pytest.mark.parametrize(("head", "verdict"), [(2.0, "same"), (2.3, "unclear"), (3.0, "worse"), (0.0, "better")])
 def test_counts_per_step_are_clear_from_half_a_count_on(head: float, verdict: str) -> None:
     (change,) = compare(make_metric("reads", "count", 2.0, 2.0), make_metric("reads", "count", head, head))
     assert change.verdict == verdict
-
-
-def test_one_more_nonfinite_step_fails() -> None:
-    base, head = (make_metric("nonfinite_steps", "count", number, budget=0.0) for number in (40.0, 41.0))
-    (change,) = compare(base, head)
-    assert (change.verdict, change.is_over_budget) == ("worse", True)
-
-
-def test_a_unit_without_a_rule_is_shown_and_not_judged() -> None:
-    (change,) = compare(make_metric("share", "percent", 1.0), make_metric("share", "percent", 99.0))
-    assert (change.base_median, change.head_median, change.verdict) == (1.0, 99.0, "unclear")

@@ -7,6 +7,7 @@ import pytest
 from energy_flow.config_parsing import load_config
 from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.energy_config import EnergyConfig
+from tests.energy_flow.training.started_trainings import Starter
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,11 @@ def augmented_config() -> EnergyConfig:
 @pytest.fixture(scope="session")
 def augmented_dataset(augmented_config: EnergyConfig, dataset: PairDataset) -> PairDataset:
     return PairDataset(dataset.folder, augmented_config)
+
+
+@pytest.fixture(scope="session")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
+    return Starter(tmp_path_factory.mktemp("said"))
 
 
 @pytest.fixture

@@ -58,23 +58,14 @@ def test_the_sizes_that_the_issue_names_hold() -> None:
     assert sizes(NAMED_CONFIGS["large"]) == (80, 80, 60, 20000, 64, 4, 1024)
 
 
-def test_a_wrong_field_is_named_with_the_nearest_right_one() -> None:
+def test_what_is_wrong_is_named_with_the_nearest_right_one() -> None:
     message = _error_of(assignments=["lattice.widht=8"])
     assert "'lattice.widht'" in message
     assert "'lattice.width'" in message
-
-
-def test_a_field_without_its_section_is_found_in_its_section() -> None:
     assert "'data.num_workers'" in _error_of(assignments=["num_worker=2"])
-
-
-def test_a_wrong_choice_is_named_with_the_nearest_right_one() -> None:
     message = _error_of(assignments=["runtime.precision=bfloat"])
     assert "runtime.precision" in message
     assert "'bfloat16'" in message
-
-
-def test_a_wrong_configuration_is_named_with_the_nearest_right_one() -> None:
     with pytest.raises(EnergyFlowError, match="'cpu_dmo'; did you mean 'cpu_demo'"):
         load_config("cpu_dmo")
 
@@ -100,8 +91,9 @@ def test_a_value_that_cannot_work_is_refused_by_the_name_of_its_field(assignment
     assert assignment.partition("=")[0] in _error_of(assignments=[assignment])
 
 
-def test_an_assignment_without_a_value_is_refused() -> None:
+def test_a_missing_file_and_an_assignment_without_a_value_are_refused(tmp_path: Path) -> None:
     assert "'lattice.width'" in _error_of(assignments=["lattice.width"])
+    assert "none.toml" in _error_of(config_file=tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +109,3 @@ def test_a_wrong_file_is_refused_by_what_is_wrong_in_it(tmp_path: Path, text: st
     file = tmp_path / "run.toml"
     file.write_text(text)
     assert named in _error_of(config_file=file)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert "none.toml" in _error_of(config_file=tmp_path / "none.toml")

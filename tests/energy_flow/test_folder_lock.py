@@ -32,7 +32,6 @@ def _held_elsewhere(out: Path, how: str = "alone") -> Iterator[subprocess.Popen[
     """Another process, in a group of its own with its children, that has claimed `out`."""
     command = [sys.executable, "-c", CLAIM, str(out), how]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, start_new_session=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == f"{holder.pid}\n"
         try:
             yield holder
@@ -57,11 +56,13 @@ def test_a_run_that_was_killed_does_not_block_though_its_loader_workers_live_on(
             assert (tmp_path / "in-use").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_folder_is_free_after_the_run(tmp_path: Path) -> None:
+def test_a_folder_is_free_after_the_run_and_a_run_that_goes_on_claims_it(tmp_path: Path) -> None:
     with claimed(tmp_path, ALONE):
         pass
     with _held_elsewhere(tmp_path):
         pass
+    with claimed_to_resume(tmp_path, ALONE):
+        assert (tmp_path / "in-use").read_text() == f"{os.getpid()}\n"
 
 
 def test_only_the_first_of_several_processes_claims_the_folder(tmp_path: Path) -> None:
@@ -81,8 +82,3 @@ def test_a_run_that_is_to_go_on_in_a_folder_that_is_not_there_makes_none(tmp_pat
     with pytest.raises(EnergyFlowError, match=f"there is no checkpoint in {out}"), claimed_to_resume(out, ALONE):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_goes_on_claims_its_folder(tmp_path: Path) -> None:
-    with claimed_to_resume(tmp_path, ALONE):
-        assert (tmp_path / "in-use").read_text() == f"{os.getpid()}\n"

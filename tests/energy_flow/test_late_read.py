@@ -3,7 +3,7 @@ import torch
 from energy_flow.late_read import LateRead
 
 
-def test_values_arrive_once_in_the_order_they_were_sent() -> None:
+def test_values_arrive_once_in_the_order_they_were_sent_and_draining_gives_the_rest() -> None:
     reads: LateRead[str] = LateRead()
     reads.push("first", torch.tensor(3))
     reads.push("second", torch.tensor([1.0, 2.0], requires_grad=True))
@@ -13,15 +13,9 @@ def test_values_arrive_once_in_the_order_they_were_sent() -> None:
     assert list(arrived[1][1]) == [1.0, 2.0]
     assert reads.arrived() == []
     assert reads.drain() == []
-
-
-def test_draining_gives_what_has_not_been_asked_for() -> None:
     reads: LateRead[int] = LateRead()
     reads.push(1, torch.tensor(5))
     assert [(tag, int(value)) for tag, value in reads.drain()] == [(1, 5)]
-
-
-def test_a_device_that_cannot_be_asked_gives_a_value_when_a_newer_one_is_under_way() -> None:
     reads: LateRead[int] = LateRead()
     reads.push(1, torch.empty((), device="meta"))
     assert reads.arrived() == []

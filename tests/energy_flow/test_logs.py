@@ -64,40 +64,30 @@ def test_another_rank_says_only_warnings_and_its_number(level_name: str) -> None
     assert _said(level_name, rank=3) == ["rank 3: warning: at warning"]
 
 
-def test_setting_up_twice_says_everything_once() -> None:
+def test_setting_up_twice_says_everything_once_and_the_root_not_again(caplog: pytest.LogCaptureFixture) -> None:
     _said("info")
     assert _said("info") == ["at info", "warning: at warning"]
-
-
-def test_a_handler_of_the_root_does_not_say_it_again(caplog: pytest.LogCaptureFixture) -> None:
     _said("info")
     assert caplog.records == []
 
 
-def test_a_value_is_not_computed_where_its_level_is_off() -> None:
+def test_a_value_is_computed_only_where_its_level_is_on() -> None:
     stream = io.StringIO()
     set_up_logging("info", stream=stream)
     log_lazily(LOGGER, TRAINING, "%d", lambda: pytest.fail("computed"))
     assert stream.getvalue() == ""
-
-
-def test_a_value_is_computed_where_its_level_is_on() -> None:
-    stream = io.StringIO()
     set_up_logging("training", stream=stream)
     log_lazily(LOGGER, TRAINING, "%d and %d", lambda: (1, 2))
     assert stream.getvalue() == "1 and 2\n"
 
 
-def test_within_a_progress_line_logs_go_through_it_and_afterwards_not() -> None:
+def test_within_a_progress_line_logs_for_its_stream_go_through_it() -> None:
     stream, line = io.StringIO(), io.StringIO()
     set_up_logging("info", stream=stream)
     with logging_through(line, instead_of=stream):
         LOGGER.info("within")
     LOGGER.info("after")
     assert (line.getvalue(), stream.getvalue()) == ("within\n", "after\n")
-
-
-def test_logs_for_another_stream_than_the_progress_line_s_stay_there() -> None:
     stream, terminal = io.StringIO(), io.StringIO()
     set_up_logging("info", stream=stream)
     with logging_through(io.StringIO(), instead_of=terminal):
@@ -105,17 +95,11 @@ def test_logs_for_another_stream_than_the_progress_line_s_stay_there() -> None:
     assert stream.getvalue() == "within\n"
 
 
-def test_every_few_steps_is_due_at_first_and_then_after_as_many_steps() -> None:
+def test_every_few_steps_or_seconds_and_the_first_steps_are_due() -> None:
     every = Every(3)
     assert [step for step in (5, 6, 7, 8, 9, 20, 22, 23) if every.is_due(step)] == [5, 8, 20, 23]
-
-
-def test_every_few_seconds_is_due_at_first_and_then_after_as_many_seconds() -> None:
     times = iter([100.0, 101.0, 109.9, 110.0, 111.0])
     every = EverySeconds(10, clock=lambda: next(times))
     assert [every.is_due() for _ in range(5)] == [True, False, False, True, False]
-
-
-def test_the_first_steps_are_those_after_where_a_run_goes_on() -> None:
     assert [step for step in range(1, 6) if FirstSteps(2).is_due(step)] == [1, 2]
     assert [step for step in range(11, 16) if FirstSteps(2, first_step=10).is_due(step)] == [11, 12]

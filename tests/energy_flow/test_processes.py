@@ -1,10 +1,6 @@
-"""What processes do together, seen in two that torchrun started once for all tests here."""
+"""What processes do together, seen in two that were started once for all tests here."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +9,7 @@ from torch import distributed
 
 from energy_flow.config_parsing import load_config
 from energy_flow.data.dataset import PairDataset
-from energy_flow.data.loader import build_loader, build_validation_loader
+from energy_flow.data.loader import build_validation_loader
 from energy_flow.errors import EnergyFlowError
 from energy_flow.model import build_model
 from energy_flow.processes import (
@@ -29,22 +25,18 @@ from energy_flow.processes import (
 )
 from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.validation import validate
-from tests.energy_flow.training.rank_program import SHARED
-from tests.support.patience import MAX_WAIT_S
+from tests.energy_flow.training import rank_program
+from tests.energy_flow.training.started_trainings import Starter
 
-PROJECT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def two(starter: Starter, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes saw in `rank_program.py`."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [*TORCHRUN, "-m", "tests.energy_flow.training.rank_program", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S, check=False)
-    assert ran.returncode == 0, ran.stderr
+    for rank in starter.start_two([str(folder)], main=rank_program.main):
+        assert rank.end() == 0, rank.said
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -81,53 +73,17 @@ def test_alone_nothing_is_initialised_wrapped_or_exchanged() -> None:
         assert first_alone_then_all(ALONE, lambda: 3, what="a number") == 3
 
 
-def test_the_others_find_what_the_first_process_built(two: list[dict[str, Any]]) -> None:
+def test_processes_build_agree_take_means_and_end_together(two: list[dict[str, Any]]) -> None:
     assert [seen["found"] for seen in two] == [False, True]
-
-
-def test_when_the_first_process_fails_the_others_say_so_instead_of_waiting(two: list[dict[str, Any]]) -> None:
     failures = [seen["failure"] for seen in two]
     assert failures == ["no space", "the first process could not make the dataset; see what it says"]
-
-
-def test_when_the_first_process_takes_too_long_the_others_say_how_long_they_waited(two: list[dict[str, Any]]) -> None:
     assert two[1]["too late"].startswith("waited 0:00:01 for the first process to make the dataset")
-
-
-def test_a_mean_is_over_all_processes_and_known_to_each(two: list[dict[str, Any]]) -> None:
     assert [seen["mean"] for seen in two] == [[0.5, 4.0]] * 2
-
-
-def test_processes_know_whether_they_agree(two: list[dict[str, Any]]) -> None:
     assert [seen["agree"] for seen in two] == [[True, False]] * 2
     assert agree_on(7, CPU, ALONE)
-
-
-def test_processes_that_find_different_checkpoints_do_not_go_on(two: list[dict[str, Any]]) -> None:
     assert all(seen["resumed"].startswith("processes find different checkpoints in ") for seen in two)
-
-
-def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(two: list[dict[str, Any]]) -> None:
     assert [seen["exchanges"] for seen in two] == [2, 2]  # of 4 micro-batches
-
-
-def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
-    two: list[dict[str, Any]], dataset: PairDataset
-) -> None:
-    assignments = [*SHARED, "training.batch_size=8", "flow.max_flows=256", "training.steps=2"]
-    config = load_config("debug", assignments=[*assignments, "training.accumulation=2"])
-    model = build_model(config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = model.mapper.from_cells.weight.detach()[:4].clone()
-    for number, batch in enumerate(build_loader(config, dataset, CPU)):
-        (model(batch).total / 2).backward()
-        if number % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad()
-    alone = model.mapper.from_cells.weight.detach()[:4]
-    first, second = (torch.tensor(seen["weights"]) for seen in two)
-    assert torch.equal(first, second)
-    torch.testing.assert_close(first - before, alone - before, rtol=1e-3, atol=1e-7)
+    assert [seen["end"] for seen in two] == [["'an error'", False]] * 2
 
 
 def test_a_loss_that_is_bad_in_one_process_skips_the_step_in_all(two: list[dict[str, Any]]) -> None:
@@ -140,12 +96,7 @@ def test_a_loss_that_is_bad_in_one_process_skips_the_step_in_all(two: list[dict[
 def test_validation_counts_the_pairs_of_all_processes(two: list[dict[str, Any]], dataset: PairDataset) -> None:
     config = load_config("debug", assignments=["training.validation_share=0.3"])
     loader = build_validation_loader(config, dataset, CPU)
-    assert loader is not None
     alone = validate(build_model(config), loader, CPU, torch.autocast("cpu", enabled=False))
     expected = [alone.cosine, alone.retrieval_accuracy, alone.token_accuracy, alone.num_pairs]
     for seen in two:
         assert seen["validation"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_error_leaves_the_group_and_goes_on(two: list[dict[str, Any]]) -> None:
-    assert [seen["end"] for seen in two] == [["'an error'", False]] * 2

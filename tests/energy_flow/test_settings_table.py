@@ -10,19 +10,13 @@ from energy_flow.train import energy_flow
 DOCUMENT = Path(__file__).parents[2] / "docs" / "energy_flow.md"
 
 
-def test_every_setting_has_a_meaning() -> None:
+def test_every_setting_has_a_meaning_and_says_what_it_may_be() -> None:
     settings = list_settings()
     assert [setting.path for setting in settings] == list(field_types())
     assert all(len(setting.meaning) > 5 for setting in settings)
-
-
-def test_a_setting_says_what_it_may_be_and_what_the_configurations_give_it() -> None:
     (setting,) = (setting for setting in list_settings() if setting.path == "training.validation_share")
     assert setting.allowed == "number, 0 to 0.5"
     assert setting.values.keys() == {"debug", "cpu_demo", "experiment", "large"}
-
-
-def test_the_documentation_shows_the_settings_as_they_are() -> None:
     assert markdown_table(list_settings()) in DOCUMENT.read_text(encoding="utf-8")
 
 

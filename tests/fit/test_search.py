@@ -39,24 +39,19 @@ def test_a_straight_line_takes_one_run_more_than_its_small_sizes(fixed: int, sam
     assert len(found.runs) < num_halvings / 2
 
 
-def test_noise_between_runs_is_paid_for_with_little() -> None:
+def test_a_bend_or_a_curve_or_noise_in_the_peaks_is_paid_for_with_few_runs() -> None:
     peak = linear(300, 40, noise_bytes=MIB)
     found = search(peak, 600 * MIB, smallest=2)
     best, num_halvings = _halve(peak, 600 * MIB, 1 << 16)
     assert 0.95 * best <= found.largest <= 1.01 * best
     assert len(found.runs) < num_halvings
 
-
-def test_a_peak_that_the_optimizer_makes_at_small_sizes_does_not_bend_the_line() -> None:
     def peak(batch: int) -> int:
         return max(380 * MIB, linear(325, 42)(batch))
 
-    found = search(peak, 600 * MIB, smallest=2)
     assert found.largest >= 0.97 * _halve(peak, 600 * MIB, 1 << 16)[0]
     assert len(found.runs) <= 8
 
-
-def test_attention_over_the_batch_grows_faster_than_a_line_and_is_still_met() -> None:
     def peak(batch: int) -> int:
         return 50 * MIB + 4096 * batch * batch
 
@@ -65,7 +60,7 @@ def test_attention_over_the_batch_grows_faster_than_a_line_and_is_still_met() ->
     assert found.largest >= 0.8 * _halve(peak, 500 * MIB, 1 << 16)[0]
 
 
-def test_a_device_that_ends_before_the_budget_is_not_believed_to_go_on() -> None:
+def test_a_device_or_data_that_ends_before_the_budget_ends_the_search() -> None:
     def peak(batch: int) -> int | None:
         return None if batch > 300 else linear(10, 1000)(batch)
 
@@ -73,24 +68,6 @@ def test_a_device_that_ends_before_the_budget_is_not_believed_to_go_on() -> None
     assert 0.6 * 300 <= found.largest <= 300
     assert None in [run.peak_bytes for run in found.runs]
 
-
-def test_where_nothing_fits_it_says_so_after_two_runs() -> None:
-    found = search(linear(500, 1), 100 * MIB, smallest=8)
-    assert (found.largest, found.recommended) == (0, 0)
-    assert batches(found) == [8, 4]
-
-
-def test_a_smaller_size_than_the_first_is_found_by_halving() -> None:
-    found = search(linear(0, 1024), 5 * MIB, smallest=8)
-    assert found.largest in (4, 5)
-
-
-def test_no_size_is_above_the_largest_that_is_allowed() -> None:
-    found = search(linear(100, 50), 500 * MIB, smallest=2, largest_allowed=100)
-    assert max(batches(found)) == found.largest == 100
-
-
-def test_memory_that_ends_with_the_data_ends_the_search() -> None:
     def peak(batch: int) -> int:
         return linear(100, 50)(min(batch, 1000))
 
@@ -99,14 +76,21 @@ def test_memory_that_ends_with_the_data_ends_the_search() -> None:
     assert found.largest >= 1000
 
 
-def test_few_points_are_given_a_margin_and_a_line_that_is_sure_none() -> None:
+def test_where_nothing_fits_it_says_so_and_a_smaller_size_than_the_first_is_found_by_halving() -> None:
+    found = search(linear(500, 1), 100 * MIB, smallest=8)
+    assert (found.largest, found.recommended) == (0, 0)
+    assert batches(found) == [8, 4]
+    found = search(linear(0, 1024), 5 * MIB, smallest=8)
+    assert found.largest in (4, 5)
+    found = search(linear(100, 50), 500 * MIB, smallest=2, largest_allowed=100)
+    assert max(batches(found)) == found.largest == 100
+
+
+def test_few_points_are_given_a_margin_and_a_line_needs_two_sizes() -> None:
     few = [Measured(batch=4, peak_bytes=10 * MIB), Measured(batch=8, peak_bytes=20 * MIB)]
     assert recommended(few, 20 * MIB) == 6
     sure = [Measured(batch=batch, peak_bytes=batch * MIB) for batch in (4, 32, 64, 80, 100)]
     assert recommended(sure, 100 * MIB) == 100
-
-
-def test_a_line_needs_two_sizes() -> None:
     assert fit_line([Measured(batch=4, peak_bytes=MIB), Measured(batch=8, peak_bytes=None)]) is None
 
 

@@ -34,14 +34,11 @@ def test_no_option_is_made_up_for_a_command_that_takes_none(words: str) -> None:
     assert not is_known
 
 
-def test_where_no_option_is_known_it_says_what_the_place_is_for() -> None:
+def test_where_no_option_is_known_it_says_what_the_place_is_for_and_words_stay_whole() -> None:
     change = ConfigurationValue(name="batch_size", old="16", new="64", file="train.py")
     assert prove_by_fit(["python", "train.py"], 16, 8 * GIB, change) == (
         "'efprof fit --budget 8GiB -- python train.py' measures the largest that fits, with {batch} put where the "
         "command sets the size of a micro-batch, now `batch_size` in train.py; if nothing in it does, the program "
         "needs an option for that"
     )
-
-
-def test_words_with_spaces_stay_one_word() -> None:
     assert "'my run'" in fit_command(["python", "train.py", "--name", "my run"], 16, GIB)[0]

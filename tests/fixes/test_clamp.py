@@ -38,18 +38,9 @@ def test_half_precision_gets_a_bound_it_can_hold() -> None:
     assert "clamp_max(11)" in str(fix_of("exp", "y = x.exp()", "float16").changes)
 
 
-def test_two_calls_on_one_line_are_left_to_a_person() -> None:
+def test_what_is_not_plain_or_without_a_remedy_gets_no_edit() -> None:
     fix = fix_of("log", "loss = p.log() - q.log()")
     assert (fix.applicability, fix.changes) == ("manual", ())
-
-
-def test_a_line_that_is_not_known_gets_no_edit() -> None:
     assert fix_of("log", "loss = p.log()", line=None).changes == ()
-
-
-def test_a_constant_divisor_is_no_operand_to_bound() -> None:
     assert fix_of("div", "y = x / 0.0").changes == ()
-
-
-def test_an_operation_without_a_remedy_is_named() -> None:
     assert "addmm" in fix_of("addmm", "y = layer(x)").summary

@@ -45,27 +45,25 @@ def test_a_plain_loop_is_cleared_below_its_step() -> None:
     assert mended(PLAIN, fix) == f"{PLAIN}    {CALL}\n"
 
 
-def test_an_attribute_keeps_its_owner() -> None:
+def test_an_attribute_and_a_scaler_keep_their_owner_and_optimizer() -> None:
     text = "def train(self):\n    self.optim.step()  # once\n    self.log()\n"
     expected = text.replace("# once\n", "# once\n    self.optim.zero_grad(set_to_none=True)\n")
     assert mended(text, fix_of(text, ".step")) == expected
-
-
-def test_a_scalers_step_names_the_optimizer() -> None:
     text = PLAIN.replace("optimizer.step()", "grad_scaler.step(optimizer)")
     assert mended(text, fix_of(text, "grad_scaler")) == f"{text}    {CALL}\n"
-
-
-def test_a_step_that_runs_less_often_than_backward_is_cleared_below_it() -> None:
     text = PLAIN.replace("    optimizer.step()", "    if index % every == 0:\n        optimizer.step()")
     assert mended(text, fix_of(text, STEP)).endswith(f"        optimizer.step()\n        {CALL}\n")
 
 
-def test_each_of_two_optimizers_is_cleared_below_its_own_step() -> None:
+def test_each_optimizer_is_cleared_below_its_own_step_and_an_unknown_one_left_to_a_person() -> None:
     text = PLAIN + "    other.step()\n"
     fix = fix_of(text, STEP, "other.step()")
     assert len(fix.changes) == 2
     assert f"`{CALL}` and `other.zero_grad(set_to_none=True)`" in fix.summary
+    assert fix_of(PLAIN, "").applicability == "manual"
+    text = "a.zero_grad()\nfor x in y:\n    b.zero_grad(set_to_none=True); c.zero_grad()\n    zero_grad()\n"
+    assert clearing_lines("train.py", ast.parse(text)) == ("train.py:1", "train.py:3")
+    assert clearing_lines("train.py", None) == ()
 
 
 @pytest.mark.parametrize(

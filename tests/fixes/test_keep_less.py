@@ -66,11 +66,8 @@ def test_a_carried_state_is_cut_where_it_enters_the_call() -> None:
     assert tensor.applicability == "review"
 
 
-def test_what_is_added_to_a_tensor_is_one() -> None:
+def test_what_is_added_to_a_tensor_is_one_and_an_unknown_statement_is_left_to_a_person() -> None:
     assert "history += loss.detach()" in str(fix_of("history += loss", "", kind="Tensor").changes)
-
-
-def test_a_statement_that_is_not_known_is_left_to_a_person() -> None:
     fix = keep_without_graph(SourceFile("train.py"), None, name="history", kind="list", entry=["Tensor"], how=DETACHED)
     assert (fix.applicability, fix.changes) == ("manual", ())
 
@@ -95,11 +92,8 @@ def test_each_kind_of_container_is_bounded_in_its_own_way(kind: str, expected: s
     assert expected in bound("history", kind, 500)
 
 
-def test_a_bound_tells_what_takes_a_hundredth_of_the_memory() -> None:
+def test_a_bound_tells_what_takes_a_hundredth_of_the_memory_in_its_own_unit() -> None:
     assert bound("history", "list", 500).endswith("now and then. 500 entries take 1 % of the memory there is.")
-
-
-def test_a_bound_in_tensors_or_steps_is_no_length_of_the_container() -> None:
     summaries = [bound("bank", kind, 1500, unit) for kind, unit in (("list", "tensors"), ("Tensor", "steps"))]
     assert not any("maxlen" in summary for summary in summaries)
     assert summaries[0].endswith("1,500 tensors take 1 % of the memory there is.")
@@ -114,9 +108,6 @@ def test_of_a_small_part_of_a_storage_a_copy_is_kept() -> None:
     (change,) = keep_copies(file, kept.value, "firsts").changes
     assert isinstance(change, CodeEdit)
     assert change.new == "firsts.append(scores[:8, 0].detach().clone())"
-
-
-def test_a_number_with_a_graph_that_is_part_of_a_larger_storage_is_detached_and_copied() -> None:
     assert "history.append(loss.detach().clone())" in str(fix_of("history.append(loss)", how=CLONED).changes)
 
 

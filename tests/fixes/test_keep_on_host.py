@@ -17,11 +17,7 @@ MOVE = "data = data.to(device)  # here"
 
 @pytest.mark.parametrize(
     "used",
-    [
-        "model(data[i : i + 64])",
-        "model(data[i : i + 64], len(data), data.shape[0])",
-        "batch = data[i:]; data.size(0)",
-    ],
+    ["model(data[i : i + 64])", "model(data[i : i + 64], len(data), data.shape[0])", "batch = data[i:]; data.size(0)"],
 )
 def test_slices_are_found_where_nothing_else_reads_the_data(used: str) -> None:
     moved, taken = edits_of(MOVE, used)

@@ -28,7 +28,7 @@ def test_the_argument_is_set_in_the_call(before, after):
     assert (edit.old, edit.new) == (before, after)
 
 
-def test_a_call_over_several_lines_keeps_its_form():
+def test_a_call_over_several_lines_keeps_its_form_and_arguments_are_added_behind_the_last():
     source = "loader = DataLoader(\n    data,\n    num_workers=0,\n    shuffle=True,\n)"
     (edit,) = change(source, num_workers=2, persistent_workers=True)
     assert edit == CodeEdit(
@@ -37,16 +37,14 @@ def test_a_call_over_several_lines_keeps_its_form():
         old=source,
         new="loader = DataLoader(\n    data,\n    num_workers=2,\n    shuffle=True, persistent_workers=True,\n)",
     )
-
-
-def test_the_last_argument_is_set_and_another_added_behind_it():
     (edit,) = change("x = DataLoader(data, num_workers=0)", num_workers=2, persistent_workers=True)
     assert edit.new == "x = DataLoader(data, num_workers=2, persistent_workers=True)"
 
 
-def test_a_computed_argument_is_a_setting_under_its_own_name():
+def test_a_computed_argument_is_a_setting_under_its_own_name_and_so_is_one_without_text():
     (setting,) = change("loader = DataLoader(data, num_workers=config.loader.workers)", num_workers=3)
     assert (setting.name, setting.old, setting.new) == ("config.loader.workers", "0", "3")
+    assert len(set_loader_arguments("train.py", [], None, 4, old=OLD, new={"num_workers": 3})) == 1
 
 
 @pytest.mark.parametrize(

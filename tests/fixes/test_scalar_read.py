@@ -58,14 +58,11 @@ for epoch in range(3):
 """
 
 
-def test_a_log_line_goes_under_the_loop_s_counter():
+def test_a_log_line_goes_under_the_loop_s_counter_and_without_one_gives_no_edit():
     found = log_every(SourceFile("train.py", LOOP.splitlines()), 6, 50)
     assert found.line == 4
     assert found.new.splitlines()[:2] == ["        if step % 50 == 0:", "            logger.info("]
     ast.parse(LOOP.replace(found.old, found.new))
-
-
-def test_a_loop_without_a_counter_gives_no_edit():
     assert log_every(SourceFile("train.py", LOOP.splitlines()), 9, 50) is None
 
 

@@ -23,10 +23,7 @@ FIXTURE_BYTES = 200_000
 ALWAYS_KEPT = ("run.json", "steps.jsonl", "events.jsonl", "sources.jsonl", "device_use.jsonl")
 KEPT_WHERE_SMALL = ("holders-", "watch-", "trace-", "memory-", "allocations-")
 
-needs_cuda = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @contextmanager

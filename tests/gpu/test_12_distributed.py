@@ -114,21 +114,15 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Runs(bare=bare, told=told(), recorded=recorded)
 
 
-def test_every_rank_has_its_own_steps_and_losses(runs: Runs) -> None:
+def test_every_rank_has_its_own_steps_losses_and_device_and_recording_adds_nothing(runs: Runs) -> None:
     for number, (told, bare) in enumerate(zip(runs.told, runs.bare, strict=True)):
         steps = read_steps(runs.rank(number))[0]
         assert [step.micro_batches for step in steps] == [1] * NUM_STEPS
         assert [step.loss for step in steps] == told["losses"] == pytest.approx(bare["losses"], rel=1e-4)
         assert [one for one in read_events(runs.rank(number))[0] if isinstance(one, CollectorStopped)] == []
-
-
-def test_recording_adds_no_collective_and_no_synchronisation(runs: Runs) -> None:
     for told, bare in zip(runs.told, runs.bare, strict=True):
         assert told["collectives"] == bare["collectives"] != {}
         assert told["waits"] <= bare["waits"]
-
-
-def test_each_rank_is_recorded_on_its_own_device_and_starts_nothing_on_others(runs: Runs) -> None:
     for number, (told, bare) in enumerate(zip(runs.told, runs.bare, strict=True)):
         assert {reading.device for reading in read_device_use(runs.rank(number))} == {number}
         assert told["contexts"] == bare["contexts"]

@@ -98,7 +98,6 @@ def test_tensors_on_a_device_are_counted_without_waiting_and_the_line_that_keeps
     assert recorded.events(CollectorStopped) == []
     for count in read_counts(recorded.rank)[:2]:
         holder = holder_at(count, "train.outputs")
-        assert holder is not None
         assert holder.length == holder.tensors == count.step + 1
         assert holder.tensor_bytes == holder.value_bytes == OUTPUT_BYTES * holder.tensors
     (change,) = changes_of(recorded, "train.outputs")

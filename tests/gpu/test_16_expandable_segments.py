@@ -24,14 +24,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return found
 
 
-def test_the_windows_are_recorded_and_the_report_reads_them(recorded: Recorded) -> None:
+def test_the_windows_are_recorded_and_the_first_with_the_growth_of_its_segments_is_foretold(recorded: Recorded) -> None:
     assert recorded.events(CollectorStopped) == []
     assert len(recorded.steps) == 14
     assert read_allocations(recorded.rank / "allocations-1.parquet").events
     assert [audit.reason for audit in analyse(recorded.folder).audits if audit.status == "errored"] == []
-
-
-def test_the_first_window_has_the_growth_of_the_segments_and_is_foretold(recorded: Recorded) -> None:
     path = recorded.rank / "memory-1.pickle"
     snapshot = read_snapshot(path)
     assert all(segment.is_expandable for segment in snapshot.segments)

@@ -128,17 +128,14 @@ else:
 """
 
 
-def test_a_forked_process_may_not_use_cuda() -> None:
-    assert "forked subprocess" in run(FORKS)
-
-
-def test_a_stream_is_current_within_its_block_alone() -> None:
+def test_a_stream_is_current_in_its_block_alone_and_a_forked_process_may_not_use_cuda() -> None:
     aside, before = torch.cuda.Stream(), torch.cuda.current_stream()
     with torch.cuda.stream(None):
         assert torch.cuda.current_stream() == before == torch.cuda.default_stream()
     with torch.cuda.stream(aside):
         assert torch.cuda.current_stream() == aside != before
     assert torch.cuda.current_stream() == before
+    assert "forked subprocess" in run(FORKS)
 
 
 WAITING: dict[str, Callable[[torch.Tensor], object]] = {

@@ -28,7 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     )
 
 
-def test_training_on_cuda_is_recorded_to_its_end(recorded: Recorded) -> None:
+def test_training_on_cuda_is_recorded_to_its_end_with_every_loss_although_it_comes_late(recorded: Recorded) -> None:
     assert recorded.exit_code == 0, recorded.errors
     assert recorded.events(CollectorStopped) == []
     assert len(recorded.steps) == 40
@@ -36,6 +36,13 @@ def test_training_on_cuda_is_recorded_to_its_end(recorded: Recorded) -> None:
     assert recorded.run.devices[0].name == torch.cuda.get_device_name()
     assert recorded.run.devices[0].total_bytes == torch.cuda.get_device_properties(0).total_memory
     assert {"cuda", "driver", "torch"} <= recorded.run.versions.keys()
+    assert all(isinstance(step.loss, float) for step in recorded.steps)
+    boundaries = [boundary for step in recorded.steps for boundary in step.memory]
+    assert len(boundaries) >= 5
+    assert all(0 < boundary.allocated_bytes <= boundary.reserved_bytes for boundary in boundaries)
+    windows = [step.window for step in recorded.steps]
+    assert windows[:4] == ["memory-1"] * 4
+    assert 1 <= windows.count("trace-1") <= 2, "the first of them only where its batch came soon"
 
 
 def test_the_environment_holds_what_a_snapshot_does_not(tmp_path: Path) -> None:
@@ -48,16 +55,6 @@ def test_the_environment_holds_what_a_snapshot_does_not(tmp_path: Path) -> None:
     assert any("max_split_size_mb" in value and "64" in value for value in settings.values())
 
 
-def test_every_step_has_its_loss_although_it_comes_late(recorded: Recorded) -> None:
-    assert all(isinstance(step.loss, float) for step in recorded.steps)
-
-
-def test_memory_at_the_boundaries_is_the_allocators_own(recorded: Recorded) -> None:
-    boundaries = [boundary for step in recorded.steps for boundary in step.memory]
-    assert len(boundaries) >= 5
-    assert all(0 < boundary.allocated_bytes <= boundary.reserved_bytes for boundary in boundaries)
-
-
 def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Recorded) -> None:
     trace = read_trace(recorded.rank / "trace-1.json.gz")
     categories = {event.category for event in trace.events}
@@ -65,15 +62,12 @@ def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Record
     assert any(event.arguments.call_site for event in trace.events)
 
 
-def test_the_windows_allocations_are_the_devices_with_forward_lines_behind_backward(recorded: Recorded) -> None:
+def test_the_window_s_allocations_are_the_device_s_and_add_up_to_what_the_allocator_counts(recorded: Recorded) -> None:
     events = read_allocations(recorded.rank / "allocations-1.parquet").events
     backward = [event for event in events if event.is_backward and event.num_bytes > 0]
     assert backward
     known = [event for event in backward if any("energy_flow" in site for site in event.forward_stack)]
     assert sum(event.num_bytes for event in known) >= 0.9 * sum(event.num_bytes for event in backward)
-
-
-def test_between_two_boundaries_the_windows_allocations_add_up_to_what_the_allocator_counts(recorded: Recorded) -> None:
     events = read_allocations(recorded.rank / "allocations-1.parquet").events
     differences = []
     for step in (step for step in recorded.steps if step.window == "trace-1"):
@@ -81,12 +75,6 @@ def test_between_two_boundaries_the_windows_allocations_add_up_to_what_the_alloc
         for (start, before), (end, after) in pairwise(places):
             differences.append(sum(one.num_bytes for one in events if start < one.time_ns <= end) - (after - before))
     assert differences.count(0) >= 0.9 * len(differences) > 0, "an event may come within a microsecond of a boundary"
-
-
-def test_no_step_is_in_two_windows(recorded: Recorded) -> None:
-    windows = [step.window for step in recorded.steps]
-    assert windows[:4] == ["memory-1"] * 4
-    assert 1 <= windows.count("trace-1") <= 2, "the first of them only where its batch came soon"
 
 
 def test_the_sound_trainer_has_no_finding(recorded: Recorded) -> None:

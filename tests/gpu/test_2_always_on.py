@@ -71,12 +71,9 @@ def test_the_driver_sees_no_further_synchronisation(tmp_path: Path) -> None:
         session.end()
 
 
-def test_a_nan_is_told_of_the_step_it_came_in(recorded: Recorded) -> None:
+def test_a_nan_is_told_of_the_step_it_came_in_and_stages_have_their_time_on_the_device(recorded: Recorded) -> None:
     assert [step.loss == "nan" for step in recorded.steps[: BAD_STEP + 1]] == [False] * BAD_STEP + [True]
     assert recorded.events(NonFiniteSeen)[0].step == BAD_STEP
-
-
-def test_stages_have_their_time_on_the_device(recorded: Recorded) -> None:
     spans = [span for step in recorded.steps[2:] for span in step.spans if span.stage != "data"]
     assert spans
     assert all(span.device_us is not None and span.device_us > 0 for span in spans)

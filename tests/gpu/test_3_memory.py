@@ -20,22 +20,23 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record_text(tmp_path_factory.mktemp("memory"), TRAIN_PLAINLY.replace("STEPS", "12"), *options)
 
 
-def test_windows_of_both_kinds_take_turns(recorded: Recorded) -> None:
+def test_windows_of_both_kinds_take_turns_and_leave_none_open(recorded: Recorded) -> None:
     assert recorded.exit_code == 0, recorded.errors
     windows = [step.window for step in recorded.steps]
     late = ["memory-2", "memory-2", "trace-2", None, None, None]
     assert windows == ["memory-1"] * 3 + [None, "trace-1", "trace-1", *late]
     assert recorded.events(CollectorStopped) == []
+    opened = [event.window for event in recorded.events(WindowOpened)]
+    assert opened == [event.window for event in recorded.events(WindowClosed)]
 
 
-def test_the_first_window_starts_cold_with_the_models_weights(recorded: Recorded) -> None:
+def test_the_first_window_starts_cold_with_the_model_s_weights_and_replays_from_an_empty_device(
+    recorded: Recorded,
+) -> None:
     events = events_of(read_snapshot(recorded.rank / "memory-1.pickle"))
     assert events[0]["action"] == "segment_alloc", "nothing was allocated before"
     weight = next(event for event in events if event["action"] == "alloc" and event["size"] == PARAMETER_BYTES)
     assert any(frame["filename"].endswith("train.py") for frame in weight["frames"])
-
-
-def test_the_first_window_replays_from_an_empty_device(recorded: Recorded) -> None:
     live: dict[int, int] = {}
     for event in events_of(read_snapshot(recorded.rank / "memory-1.pickle")):
         if event["action"] == "alloc":
@@ -51,11 +52,6 @@ def test_a_later_window_holds_its_own_steps_alone(recorded: Recorded) -> None:
     assert first.started_ns / 1000 - 1000 <= times[0]
     assert times[-1] <= after.started_ns / 1000 + 1000
     assert all(earlier <= later for earlier, later in pairwise(times))
-
-
-def test_turning_the_history_off_leaves_no_window_open(recorded: Recorded) -> None:
-    opened = [event.window for event in recorded.events(WindowOpened)]
-    assert opened == [event.window for event in recorded.events(WindowClosed)]
 
 
 def test_a_program_that_records_the_history_itself_keeps_its_own(tmp_path: Path) -> None:
@@ -88,7 +84,6 @@ def test_out_of_memory_leaves_a_snapshot_of_that_moment(tmp_path: Path, last: in
     assert recorded.run.ended == "out_of_memory"
     (event,) = recorded.events(OutOfMemory)
     assert event.requested_bytes == 2**45
-    assert event.site is not None
     assert f"train.py:{line_of(tmp_path / 'train.py', 'request')}:" in event.site
     snapshot = read_snapshot(recorded.rank / "memory-out-of-memory.pickle")
     assert snapshot["segments"]

@@ -71,9 +71,7 @@ def test_every_address_of_a_recording_is_foretold(number: int, measured: tuple[P
     assert device.peak_reserved_replayed_bytes == peaks[CONFIGURATIONS[number]]
 
 
-def test_the_peaks_under_six_settings_are_predicted_from_one_recording(
-    measured: tuple[Path, dict[str, int]],
-) -> None:
+def test_the_peaks_under_six_settings_are_predicted_from_one_recording(measured: tuple[Path, dict[str, int]]) -> None:
     folder, peaks = measured
     (device,) = predict_file(folder / "0.pickle", CONFIGURATIONS).devices
     rows = ["| settings | predicted | band | measured | error |", "| --- | --- | --- | --- | --- |"]

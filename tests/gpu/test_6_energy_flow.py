@@ -27,7 +27,6 @@ def _flows(*assignments: str) -> tuple[torch.Tensor, torch.Tensor]:
     with synchronisation_is_an_error():
         landed = processor(surface).surface
         landed.square().sum().backward()
-    assert surface.grad is not None
     return landed.detach(), surface.grad
 
 

@@ -123,16 +123,13 @@ def test_values_of_two_devices_are_read_once_both_have_computed_them() -> None:
     assert answer() == [0.25, 1.25]
 
 
-def test_an_event_says_which_device_it_was_recorded_on_and_streams_are_equal_by_what_they_are() -> None:
+def test_an_event_says_its_device_and_values_come_late_and_right_while_rows_are_used_again() -> None:
     for index in range(torch.cuda.device_count()):
         stream, event = torch.cuda.current_stream(index), torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         assert event.device == stream.device == torch.device("cuda", index)
         assert stream == torch.cuda.current_stream(index)
         assert len({stream, torch.cuda.current_stream(index)}) == 1
-
-
-def test_values_come_late_and_right_while_rows_and_events_are_used_again() -> None:
     late = LateValues()
     for number in range(200):
         torch.cuda._sleep(200_000)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> "Iterator[Browser]":
     from playwright.sync_api import sync_playwright
 

@@ -199,11 +199,7 @@ def memory_finding() -> Finding:
         y=tuple(float((1200 + 61 * step) * MIB) for step in range(NUM_STEPS)),
         is_highlighted=True,
     )
-    flat = SeriesLine(
-        label="without the kept graphs",
-        x=staircase.x,
-        y=tuple(1200.0 * MIB for _ in staircase.x),
-    )
+    flat = SeriesLine(label="without the kept graphs", x=staircase.x, y=tuple(1200.0 * MIB for _ in staircase.x))
     return Finding(
         blame=SourceLine(file="train.py", line=88, function="train_epoch", text="history.append(loss)"),
         category="memory",
@@ -274,10 +270,7 @@ def memory_finding() -> Finding:
                 title="Who keeps the surviving tensors",
                 columns=("Holder", "Tensors", "Bytes"),
                 units=("", "count", "bytes"),
-                rows=(
-                    ("train_epoch.history[0..63]", 214.0, 3843.0 * MIB),
-                    (HOSTILE, 3.0, math.nan),
-                ),
+                rows=(("train_epoch.history[0..63]", 214.0, 3843.0 * MIB), (HOSTILE, 3.0, math.nan)),
             ),
             Narrative(
                 title="What it means",
@@ -378,10 +371,7 @@ def certain_finding() -> Finding:
     finding = time_finding()
     number = Number(label="growth", value=33.0 * MIB, unit="bytes", interval=(33.0 * MIB, 33.001 * MIB))
     gain = Gain(
-        basis="replay",
-        explanation="Replayed.",
-        peak_bytes=33 * MIB,
-        peak_bytes_interval=(33.0 * MIB, 33.001 * MIB),
+        basis="replay", explanation="Replayed.", peak_bytes=33 * MIB, peak_bytes_interval=(33.0 * MIB, 33.001 * MIB)
     )
     return dataclasses.replace(finding, gain=gain, evidence=(Numbers(title="Growth", numbers=(number,)),))
 

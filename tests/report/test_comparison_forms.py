@@ -26,15 +26,13 @@ def test_one_worse_metric_makes_head_worse() -> None:
     assert "Better all the same: peak memory -8.0 % (-10.0 % to -6.0 %)." in verdict.details
 
 
-def test_same_needs_every_deciding_metric_to_be_the_same() -> None:
+def test_same_needs_every_deciding_metric_and_what_never_gates_does_not_decide() -> None:
     same, unclear = make_metric_change(verdict="same"), make_metric_change(verdict="unclear")
     assert comparison_verdict(compared(same, same)).word == "same"
     assert comparison_verdict(compared(same, unclear)).word == "unclear"
-
-
-def test_a_metric_that_never_gates_does_not_decide() -> None:
     shown_only = make_metric_change(verdict="worse", budget=None)
     assert comparison_verdict(compared(make_metric_change(verdict="same"), shown_only)).word == "same"
+    assert comparison_verdict(compared()).word == "unclear"
 
 
 def test_what_never_gates_is_named_below_with_its_change_or_both_sides() -> None:
@@ -62,12 +60,10 @@ def test_another_statistic_of_a_metric_that_gates_is_not_named_beside_it() -> No
     assert not any("median" in sentence for sentence in verdict.details)
 
 
-def test_nothing_measured_is_unclear() -> None:
-    assert comparison_verdict(compared()).word == "unclear"
-
-
-def test_a_table_has_at_most_six_columns() -> None:
+def test_a_table_has_six_columns_and_a_side_that_was_not_measured_says_so() -> None:
     assert len(COLUMNS) == len(metric_cells(make_metric_change())) == 6
+    cells = metric_cells(make_metric_change(head_median=math.nan, effect=None, interval=None, verdict="unclear"))
+    assert cells[2:4] == ("not measured", "")
 
 
 def test_text_names_forced_differences_and_changed_findings() -> None:
@@ -91,11 +87,6 @@ def test_a_finding_that_the_other_run_could_not_show_is_in_every_form() -> None:
     assert "unchecked  Something was added" in render_comparison_text(comparison)
     assert "### Findings unchecked" in render_comparison_markdown(comparison)
     assert "Unchecked: 1" in render_comparison_html(comparison)
-
-
-def test_a_side_that_was_not_measured_says_so() -> None:
-    cells = metric_cells(make_metric_change(head_median=math.nan, effect=None, interval=None, verdict="unclear"))
-    assert cells[2:4] == ("not measured", "")
 
 
 def test_a_change_that_more_than_doubles_reads_as_a_factor() -> None:

@@ -26,14 +26,11 @@ def test_a_run_that_finished_no_step_says_so() -> None:
     assert sentence == "The run stopped with an error of its own before it finished a step (exit code 2)."
 
 
-def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame() -> None:
+def test_the_error_that_ended_a_run_is_its_why_and_its_line_the_blame_before_a_finding_about_time() -> None:
     lines = describe_verdict(clean(run=make_run(ended="raised", exit_code=1, error=ERROR)))
     assert lines.why == "ValueError in the forward stage of step 5: no such shape."
     assert lines.blame == LINE
     assert lines.next.startswith("Mend what the error names: ")
-
-
-def test_a_finding_about_time_does_not_hide_the_error_that_ended_the_run() -> None:
     audits = tuple(audit for audit in make_report().audits if audit.audit_id == "blocking_scalar_read")
     lines = describe_verdict(make_report(audits=audits, run=make_run(ended="raised", exit_code=1, error=ERROR)))
     assert lines.blame == LINE
@@ -44,12 +41,9 @@ def test_a_long_message_is_cut() -> None:
     assert len(error_phrase(make_run(ended="raised", error=error))) < MAX_MESSAGE + 50
 
 
-def test_memory_that_ran_out_at_a_line_points_to_it() -> None:
-    lines = describe_verdict(clean(run=make_run(ended="out_of_memory", exit_code=1, error=ERROR)))
-    assert lines.next.startswith("Ask for less memory at that line")
-
-
-def test_a_run_that_goes_on_is_not_called_sound() -> None:
+def test_a_run_that_goes_on_is_not_called_sound_and_memory_that_ran_out_points_to_its_line() -> None:
     lines = describe_verdict(clean(run=make_run(ended="running", exit_code=None)))
     assert lines.tone != "none"
     assert "Report again when it has ended" in lines.next
+    lines = describe_verdict(clean(run=make_run(ended="out_of_memory", exit_code=1, error=ERROR)))
+    assert lines.next.startswith("Ask for less memory at that line")

@@ -19,7 +19,7 @@ def finding_of(form: Any, audit_id: str) -> Any:
     return next(audit for audit in form["audits"] if audit["id"] == audit_id)["findings"][0]
 
 
-def test_has_the_promised_keys(form: Any) -> None:
+def test_has_the_promised_keys_and_the_key_names_the_audit_and_the_line(form: Any) -> None:
     assert {"schema_version", "run", "metrics", "overhead", "audits"} <= set(form)
     assert {"id", "status", "reason", "findings"} <= set(form["audits"][0])
     finding = finding_of(form, "memory_growth")
@@ -27,16 +27,13 @@ def test_has_the_promised_keys(form: Any) -> None:
     assert {"file", "line", "function", "text"} <= set(finding["blame"])
     assert {"summary", "applicability", "changes"} <= set(finding["fix"])
     assert {"step_ms", "peak_bytes", "basis"} <= set(finding["gain"])
+    assert finding_of(form, "memory_growth")["key"] == "memory_growth:train.py::train_epoch::history.append(loss)"
 
 
 def test_an_interval_keeps_its_numbers_however_narrow_it_is() -> None:
     audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
     finding = finding_of(json.loads(render_json(make_report(audits=(audit,)))), "growing")
     assert finding["gain"]["peak_bytes_interval"] == [33 * 1024**2, 33.001 * 1024**2]
-
-
-def test_the_key_names_the_audit_and_the_line(form: Any) -> None:
-    assert finding_of(form, "memory_growth")["key"] == "memory_growth:train.py::train_epoch::history.append(loss)"
 
 
 def test_kinds_are_class_names_in_snake_case(form: Any) -> None:
@@ -58,16 +55,13 @@ def test_kinds_are_class_names_in_snake_case(form: Any) -> None:
     }
 
 
-def test_what_is_not_finite_is_null(form: Any) -> None:
-    assert form["measurements"]["timeline"]["steps"][-1]["loss"] is None
-    assert form["metrics"]["loss_breaks"]["samples"] == [None, 1.0]
-
-
-def test_metrics_go_by_name_with_median_and_samples(form: Any) -> None:
+def test_metrics_go_by_name_with_median_and_samples_and_not_finite_ones_are_null(form: Any) -> None:
     metric = form["metrics"]["step_ms"]
     assert metric["unit"] == "ms"
     assert metric["median"] == pytest.approx(36.0)
     assert len(metric["samples"]) == 59
+    assert form["measurements"]["timeline"]["steps"][-1]["loss"] is None
+    assert form["metrics"]["loss_breaks"]["samples"] == [None, 1.0]
 
 
 def test_ranks_agree_with_the_other_forms(form: Any) -> None:
@@ -75,15 +69,12 @@ def test_ranks_agree_with_the_other_forms(form: Any) -> None:
     assert finding_of(form, "nonfinite_loss")["rank"] == 3
 
 
-def test_an_unmeasured_overhead_is_null() -> None:
+def test_an_unmeasured_overhead_is_null_and_a_comparison_carries_its_verdict() -> None:
     report = make_report()
     measurements = type(report.measurements)(
         metrics=(), timeline=report.measurements.timeline, stage_deltas=(), overhead=None, memory_source="x"
     )
     assert json.loads(render_json(make_report(measurements=measurements)))["overhead"] is None
-
-
-def test_a_comparison_carries_its_verdict() -> None:
     form = json.loads(render_comparison_json(make_comparison()), parse_constant=pytest.fail)
     assert form["verdict"] == "worse"
     assert form["is_failed"] is True

@@ -12,14 +12,10 @@ def ranked_headlines(*findings: Finding) -> list[str]:
     return [item.finding.headline for item in rank_findings(make_report(audits=(audit,)))]
 
 
-def test_severity_comes_before_gain() -> None:
+def test_severity_comes_before_gain_and_gains_of_different_kinds_are_compared_as_shares() -> None:
     small = dataclasses.replace(time_finding(), severity="high", gain=Gain(basis="model", explanation=""))
     large = dataclasses.replace(memory_finding(), severity="medium")
     assert ranked_headlines(large, small) == [small.headline, large.headline]
-
-
-def test_gains_of_different_kinds_are_compared_as_shares() -> None:
-    # 65 % of the peak against 32 % of the step
     assert ranked_headlines(time_finding(), memory_finding()) == [memory_finding().headline, time_finding().headline]
 
 
@@ -35,21 +31,14 @@ def test_why_the_run_ended_comes_before_everything() -> None:
     assert [item.audit_id for item in rank_findings(survived)] == ["oversized_peak", "out_of_memory"]
 
 
-def test_order_of_the_audits_does_not_matter() -> None:
+def test_ranks_count_from_one_whatever_the_order_of_the_audits() -> None:
     findings = (memory_finding(), time_finding(), numbers_finding())
     assert ranked_headlines(*findings) == ranked_headlines(*reversed(findings))
-
-
-def test_ranks_count_from_one() -> None:
     assert [item.rank for item in rank_findings(make_report())] == [1, 2, 3]
 
 
-def test_median_step_is_that_of_the_metric() -> None:
+def test_median_step_is_that_of_the_metric_and_the_peak_the_highest_boundary() -> None:
     report = make_report()
     samples = sorted(report.measurements.metrics[0].samples)
     assert median_step_ms(report) == (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
-
-
-def test_peak_is_the_highest_boundary() -> None:
-    report = make_report()
     assert peak_bytes(report) == max(sample.allocated_bytes for sample in report.measurements.timeline.memory)

@@ -41,24 +41,18 @@ def test_json_goes_to_the_terminal(arguments: tuple[str, ...]) -> None:
     assert not Path("reports").exists()
 
 
-def test_the_name_of_the_file_says_the_form() -> None:
+def test_the_name_of_the_file_says_the_form_unless_a_format_is_given() -> None:
     assert run_command("--out", "summary.md").stdout == "summary.md\n"
     assert Path("summary.md").read_text(encoding="utf-8").startswith("# efprof")
-
-
-def test_a_name_that_says_no_form_is_refused_and_nothing_written() -> None:
-    error = run_command("--out", "page.pdf").exception
-    assert isinstance(error, EfprofError)
-    assert "page.pdf ends in none of .txt, .json, .md, .html, .htm" in str(error)
-    assert not Path("page.pdf").exists()
-
-
-def test_a_format_that_is_given_goes_before_the_name() -> None:
     assert run_command("--format", "json", "--out", "report.txt").exit_code == 0
     assert Path("report.txt").read_text(encoding="utf-8").startswith("{")
 
 
-def test_json_and_another_format_contradict_each_other() -> None:
+def test_a_name_that_says_no_form_and_json_with_another_are_refused_and_nothing_written() -> None:
+    error = run_command("--out", "page.pdf").exception
+    assert isinstance(error, EfprofError)
+    assert "page.pdf ends in none of .txt, .json, .md, .html, .htm" in str(error)
+    assert not Path("page.pdf").exists()
     assert isinstance(run_command("--json", "--format", "html").exception, EfprofError)
 
 
@@ -70,15 +64,12 @@ def test_an_unwritable_place_is_one_sentence() -> None:
     assert error.exit_code == 2
 
 
-def test_the_folder_of_out_is_made() -> None:
-    assert run_command("--format", "json", "--out", "new/folder/report.json").stdout == "new/folder/report.json\n"
-    assert Path("new/folder/report.json").read_text(encoding="utf-8").startswith("{")
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_the_folder_of_out_is_made(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert isinstance(run_command("--out", "folder").exception, EfprofError)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert run_command("--format", "json", "--out", "new/folder/report.json").stdout == "new/folder/report.json\n"
+    assert Path("new/folder/report.json").read_text(encoding="utf-8").startswith("{")
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,16 @@ from efprof.report.text_forms import render_markdown, render_text
 from tests.report.report_sample import HOSTILE, MIB, make_measurements, make_memory, make_report
 
 
-def test_every_boundary_of_every_step_has_allocated_delta_and_reserved() -> None:
+def test_every_boundary_has_allocated_delta_and_reserved_and_the_first_no_delta() -> None:
     rows = memory_table(make_memory(3)).rows
     assert [row[1] for row in rows] == [*BOUNDARIES] * 3
     assert rows[1] == (0, "post_forward_pre_backward", 2100 * MIB, 900 * MIB, 2400 * MIB)
     assert rows[0][3] == "", "nothing was measured before it"
+    first = dataclasses.replace(
+        make_measurements().stage_deltas[0], average_delta_bytes=0.0, largest_jump_bytes=0, largest_jump_step=0
+    )
+    (row,) = stage_table([first]).rows
+    assert (len(row), row[-3:]) == (7, ("", "", ""))
 
 
 def test_a_long_run_keeps_its_largest_jump_and_says_how_many_rows_are_left_out() -> None:
@@ -47,14 +52,6 @@ def test_the_largest_jump_names_its_boundary_and_step() -> None:
     assert largest_jump_sentence(()) == ""
 
 
-def test_the_first_boundary_has_no_delta_to_show() -> None:
-    first = dataclasses.replace(
-        make_measurements().stage_deltas[0], average_delta_bytes=0.0, largest_jump_bytes=0, largest_jump_step=0
-    )
-    (row,) = stage_table([first]).rows
-    assert (len(row), row[-3:]) == (7, ("", "", ""))
-
-
 def make_stall(**changes: object) -> StallLine:
     blame = SourceLine(file="train.py", line=12, function="train", text="gc.collect()")
     fields: dict[str, object] = {"blame": blame, "call": "gc.collect", "count_per_step": 0.5, "step_ms": 21.25}
@@ -65,11 +62,8 @@ def report_with(*stalls: StallLine) -> Report:
     return make_report(measurements=dataclasses.replace(make_measurements(), stalls=stalls))
 
 
-def test_a_row_has_the_call_its_line_and_what_it_costs() -> None:
+def test_a_row_has_the_call_its_line_and_what_it_costs_and_the_most_expensive_are_kept() -> None:
     assert stall_table([make_stall()]).rows == (("`gc.collect`", "`train.py:12`", 0.5, 21.25),)
-
-
-def test_the_most_expensive_are_kept() -> None:
     stalls = [make_stall(step_ms=float(1000 - number)) for number in range(100)]
     assert stall_table(stalls) == stall_table(stalls[:MAX_STALLS])
     assert len(stall_table(stalls).rows) == MAX_STALLS

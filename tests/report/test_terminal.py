@@ -15,12 +15,13 @@ def test_at_most_twenty_lines_however_much_was_found() -> None:
     assert "and 26 more in the page" in text
 
 
-def test_findings_come_in_ranked_order_with_place_and_gain() -> None:
+def test_findings_come_in_ranked_order_with_place_and_gain_and_long_paths_keep_their_end() -> None:
     lines = render_text(make_report()).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("  1  HIGH"))
     assert "Losses are kept with their graphs" in lines[first]
     assert "train.py:88   saves about 3.75 GiB (3.52 GiB to 3.81 GiB) of peak memory, by replay" in lines[first + 1]
     assert "The step waits for a scalar" in lines[first + 2]
+    assert "train.py:102   saves about 11.4 ms" in render_text(make_report())
 
 
 def test_an_interval_that_reads_as_its_value_is_left_out() -> None:
@@ -38,10 +39,6 @@ def test_a_long_verdict_is_cut_after_a_word_so_that_no_number_loses_digits() -> 
     verdict = next(line for line in render_text(make_report(audits=(audit,))).splitlines() if "Verdict" in line)
     assert verdict.endswith(" so until...")
     assert len(verdict) <= VERDICT_WIDTH < len("Verdict  ") + len(finding.message)
-
-
-def test_long_paths_keep_their_end() -> None:
-    assert "train.py:102   saves about 11.4 ms" in render_text(make_report())
 
 
 def test_a_clean_run_is_short() -> None:

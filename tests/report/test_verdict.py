@@ -17,11 +17,7 @@ from tests.report.report_sample import (
 )
 
 EMPTY = Measurements(
-    metrics=(),
-    timeline=Timeline(steps=(), memory=()),
-    stage_deltas=(),
-    overhead=None,
-    memory_source="the resident set",
+    metrics=(), timeline=Timeline(steps=(), memory=()), stage_deltas=(), overhead=None, memory_source="the resident set"
 )
 
 
@@ -29,15 +25,12 @@ def ended(ending: str, **changes: Any) -> Report:
     return make_report(run=make_run(ended=ending, exit_code=1), **changes)
 
 
-def test_verdict_is_the_message_of_the_first_finding() -> None:
+def test_verdict_is_the_message_of_the_first_finding_and_commands_record_again_and_compare() -> None:
     lines = describe_verdict(make_report())
     assert lines.verdict == memory_finding().message
     assert lines.why == memory_finding().headline
     assert lines.next == memory_finding().fix.summary
     assert lines.blame == memory_finding().blame
-
-
-def test_commands_record_again_and_compare() -> None:
     record, compare = describe_verdict(make_report()).commands
     assert record.startswith("efprof record -- python train.py --epochs 1 --note ")
     assert compare == "efprof compare 20260301T101500-train-a1b2c3 latest"
@@ -59,12 +52,9 @@ def test_a_bad_ending_opens_the_verdict(ending: str, words: str) -> None:
     assert lines.tone == "high"
 
 
-def test_no_cause_is_looked_for_in_a_run_that_a_person_interrupted() -> None:
+def test_no_cause_is_looked_for_in_an_interrupted_run_nor_a_finding_about_time_for_want_of_memory() -> None:
     report = dataclasses.replace(make_clean_report(), run=make_run(ended="interrupted", exit_code=130))
     assert "passed so far" in describe_verdict(report).why
-
-
-def test_a_finding_about_time_is_no_reason_for_running_out_of_memory() -> None:
     audit = AuditResult(audit_id="reads", status="failed", reason="", findings=(time_finding(),))
     lines = describe_verdict(ended("out_of_memory", audits=(audit,)))
     assert lines.blame is None
@@ -72,11 +62,15 @@ def test_a_finding_about_time_is_no_reason_for_running_out_of_memory() -> None:
     assert "stage deltas" in lines.next
 
 
-def test_a_clean_run_says_so_and_what_was_looked_at() -> None:
+def test_a_clean_run_says_what_was_looked_at_and_a_run_that_none_could_look_at_is_not_clean() -> None:
     lines = describe_verdict(make_clean_report())
     assert lines.verdict == "No fault was found."
     assert lines.why.startswith("3 checks passed over 64 steps: median step 36.0 ms, peak memory ")
     assert lines.tone == "none"
+    audit = AuditResult(audit_id="reads", status="not_applicable", reason="Needs a trace.")
+    assert describe_verdict(make_report(audits=(audit,))).verdict == "Nothing can be said about this run."
+    report = make_report(run=make_run(ended="raised", num_steps=0), audits=(), measurements=EMPTY)
+    assert describe_verdict(report).why == "No training step was recorded."
 
 
 def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step() -> None:
@@ -85,23 +79,10 @@ def test_the_peak_of_a_run_whose_memory_was_read_early_is_told_up_to_that_step()
     assert describe_verdict(read_until(report, 40)).why.endswith(" up to step 40.")
 
 
-def test_a_run_that_no_check_could_look_at_is_not_called_clean() -> None:
-    audit = AuditResult(audit_id="reads", status="not_applicable", reason="Needs a trace.")
-    assert describe_verdict(make_report(audits=(audit,))).verdict == "Nothing can be said about this run."
-
-
-def test_a_run_without_steps_says_so() -> None:
-    report = make_report(run=make_run(ended="raised", num_steps=0), audits=(), measurements=EMPTY)
-    assert describe_verdict(report).why == "No training step was recorded."
-
-
-def test_counts_name_every_status() -> None:
+def test_counts_name_every_status_and_the_header_groups_equal_devices() -> None:
     assert (
         counts_phrase(count_audits(make_report()))
         == "3 findings (memory 1, time 1, numbers 1); 2 checks passed, 1 not applicable, 1 broke"
     )
-
-
-def test_header_groups_equal_devices() -> None:
     run = make_run(devices=("H200", "H200"), num_ranks=2)
     assert header_items(run) == ("train.py", "main@3f2c1ab+dirty", "2 x H200", "2 ranks", "64 steps", "finished")

@@ -66,7 +66,7 @@ def test_one_step_of_all_rows_is_one_step_of_each() -> None:
 
 
 @torch.no_grad()
-def test_a_flow_that_no_longer_travels_stays_where_it_is() -> None:
+def test_a_flow_that_no_longer_travels_stays_and_all_within_their_bound() -> None:
     config = _config()
     processor = _processor(config)
     flows, tally = processor.launch(_surface(config))
@@ -76,9 +76,14 @@ def test_a_flow_that_no_longer_travels_stays_where_it_is() -> None:
     assert torch.equal(after.position[::2], flows.position[::2])
     assert torch.equal(after.energy[::2], flows.energy[::2])
     assert (after.position[1::2] != flows.position[1::2]).any(dim=1).all()
+    flows, _ = processor.launch(_surface(config) * 1e6)
+    for _ in range(20):
+        flows = processor.step(flows)
+        assert flows.energy.abs().max() <= config.flow.energy_bound
+        assert flows.hidden.abs().max() <= 1
 
 
-def test_dropping_landed_flows_leaves_the_gradients_as_they_are() -> None:
+def test_every_parameter_has_a_gradient_that_dropping_landed_flows_leaves_as_it_is() -> None:
     gradients = []
     for lot in ("0", "0.01"):
         config = _config(f"flow.compaction_lot={lot}")
@@ -87,26 +92,12 @@ def test_dropping_landed_flows_leaves_the_gradients_as_they_are() -> None:
         gradients.append([parameter.grad for parameter in processor.parameters()])
     for masked, compacted in zip(*gradients, strict=True):
         torch.testing.assert_close(compacted, masked, rtol=1e-4, atol=1e-5)
-
-
-def test_every_parameter_of_the_flows_has_a_gradient() -> None:
     config = _config()
     processor = _processor(config)
     processor(_surface(config)).surface.square().sum().backward()
     for name, parameter in processor.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
-
-
-@torch.no_grad()
-def test_energies_stay_within_their_bound_whatever_comes_in() -> None:
-    config = _config()
-    processor = _processor(config)
-    flows, _ = processor.launch(_surface(config) * 1e6)
-    for _ in range(20):
-        flows = processor.step(flows)
-        assert flows.energy.abs().max() <= config.flow.energy_bound
-        assert flows.hidden.abs().max() <= 1
 
 
 @torch.no_grad()

@@ -22,14 +22,6 @@ def test_the_documentation_gives_many_pairs_of_consecutive_sentences() -> None:
     assert python_documentation_pairs() == pairs
 
 
-def test_tsv_and_jsonl_give_the_same_pairs(tmp_path: Path) -> None:
-    tsv = _written(tmp_path, "a.tsv", "\ufeffone\ttwo\r\n\nKäfer\t 虫 \n")
-    jsonl = _written(
-        tmp_path, "a.jsonl", '{"input": "one", "target": "two"}\n\n{"input": "Käfer", "target": "虫", "id": 3}\n'
-    )
-    assert list(pairs_of_file(tsv)) == list(pairs_of_file(jsonl)) == [("one", "two"), ("Käfer", "虫")]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
@@ -52,6 +44,11 @@ def test_a_wrong_file_is_refused_by_its_name_and_line(
         list(pairs_of_file(_written(tmp_path, name, content)))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_and_tsv_and_jsonl_give_the_same_pairs(tmp_path: Path) -> None:
     with pytest.raises(EnergyFlowError, match=r"none\.tsv"):
         list(pairs_of_file(tmp_path / "none.tsv"))
+    tsv = _written(tmp_path, "a.tsv", "\ufeffone\ttwo\r\n\nKäfer\t 虫 \n")
+    jsonl = _written(
+        tmp_path, "a.jsonl", '{"input": "one", "target": "two"}\n\n{"input": "Käfer", "target": "虫", "id": 3}\n'
+    )
+    assert list(pairs_of_file(tsv)) == list(pairs_of_file(jsonl)) == [("one", "two"), ("Käfer", "虫")]

@@ -52,14 +52,13 @@ def test_dropping_words_embeds_the_words_that_are_left(augmented_dataset: PairDa
     assert any(is_changed)
 
 
-def test_a_key_gives_the_same_words_always_and_another_draw_gives_others(augmented_dataset: PairDataset) -> None:
+def test_a_key_gives_the_same_words_always_and_a_pickled_dataset_carries_no_data(
+    augmented_dataset: PairDataset,
+) -> None:
     num_pairs = len(augmented_dataset)
     draws = [augmented_dataset[3 + draw * num_pairs].input_embedding for draw in (0, 0, 1, 2)]
     assert torch.equal(draws[0], draws[1])
     assert not (torch.equal(draws[0], draws[2]) and torch.equal(draws[0], draws[3]))
-
-
-def test_a_pickled_dataset_carries_no_data(augmented_dataset: PairDataset) -> None:
     pickled = pickle.dumps(augmented_dataset)
     assert len(pickled) < 4096
     assert torch.equal(pickle.loads(pickled)[5].input_embedding, augmented_dataset[5].input_embedding)  # noqa: S301
@@ -95,12 +94,14 @@ def test_a_dataset_of_a_later_format_is_refused(config: EnergyConfig, copied: Pa
         PairDataset(copied, config)
 
 
-def test_a_folder_that_holds_something_else_is_not_replaced(
+def test_a_folder_or_file_of_something_else_is_not_replaced(
     config: EnergyConfig, pairs_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(EnergyFlowError, match="no dataset"):
         build_dataset(config, tmp_path, pairs_file)
     assert pairs_file.exists()
+    with pytest.raises(EnergyFlowError, match=f"cannot write the dataset to {pairs_file}: Not a directory"):
+        build_dataset(config, pairs_file, pairs_file)
 
 
 @pytest.mark.parametrize("content", ["{", '{"format_version": 99}'])
@@ -124,11 +125,6 @@ def test_no_file_but_a_datasets_is_ever_replaced(
     with pytest.raises(EnergyFlowError, match=f"{folder} is no dataset"):
         build_dataset(config, folder, pairs_file)
     assert sorted(path.name for path in folder.iterdir()) == present
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(config: EnergyConfig, pairs_file: Path) -> None:
-    with pytest.raises(EnergyFlowError, match=f"cannot write the dataset to {pairs_file}: Not a directory"):
-        build_dataset(config, pairs_file, pairs_file)
 
 
 def test_a_dataset_is_written_through_a_link(config: EnergyConfig, pairs_file: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_pairs_written_in_parts_are_read_back_as_one_dataset(tmp_path: Path, num
     assert (files.manifest.num_pairs, files.manifest.source) == (number, "made")
 
 
-def test_writing_holds_no_part_longer_than_it_is_written(tmp_path: Path) -> None:
+def test_no_part_is_held_longer_than_it_is_written_or_embedded_before_it_is_asked_for(tmp_path: Path) -> None:
     written: list[weakref.ref[np.ndarray]] = []
     most_held = 0
 
@@ -68,9 +68,6 @@ def test_writing_holds_no_part_longer_than_it_is_written(tmp_path: Path) -> None
 
     write_dataset(tmp_path / "data", parts(), TEACHER, "made")
     assert most_held <= 2
-
-
-def test_pairs_are_embedded_only_when_their_part_is_asked_for() -> None:
     pairs = _pairs(5 * PAIRS_AT_ONCE)
     parts = embedded(pairs, TEACHER)
     assert len(next(parts).pairs) == PAIRS_AT_ONCE

@@ -95,16 +95,13 @@ def test_words_of_an_imported_text_are_not_dropped_which_is_said_once(
     assert "data.word_dropout=0.9" in caplog.text
 
 
-def test_a_malicious_file_runs_nothing_and_is_refused(config: EnergyConfig, tmp_path: Path) -> None:
+def test_a_malicious_file_or_bare_pickle_runs_nothing_and_is_refused(config: EnergyConfig, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     file = _old_file(tmp_path, text_pairs=[Attack(proof)])
     with pytest.raises(EnergyFlowError, match=r"old\.pt .* was not run$"):
         _imported(file, config)
     assert not proof.exists()
     assert not (tmp_path / "imported").exists()
-
-
-def test_a_bare_malicious_pickle_runs_nothing(config: EnergyConfig, tmp_path: Path) -> None:
     proof, file = tmp_path / "proof", tmp_path / "old.pt"
     file.write_bytes(pickle.dumps(Attack(proof)))
     with pytest.raises(EnergyFlowError, match=r"old\.pt"):
@@ -149,12 +146,9 @@ def test_a_damaged_old_file_is_named(config: EnergyConfig, tmp_path: Path, conte
         _imported(file, config)
 
 
-def test_a_missing_old_file_is_named(config: EnergyConfig, tmp_path: Path) -> None:
+def test_a_missing_old_file_is_named_and_a_list_refused(config: EnergyConfig, tmp_path: Path) -> None:
     with pytest.raises(EnergyFlowError, match=r"cannot read .*none\.pt: No such file"):
         _imported(tmp_path / "none.pt", config)
-
-
-def test_a_list_instead_of_a_dict_is_refused(config: EnergyConfig, tmp_path: Path) -> None:
     torch.save(TEXTS, tmp_path / "old.pt")
     with pytest.raises(EnergyFlowError, match="'text_pairs'"):
         _imported(tmp_path / "old.pt", config)

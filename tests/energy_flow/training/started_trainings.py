@@ -40,7 +40,6 @@ class Started:
         self.process.join(after_s)
         self.process.kill()
         self.process.join()
-        assert self.process.exitcode is not None
         return self.process.exitcode
 
 
@@ -63,18 +62,25 @@ class Starter:
         inside: Path | None = None,
         environment: Mapping[str, str] | None = None,
         dies_at: "InSave | None" = None,
+        main: "Callable[[list[str]], None] | None" = None,
     ) -> Started:
-        """Start `energy-flow` with `arguments`, `inside` a folder or this process's own."""
+        """Start `energy-flow`, or another `main`, with `arguments`, `inside` a folder or this process's own."""
         self._num_started += 1
         said = self._folder / str(self._num_started)
         said.mkdir()
         process = self._context.Process(
-            target=_run, args=(arguments, said, inside or Path.cwd(), environment or {}, dies_at)
+            target=_run, args=(main or _energy_flow, arguments, said, inside or Path.cwd(), environment or {}, dies_at)
         )
         process.start()
         return Started(process, said)
 
-    def start_two(self, arguments: list[str], *, first_dies_at: "InSave | None" = None) -> list[Started]:
+    def start_two(
+        self,
+        arguments: list[str],
+        *,
+        first_dies_at: "InSave | None" = None,
+        main: "Callable[[list[str]], None] | None" = None,
+    ) -> list[Started]:
         """Two processes of one run, which know each other by the variables that torchrun sets."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -84,6 +90,7 @@ class Starter:
                 arguments,
                 environment={**shared, "RANK": rank, "LOCAL_RANK": rank},
                 dies_at=first_dies_at if rank == "0" else None,
+                main=main,
             )
             for rank in ("0", "1")
         ]
@@ -100,12 +107,22 @@ def _do_nothing() -> None:
     pass
 
 
-def _run(
-    arguments: list[str], said: Path, inside: Path, environment: Mapping[str, str], dies_at: InSave | None
-) -> None:
-    """Be `energy-flow`, in a process of its own."""
+def _energy_flow(arguments: list[str]) -> None:
     from energy_flow import train
 
+    sys.argv = ["energy-flow", *arguments]
+    train.main()
+
+
+def _run(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    said: Path,
+    inside: Path,
+    environment: Mapping[str, str],
+    dies_at: InSave | None,
+) -> None:
+    """Be that command, in a process of its own."""
     for number in (1, 2):
         os.dup2(os.open(said / str(number), os.O_WRONLY | os.O_CREAT), number)
     os.chdir(inside)
@@ -113,8 +130,7 @@ def _run(
     warnings.simplefilter("error")
     if dies_at is not None:
         sys.addaudithook(_killer(dies_at))
-    sys.argv = ["energy-flow", *arguments]
-    train.main()
+    main(arguments)
 
 
 def _killer(dies_at: InSave) -> Callable[[str, Sequence[Any]], None]:

@@ -78,11 +78,15 @@ def test_a_checkpoint_brings_back_weights_buffers_moments_and_what_was_added(
     torch.testing.assert_close(extra, {"gradients": added}, rtol=0, atol=0, equal_nan=True)
 
 
-def test_weights_and_persistent_buffers_lie_in_a_safetensors_file(config: EnergyConfig, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_weights_buffers_and_every_setting_in_files_of_their_own(
+    config: EnergyConfig, tmp_path: Path
+) -> None:
     run = Run(0)
     weights = load_file(run.write(tmp_path, config) / "model.safetensors")
     assert weights.keys() == run.model.state_dict().keys()
     assert torch.equal(weights["1.running_var"], run.model[1].running_var)
+    state = torch.load(Run(0).write(tmp_path, config) / "state.pt", weights_only=True)
+    assert state["config"] == dataclasses.asdict(config)
 
 
 def test_random_numbers_go_on_where_they_were(config: EnergyConfig, tmp_path: Path) -> None:
@@ -111,14 +115,13 @@ def test_a_learning_rate_on_the_device_stays_that_tensor_with_the_saved_bits(
     assert torch.equal(present, saved)
 
 
-def test_a_learning_rate_that_is_a_number_comes_back_as_it_was(config: EnergyConfig, tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_a_number_comes_back_and_other_settings_are_those_of_now(
+    config: EnergyConfig, tmp_path: Path
+) -> None:
     Run(0).write(tmp_path, config)
     run = Run(1, learning_rate=0.5)
     run.load(tmp_path, config)
     assert run.optimizer.param_groups[0]["lr"] == LEARNING_RATE
-
-
-def test_the_optimizers_other_settings_are_those_of_now(config: EnergyConfig, tmp_path: Path) -> None:
     Run(0).write(tmp_path, config)
     run = Run(1)
     run.optimizer.param_groups[0]["weight_decay"] = 0.25
@@ -206,7 +209,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_differing_setting
     assert str(folder) in str(caught.value)
 
 
-def test_settings_of_speed_length_and_logging_may_differ_in_silence(
+def test_settings_of_speed_and_length_may_differ_and_those_that_make_it_another_run_are_told(
     config: EnergyConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(0)
@@ -214,11 +217,11 @@ def test_settings_of_speed_length_and_logging_may_differ_in_silence(
     run.write(tmp_path, load_config("debug", assignments=changes))
     run.load(tmp_path, config)
     assert caplog.records == []
-
-
-def test_another_length_is_told_where_the_learning_rate_falls_over_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    run = Run(0)
+    run.write(tmp_path, load_config("debug", assignments=["training.seed=3", "optimizer.learning_rate=0.5"]))
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, config)
+    assert "optimizer.learning_rate: 0.5 there, 0.003 here; training.seed: 3 there, 0 here" in caplog.text
     run = Run(0)
     falling = "optimizer.final_learning_rate_share=0.1"
     run.write(tmp_path, load_config("debug", assignments=[falling, "training.steps=40"]))
@@ -226,38 +229,22 @@ def test_another_length_is_told_where_the_learning_rate_falls_over_it(
     assert "training.steps: 40 there, 80 here" in caplog.text
 
 
-def test_settings_that_make_it_another_run_are_told(
-    config: EnergyConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Run(0)
-    run.write(tmp_path, load_config("debug", assignments=["training.seed=3", "optimizer.learning_rate=0.5"]))
-    with caplog.at_level(logging.WARNING):
-        run.load(tmp_path, config)
-    assert "optimizer.learning_rate: 0.5 there, 0.003 here; training.seed: 3 there, 0 here" in caplog.text
-
-
-def test_weights_that_do_not_fit_are_refused_even_where_all_settings_agree(
-    config: EnergyConfig, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_or_a_later_format_is_refused(config: EnergyConfig, tmp_path: Path) -> None:
     folder = Run(0).write(tmp_path, config)
     with pytest.raises(EnergyFlowError, match=f"{folder} .* another model"):
         Run(0, width=5).load(tmp_path, config)
-
-
-def test_a_checkpoint_of_a_later_format_is_refused(config: EnergyConfig, tmp_path: Path) -> None:
     run = Run(0)
-    file = run.write(tmp_path, config) / "state.pt"
+    file = run.write(tmp_path / "second", config) / "state.pt"
     torch.save({**torch.load(file), "format_version": 99}, file)
     with pytest.raises(EnergyFlowError, match="format 99"):
-        run.load(tmp_path, config)
+        run.load(tmp_path / "second", config)
 
 
-def test_a_folder_without_checkpoints_is_named(config: EnergyConfig, tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_or_with_one_of_an_older_version_is_named(
+    config: EnergyConfig, tmp_path: Path
+) -> None:
     with pytest.raises(EnergyFlowError, match=f"no checkpoint in {tmp_path}"):
         Run(0).load(tmp_path, config)
-
-
-def test_the_single_file_of_an_older_version_is_said_to_be_one(config: EnergyConfig, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").touch()
     with pytest.raises(EnergyFlowError, match=r"checkpoint\.pt is of an older version"):
         Run(0).load(tmp_path, config)
@@ -282,8 +269,3 @@ def test_a_file_where_the_folder_should_be_is_one_sentence(config: EnergyConfig,
     (tmp_path / "checkpoints").touch()
     with pytest.raises(EnergyFlowError, match=f"cannot write a checkpoint to {tmp_path}"):
         Run(0).write(tmp_path, config)
-
-
-def test_a_checkpoint_holds_every_setting(config: EnergyConfig, tmp_path: Path) -> None:
-    state = torch.load(Run(0).write(tmp_path, config) / "state.pt", weights_only=True)
-    assert state["config"] == dataclasses.asdict(config)

@@ -81,19 +81,16 @@ def test_a_writer_killed_at_any_operation_leaves_whole_checkpoints_only(tmp_path
         assert not any(name.startswith(".") for name in names), "leftovers are cleaned at the next save"
 
 
-def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_stay_and_one_from_before_replaces_those_after_it(tmp_path: Path) -> None:
     for step in (9, 10, 100, 1000000, 20000000):
         remove_all_but_newest(_write(tmp_path, step), 3)
     names = [folder.name for folder in find_checkpoints(tmp_path)]
     assert names == ["step-20000000", "step-1000000", "step-000100"]
     assert sorted((tmp_path / "checkpoints").iterdir()) == sorted(find_checkpoints(tmp_path))
-
-
-def test_a_checkpoint_from_before_replaces_those_that_came_after_it(tmp_path: Path) -> None:
     for step in (2, 4, 8):
-        _write(tmp_path, step)
-    remove_all_but_newest(_write(tmp_path, 5), 2)
-    assert [folder.name for folder in find_checkpoints(tmp_path)] == ["step-000005", "step-000004"]
+        _write(tmp_path / "second", step)
+    remove_all_but_newest(_write(tmp_path / "second", 5), 2)
+    assert [folder.name for folder in find_checkpoints(tmp_path / "second")] == ["step-000005", "step-000004"]
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
@@ -117,14 +114,6 @@ def test_a_write_that_fails_leaves_the_checkpoints_as_they_were(tmp_path: Path) 
     assert (folder / "one").read_text() == "before"
 
 
-def test_a_discarded_run_has_no_checkpoints(tmp_path: Path) -> None:
-    discard_checkpoints(tmp_path / "never made")
-    _write(tmp_path, 4)
-    discard_checkpoints(tmp_path)
-    assert find_checkpoints(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_checkpoints_that_cannot_be_discarded_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, 4)
     monkeypatch.setattr(Path, "rename", lambda self, target: (_ for _ in ()).throw(PermissionError(13, "not yours")))
@@ -132,7 +121,12 @@ def test_checkpoints_that_cannot_be_discarded_are_named(tmp_path: Path, monkeypa
         discard_checkpoints(tmp_path)
 
 
-def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+def test_a_discarded_run_has_no_checkpoints_and_other_folders_are_none(tmp_path: Path) -> None:
     folder = _write(tmp_path, 4)
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     assert find_checkpoints(tmp_path) == [folder]
+    discard_checkpoints(tmp_path / "never made")
+    _write(tmp_path, 4)
+    discard_checkpoints(tmp_path)
+    assert find_checkpoints(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -40,11 +40,6 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    return Starter(tmp_path_factory.mktemp("said"))
-
-
-@pytest.fixture(scope="module")
 def two(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of two processes, and what they said."""
     out = tmp_path_factory.mktemp("two") / "out"
@@ -69,31 +64,24 @@ def alone(dataset: PairDataset, starter: Starter, tmp_path_factory: pytest.TempP
     return out, _end([starter.start(_arguments(dataset, out, "training.batch_size=8", "flow.max_flows=256"))])
 
 
-def test_two_processes_reach_the_weights_of_one_with_twice_the_batch_size(
+def test_two_processes_reach_the_weights_and_losses_of_one_with_twice_the_batch_size(
     two: tuple[Path, str], alone: tuple[Path, str]
 ) -> None:
     (ours,), (theirs,) = (sorted(out.glob(f"checkpoints/step-*/{WEIGHTS}")) for out, _ in (two, alone))
     torch.testing.assert_close(load_file(ours), load_file(theirs), rtol=1e-3, atol=2e-4)
-
-
-def test_the_losses_written_down_are_those_of_all_processes(two: tuple[Path, str], alone: tuple[Path, str]) -> None:
     ours, theirs = (_losses(out) for out, _ in (two, alone))
     assert len(ours) == STEPS
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-def test_every_line_is_said_once(two: tuple[Path, str], alone: tuple[Path, str]) -> None:
+def test_every_line_is_said_once_and_only_the_first_process_writes(
+    two: tuple[Path, str], alone: tuple[Path, str]
+) -> None:
     ours, theirs = (_said(output, r"^step +(\d+)  loss") for _, output in (two, alone))
     assert ours == theirs == ["5", "10", "15"]
-
-
-def test_each_epochs_line_is_said_once(two: tuple[Path, str], alone: tuple[Path, str]) -> None:
     ours, theirs = (_said(output, r"^epoch +(\d+)") for _, output in (two, alone))
     assert ours == theirs == sorted(set(ours))
     assert len(ours) >= 2
-
-
-def test_only_the_first_process_writes(two: tuple[Path, str], alone: tuple[Path, str]) -> None:
     ours, theirs = ({path.name for path in out.rglob("*")} for out, _ in (two, alone))
     assert ours == theirs
 

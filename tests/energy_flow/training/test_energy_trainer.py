@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,11 @@ from energy_flow.data.batch import Batch
 from energy_flow.data.dataset import PairDataset, build_dataset
 from energy_flow.data.loader import build_loader
 from energy_flow.energy_config import EnergyConfig
-from energy_flow.errors import EnergyFlowError
 from energy_flow.training.checkpoint_folder import find_checkpoints
 from energy_flow.training.energy_trainer import EnergyTrainer
 from energy_flow.training.metrics import MetricsLog
 from energy_flow.training.metrics_file import StepMetrics
+from tests.energy_flow.training.test_gradient_control import is_in_optimizer
 from tests.gpu.cuda_runs import synchronisation_is_an_error
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero", "argwhere", "unique")
@@ -32,13 +31,6 @@ def _losses(config: EnergyConfig, dataset: PairDataset, out: Path) -> list[float
 def _batches(config: EnergyConfig, dataset: PairDataset, number: int) -> list[Batch]:
     loader = iter(build_loader(config, dataset, torch.device("cpu")))
     return [next(loader) for _ in range(number)]
-
-
-def _is_in_optimizer(event: Any) -> bool:
-    """Whether it ran inside the fused AdamW, which on the CPU reads its step counters: host numbers."""
-    while event is not None and event.name != "aten::_fused_adamw_":
-        event = event.cpu_parent
-    return event is not None
 
 
 def test_the_loss_falls(config: EnergyConfig, dataset: PairDataset, tmp_path: Path) -> None:
@@ -77,7 +69,7 @@ def test_a_step_reads_no_tensor_on_the_host(
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             trainer.train_batch(batches[1], metrics)
         monkeypatch.undo()
-    operators = {event.name for event in profiler.events() if not _is_in_optimizer(event)}
+    operators = {event.name for event in profiler.events() if not is_in_optimizer(event)}
     assert {"aten::mm", "aten::scaled_dot_product_attention"} <= operators
     assert called == []
     assert operators.isdisjoint({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
@@ -221,12 +213,6 @@ def test_bfloat16_trains(dataset: PairDataset, tmp_path: Path) -> None:
     config = load_config("debug", assignments=["runtime.precision=bfloat16", "training.steps=10"])
     losses = _losses(config, dataset, tmp_path)
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_named(device: str, tmp_path: Path) -> None:
-    with pytest.raises(EnergyFlowError, match=f"runtime.device={device}"):
-        EnergyTrainer(load_config("debug", assignments=[f"runtime.device={device}"]), out=tmp_path)
 
 
 @pytest.mark.gpu

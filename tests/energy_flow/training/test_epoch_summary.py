@@ -15,20 +15,14 @@ def _finished(epochs: Epochs, steps: range) -> dict[int, tuple[int, int]]:
     return {step: (summary.epoch, summary.num_steps) for step, summary in summaries.items() if summary}
 
 
-def test_an_epoch_is_summed_up_with_its_last_step() -> None:
+def test_an_epoch_is_summed_up_with_the_last_step_that_began_in_it() -> None:
     assert _finished(Epochs(batches_per_epoch=3, accumulation=1), range(1, 9)) == {3: (1, 3), 6: (2, 3)}
-
-
-def test_a_step_that_reaches_into_the_next_epoch_belongs_to_the_one_it_began_in() -> None:
     assert _finished(Epochs(batches_per_epoch=3, accumulation=2), range(1, 7)) == {
         2: (1, 2),
         3: (2, 1),
         5: (3, 2),
         6: (4, 1),
     }
-
-
-def test_an_epoch_shorter_than_a_step_has_a_summary_only_if_a_step_begins_in_it() -> None:
     assert _finished(Epochs(batches_per_epoch=2, accumulation=4), range(1, 4)) == {1: (1, 1), 2: (3, 1), 3: (5, 1)}
 
 
@@ -41,29 +35,16 @@ def test_a_run_that_goes_on_sums_up_each_epoch_as_one_that_never_stopped(num_pas
     assert [rest.add(_outcome(step, loss=1 / step)) for step in range(num_past + 1, 13)] == expected[num_past:]
 
 
-def test_the_means_are_over_finite_losses_and_over_the_norms_of_taken_steps() -> None:
+def test_the_means_are_over_finite_losses_and_taken_steps_and_a_batch_s_time_is_a_part() -> None:
     epochs = Epochs(batches_per_epoch=4, accumulation=1)
     epochs.add(_outcome(1, loss=1.0, norm=4.0))
     epochs.add(_outcome(2, loss=math.nan, norm=0.0, is_skipped=True))
     epochs.add(_outcome(3, loss=2.0, norm=math.inf, is_skipped=True))
     assert epochs.add(_outcome(4, loss=6.0, norm=2.0)) == EpochSummary(
-        epoch=1,
-        num_steps=4,
-        num_skipped=2,
-        mean_loss=3.0,
-        mean_gradient_norm=3.0,
-        seconds=2.0,
-        seconds_per_batch=0.5,
+        epoch=1, num_steps=4, num_skipped=2, mean_loss=3.0, mean_gradient_norm=3.0, seconds=2.0, seconds_per_batch=0.5
     )
-
-
-def test_a_batch_s_time_is_a_part_of_its_step_s() -> None:
     epochs = Epochs(batches_per_epoch=4, accumulation=4)
     summary = epochs.add(_outcome(1))
-    assert summary is not None
     assert (summary.seconds, summary.seconds_per_batch) == (0.5, 0.125)
-
-
-def test_an_epoch_without_a_finite_loss_says_so() -> None:
     summary = Epochs(batches_per_epoch=1, accumulation=1).add(_outcome(1, loss=math.nan, norm=0.0, is_skipped=True))
     assert str(summary) == "epoch 1  loss not finite  gradient not finite  1 steps  1 skipped  0.5 s  0.5 s/batch"

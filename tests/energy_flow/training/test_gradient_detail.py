@@ -15,15 +15,12 @@ def _model() -> nn.Sequential:
     return model
 
 
-def test_each_layer_has_one_norm_over_its_own_parameters() -> None:
+def test_each_layer_has_one_norm_over_its_own_parameters_without_the_loss_scale() -> None:
     detail = GradientDetail(_model(), interval=1)
     detail.measure(7, ONE)
     (measured,) = detail.arrived()
     assert measured.step == 7
     assert measured.norms == pytest.approx({"0": 13.0, "2": 5.0})
-
-
-def test_norms_are_those_without_the_loss_scale() -> None:
     detail = GradientDetail(_model(), interval=1)
     detail.measure(1, torch.tensor(1024.0))
     assert detail.arrived()[0].norms == pytest.approx({"0": 13 / 1024, "2": 5 / 1024})
@@ -36,7 +33,7 @@ def test_only_every_so_many_steps_are_measured() -> None:
     assert [measured.step for measured in detail.drain()] == [3, 6]
 
 
-def test_a_layer_without_a_gradient_is_left_out() -> None:
+def test_a_layer_without_a_gradient_is_left_out_and_one_not_finite_told_from_the_others() -> None:
     model = _model()
     model[0].zero_grad()
     detail = GradientDetail(model, interval=1)
@@ -44,9 +41,6 @@ def test_a_layer_without_a_gradient_is_left_out() -> None:
     model.zero_grad()
     detail.measure(2, ONE)
     assert [sorted(measured.norms) for measured in detail.arrived()] == [["2"]]
-
-
-def test_the_layer_whose_gradient_is_not_finite_can_be_told_from_the_others() -> None:
     model = _model()
     model[2].weight.grad = torch.tensor([[torch.nan, 1.0]])
     detail = GradientDetail(model, interval=1)

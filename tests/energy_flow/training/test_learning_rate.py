@@ -16,17 +16,11 @@ def _shares(backoff: LearningRateBackoff, norms: list[float]) -> list[float]:
     return [float(backoff.observe(torch.tensor(norm))) for norm in norms]
 
 
-def test_the_learning_rate_rises_in_equal_parts_up_to_the_last_step_of_the_warm_up() -> None:
+def test_the_rate_rises_in_equal_parts_and_falls_along_a_cosine() -> None:
     assert learning_rates(RISING_AND_FALLING, 12)[:4].tolist() == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_the_learning_rate_falls_along_a_cosine_to_its_share_at_the_last_step() -> None:
     falling = learning_rates(RISING_AND_FALLING, 12)[4:].tolist()
     expected = [0.2 + 0.4 * (1 + math.cos(math.pi * part / 8)) for part in range(1, 9)]
     assert falling == pytest.approx(expected)
-
-
-def test_a_warm_up_longer_than_the_run_is_cut_off_with_it() -> None:
     assert learning_rates(RISING_AND_FALLING, 2).tolist() == [0.25, 0.5]
 
 
@@ -40,20 +34,11 @@ def test_each_step_is_given_its_own_rate_and_those_after_the_end_the_last_one(se
     assert given == [*expected, expected[-1], expected[-1]]
 
 
-def test_a_norm_far_above_the_median_lowers_the_rate_of_its_own_step() -> None:
+def test_a_high_norm_lowers_the_rate_of_its_own_step_to_its_lowest_share_until_it_is_back() -> None:
     assert _shares(LearningRateBackoff(BACKOFF, CPU), [1.0, 1.0, 1.0, 3.9, 4.0]) == [1.0, 1.0, 1.0, 1.0, 0.5]
-
-
-def test_the_rate_is_never_lowered_below_its_lowest_share() -> None:
     shares = _shares(LearningRateBackoff(BACKOFF, CPU), [1.0, 1.0, 1.0, 4.0, 40.0, 400.0, 4000.0])
     assert shares[3:] == pytest.approx([0.5, 0.25, 0.2, 0.2])
-
-
-def test_the_whole_rate_is_back_after_enough_steps_without_a_high_norm() -> None:
     assert _shares(LearningRateBackoff(BACKOFF, CPU), [1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0])[3:] == [0.5, 0.5, 0.5, 1.0]
-
-
-def test_no_norm_counts_as_high_before_the_history_is_full() -> None:
     assert _shares(LearningRateBackoff(BACKOFF, CPU), [1.0, 1.0, 100.0]) == [1.0, 1.0, 1.0]
 
 

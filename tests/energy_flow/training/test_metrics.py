@@ -12,12 +12,7 @@ from energy_flow.training.gradient_control import SkipReason
 from energy_flow.training.metrics import Listeners, MetricsLog, Sources
 from energy_flow.training.metrics_file import StepMetrics
 from energy_flow.training.stage_times import HostClock, StageTimes
-from tests.energy_flow.training.step_numbers import (
-    losses,
-    report,
-    take_steps,
-    without_timings,
-)
+from tests.energy_flow.training.step_numbers import losses, report, take_steps, without_timings
 
 NAMES = StepMetrics.__dataclass_fields__.keys()
 
@@ -40,15 +35,12 @@ def _epochs(file: Path, steps: range, *, first_step: int = 0, batches_per_epoch:
     return said
 
 
-def test_every_step_is_a_line_with_every_field(tmp_path: Path) -> None:
+def test_every_step_is_a_line_with_every_field_and_what_was_not_measured_is_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "out" / "metrics.jsonl") as log:
         take_steps(log, range(1, 4))
     lines = _lines(tmp_path / "out" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line.keys() == NAMES for line in lines)
-
-
-def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         take_steps(log, [1])
     (line,) = _lines(tmp_path / "metrics.jsonl")
@@ -97,7 +89,7 @@ def test_the_gradient_report_is_told_in_words(reason: SkipReason, text: str | No
     assert (f"skipped: {text}" in str(metrics)) is (text is not None)
 
 
-def test_losses_are_means_over_micro_batches_and_processes(tmp_path: Path) -> None:
+def test_losses_are_means_over_micro_batches_and_each_listener_is_told_of_each_step(tmp_path: Path) -> None:
     sources = Sources(mean_over_processes=lambda tensor: (tensor + 10) / 2, world_size=2)
     said: list[StepMetrics] = []
     with MetricsLog(None, log_interval=1, say=said.append, sources=sources) as log:
@@ -106,9 +98,6 @@ def test_losses_are_means_over_micro_batches_and_processes(tmp_path: Path) -> No
         log.step_done(1, report(1))
     assert said[0].loss == 6
     assert said[0].samples_per_second * said[0].step_ms / 1000 == pytest.approx(2 * 2 * 8)
-
-
-def test_each_listener_is_told_of_each_step_and_say_of_every_few() -> None:
     told: list[StepMetrics] = []
     said: list[StepMetrics] = []
     with MetricsLog(None, log_interval=3, say=said.append, listeners=Listeners(steps=[told.append])) as log:
@@ -117,15 +106,12 @@ def test_each_listener_is_told_of_each_step_and_say_of_every_few() -> None:
     assert [metrics.step for metrics in said] == [3, 6]
 
 
-def test_a_step_is_written_when_the_next_one_is_done(tmp_path: Path) -> None:
+def test_a_step_is_written_when_the_next_is_done_or_before_what_lies_between(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=1) as log:
         take_steps(log, [1])
         assert _lines(tmp_path / "metrics.jsonl") == []
         take_steps(log, [2])
         assert [line["step"] for line in _lines(tmp_path / "metrics.jsonl")] == [1]
-
-
-def test_before_what_lies_between_steps_all_steps_are_in_the_file(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl", log_interval=100) as log:
         take_steps(log, range(1, 4))
         with log.between_steps():

@@ -24,22 +24,11 @@ def test_a_file_killed_at_any_byte_goes_on_to_the_same_bytes(tmp_path: Path) -> 
         assert _write(tmp_path / "broken", range(3, 5), first_step=2) == whole
 
 
-def test_a_run_from_the_beginning_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
-    _write(tmp_path / "metrics", range(1, 4))
-    assert [outcome.step for outcome in _past_after(tmp_path / "metrics", 0)] == []
-
-
 @pytest.mark.parametrize("line", [b"\x00\x00\x00\n", b"null\n", b'{"step": 2}\n', b"[1]\n"])
 def test_what_is_no_step_is_dropped_with_all_that_follows(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "metrics"
     first, second = _write(file, range(1, 3)).splitlines(keepends=True)
     file.write_bytes(first + line + second)
-    assert [outcome.step for outcome in _past_after(file, 5)] == [1]
-
-
-def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
-    file = tmp_path / "metrics"
-    file.write_bytes(_write(file, range(1, 3))[:-1])
     assert [outcome.step for outcome in _past_after(file, 5)] == [1]
 
 
@@ -52,8 +41,13 @@ def test_past_steps_are_read_as_they_were(tmp_path: Path) -> None:
     assert _past_after(file, 1) == [expected]
 
 
-def test_no_file_has_no_past(tmp_path: Path) -> None:
+def test_a_run_from_the_beginning_keeps_nothing_and_a_line_without_its_end_is_dropped(tmp_path: Path) -> None:
     assert list(past_steps(tmp_path / "metrics")) == []
+    _write(tmp_path / "metrics", range(1, 4))
+    assert [outcome.step for outcome in _past_after(tmp_path / "metrics", 0)] == []
+    file = tmp_path / "metrics"
+    file.write_bytes(_write(file, range(1, 3))[:-1])
+    assert [outcome.step for outcome in _past_after(file, 5)] == [1]
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -77,17 +77,6 @@ def test_a_step_s_line_holds_its_stages_and_the_process_s_memory(
         assert line["epoch"] == 1
 
 
-def test_a_run_says_each_finished_epoch_once_and_nothing_else(
-    config: EnergyConfig, dataset: PairDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_up_logging("info")
-    _train(config, dataset, tmp_path, steps=range(1, 5))
-    _train(config, dataset, tmp_path, steps=range(5, 8))
-    said = capsys.readouterr()
-    assert [line.split()[:2] for line in said.err.splitlines()] == [["epoch", "1"], ["epoch", "2"]]
-    assert said.out == ""
-
-
 def test_the_progress_line_is_gone_at_the_end_and_log_lines_are_whole(
     dataset: PairDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

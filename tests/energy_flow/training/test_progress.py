@@ -66,15 +66,12 @@ def test_a_line_fits_any_width_by_leaving_out_whole_parts(width: int) -> None:
     assert width < 5 or all(part in PROGRESS.text(200).split("  ") for part in text.split("  "))
 
 
-def test_a_new_line_takes_the_place_of_the_old_one() -> None:
+def test_a_new_line_takes_the_place_of_the_old_one_and_clearing_leaves_nothing() -> None:
     terminal = Terminal()
     line = ProgressLine("auto", stream=terminal)
     for batch in ("batch 3/15", "batch 3/15"):
         line.draw(PROGRESS)
         assert [batch in text for text in terminal.screen()] == [True]
-
-
-def test_clearing_leaves_nothing() -> None:
     terminal = Terminal()
     line = ProgressLine("auto", stream=terminal)
     line.draw(PROGRESS)
@@ -100,16 +97,10 @@ def test_log_lines_stand_whole_above_the_line() -> None:
     assert last == PROGRESS.text(79)
 
 
-def test_nothing_is_drawn_in_a_pipe() -> None:
+def test_nothing_is_drawn_where_nobody_could_erase_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ProgressLine("auto", stream=io.StringIO()).is_due()
-
-
-def test_nothing_is_drawn_on_a_terminal_that_cannot_erase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert not ProgressLine("auto", stream=Terminal()).is_due()
-
-
-def test_on_draws_in_a_pipe_and_off_not_on_a_terminal() -> None:
     assert ProgressLine("on", stream=io.StringIO()).is_due()
     assert not ProgressLine("off", stream=Terminal()).is_due()
 
@@ -155,13 +146,10 @@ def _drawn(*, first_batch: int, num_batches: int, seconds: list[float]) -> str:
     return terminal.screen()[-1]
 
 
-def test_batches_are_counted_within_their_epoch() -> None:
+def test_batches_are_counted_within_their_epoch_from_where_a_run_goes_on() -> None:
     assert _drawn(first_batch=0, num_batches=10, seconds=[2.0] * 5) == (
         "0:10  epoch 2  batch 1/4  2 s/batch  loss 4.0000  0:10 left"
     )
-
-
-def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
     assert _drawn(first_batch=6, num_batches=10, seconds=[2.0]) == "0:02  epoch 2  batch 3/4  2 s/batch  0:06 left"
 
 

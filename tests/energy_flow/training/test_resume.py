@@ -53,8 +53,8 @@ class Trainings:
 
 
 @pytest.fixture(scope="module")
-def trainings(dataset: PairDataset, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    return Trainings(Starter(tmp_path_factory.mktemp("said")), dataset)
+def trainings(dataset: PairDataset, starter: Starter) -> Trainings:
+    return Trainings(starter, dataset)
 
 
 def _steps(out: Path) -> list[dict[str, Any]]:

@@ -34,16 +34,13 @@ def _differing(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     return {name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])}
 
 
-def test_a_skipped_step_leaves_mean_variance_and_count_as_they_were() -> None:
+def test_a_skipped_step_leaves_what_was_there_and_a_taken_one_what_it_made() -> None:
     model = _normalised()
     state, before = RunningState(model), _buffers(model)
     model(torch.full((5, 3), torch.nan))
     model(torch.randn(5, 3))
     state.settle(SKIPPED)
     assert _differing(model, before) == set()
-
-
-def test_a_step_that_is_taken_keeps_what_its_forward_passes_left() -> None:
     model = _normalised()
     state, before = RunningState(model), _buffers(model)
     model(torch.randn(5, 3))
@@ -53,7 +50,7 @@ def test_a_step_that_is_taken_keeps_what_its_forward_passes_left() -> None:
     assert _differing(model, before) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
 
 
-def test_what_a_taken_step_left_is_what_a_later_skipped_one_goes_back_to() -> None:
+def test_a_later_skipped_step_goes_back_to_what_was_taken_or_loaded() -> None:
     model = _normalised()
     state = RunningState(model)
     model(torch.randn(5, 3))
@@ -63,9 +60,6 @@ def test_what_a_taken_step_left_is_what_a_later_skipped_one_goes_back_to() -> No
         model(torch.full((5, 3), torch.inf))
         state.settle(SKIPPED)
     assert _differing(model, before) == set()
-
-
-def test_a_loaded_state_is_what_a_skipped_step_goes_back_to() -> None:
     model, other = _normalised(), _normalised()
     other(torch.randn(5, 3))
     state = RunningState(model)
@@ -74,9 +68,6 @@ def test_a_loaded_state_is_what_a_skipped_step_goes_back_to() -> None:
     model(torch.randn(5, 3))
     state.settle(SKIPPED)
     assert _differing(model, _buffers(other)) == set()
-
-
-def test_a_buffer_that_was_replaced_is_restored_too() -> None:
     model = _normalised()
     state, before = RunningState(model), _buffers(model)
     model[1].running_mean = model[1].running_mean + 1

@@ -54,7 +54,7 @@ def _twice() -> tuple[StageTimes, nn.Module, nn.Module]:
     return StageTimes(Ticks(), {"energy": [energy], "text_bridge": [bridge]}), energy, bridge
 
 
-def test_micro_batches_of_a_step_are_added_up() -> None:
+def test_each_step_has_its_own_times_and_micro_batches_of_one_are_added_up() -> None:
     times, energy, bridge = _twice()
     with times:
         for _ in range(2):
@@ -67,9 +67,6 @@ def test_micro_batches_of_a_step_are_added_up() -> None:
         with times.optimizer():
             pass
     assert times.read(times.take()) == StageMs(forward=14, backward=2, optimizer=1, energy=2, text_bridge=4)
-
-
-def test_each_step_has_its_own_times() -> None:
     times, _, _ = _twice()
     with times.optimizer():
         pass
@@ -79,14 +76,11 @@ def test_each_step_has_its_own_times() -> None:
     assert times.read(times.take()) == StageMs(backward=1)
 
 
-def test_a_forward_outside_the_stage_is_not_timed() -> None:
+def test_a_forward_outside_of_its_stage_or_that_fails_is_not_timed() -> None:
     times, energy, _ = _twice()
     with times:
         energy(torch.ones(2))
     assert times.take() == []
-
-
-def test_a_forward_that_fails_leaves_no_part_open() -> None:
     times, energy, _ = _twice()
     with times, pytest.raises(RuntimeError, match="shapes"), times.forward():
         energy(torch.ones(3))
@@ -110,24 +104,14 @@ def test_the_parts_of_the_model_s_forward_are_timed_on_the_host(config: EnergyCo
         model.flows(surface)
         model.decoder(surface, torch.zeros(2, 5, dtype=torch.long))
     read = times.read(times.take())
-    assert read.forward is not None
-    assert read.energy is not None
-    assert read.text_bridge is not None
     assert 0 < read.energy + read.text_bridge <= read.forward
 
 
-def test_the_host_s_clock_counts_milliseconds() -> None:
-    assert HostClock().elapsed_ms(1.0, 1.25) == 250
-
-
-def test_a_device_that_cannot_be_asked_has_no_times() -> None:
+def test_unknown_are_a_stage_not_passed_and_a_device_that_cannot_be_asked(events: type[Event]) -> None:
     times = StageTimes(NoClock())
     with times.forward():
         pass
     assert times.read(times.take()) == StageMs()
-
-
-def test_a_stage_that_the_device_has_not_passed_is_unknown(events: type[Event]) -> None:
     times = StageTimes(CudaClock(events))
     with times.forward():
         pass
@@ -135,6 +119,7 @@ def test_a_stage_that_the_device_has_not_passed_is_unknown(events: type[Event]) 
         pass
     events.num_passed = 3
     assert times.read(times.take()) == StageMs(forward=1)
+    assert HostClock().elapsed_ms(1.0, 1.25) == 250
 
 
 def test_events_that_were_read_are_used_again(events: type[Event]) -> None:
@@ -158,6 +143,4 @@ def test_stages_on_cuda_are_timed_without_waiting_for_the_device() -> None:
             model(values)
     torch.cuda.synchronize()
     read = times.read(times.take())
-    assert read.forward is not None
-    assert read.energy is not None
     assert 0 < read.energy <= read.forward

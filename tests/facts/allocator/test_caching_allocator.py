@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.snapshot import DEFAULT_POOL
 from efprof.facts.allocator.blocks import Block, Pool
-from efprof.facts.allocator.caching_allocator import CachingAllocator
 from efprof.facts.allocator.settings import MIB, NUM_INTERVALS, AllocatorSettings, is_small, rounded_bytes
+from tests.facts.allocator.recording import Recording
 
 GRAPH_POOL = (0, 1)
 STREAMS = (0, 7)
-FIRST_ADDRESS = 0x7F0000000000
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -39,33 +38,19 @@ EVERY_KIND = {
 }
 
 
-class Device:
-    """An allocator, the ranges its driver gave, and the blocks that somebody has."""
+class Device(Recording):
+    """Keeps the ranges that the driver gave, too."""
 
     def __init__(self, of: AllocatorSettings, *, capacity: int | None = None) -> None:
+        super().__init__(of, capacity=capacity)
         self.ranges: dict[int, int] = {}
-        self.live: list[Block] = []
-        self.capacity = capacity
-        self.allocator = CachingAllocator(of, self._new_range, capacity=capacity)
-
-    def malloc(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block:
-        block = self.attempt(num_bytes, stream, private_id)
-        assert block is not None
-        return block
-
-    def attempt(self, num_bytes: int, stream: int = 0, private_id: tuple[int, int] = DEFAULT_POOL) -> Block | None:
-        block = self.allocator.malloc(num_bytes, stream, private_id)
-        if block is not None:
-            self.live.append(block)
-        return block
 
     def free(self, *blocks: Block) -> None:
         for block in blocks:
-            self.live.remove(block)
-            self.allocator.free(block)
+            super().free(block)
 
     def _new_range(self, num_bytes: int, stream: int, is_expandable: bool) -> int:
-        address = FIRST_ADDRESS + sum(self.ranges.values())
+        address = super()._new_range(num_bytes, stream, is_expandable)
         self.ranges[address] = num_bytes
         return address
 
@@ -73,11 +58,7 @@ class Device:
 Operation = tuple[str, int, int, tuple[int, int]]
 """What to do; the bytes or the number of a block, the stream and the pool."""
 
-sizes = st.one_of(
-    st.integers(1, MIB),
-    st.integers(MIB, 12 * MIB),
-    st.integers(1, 120).map(lambda number: number * MIB),
-)
+sizes = st.one_of(st.integers(1, MIB), st.integers(MIB, 12 * MIB), st.integers(1, 120).map(lambda number: number * MIB))
 operations = st.one_of(
     st.tuples(st.just("malloc"), sizes, st.sampled_from(STREAMS), st.sampled_from([DEFAULT_POOL] * 3 + [GRAPH_POOL])),
     st.tuples(st.just("free"), st.integers(0, 1000), st.just(0), st.just(DEFAULT_POOL)),
@@ -169,98 +150,56 @@ def assert_blocks_are_as_requested(device: Device) -> None:
         assert block.pool.is_small == is_small(rounded)
 
 
+def assert_no_more_is_unused_than_splitting_permits(device: Device) -> None:
+    """Without a limit at most a MiB; under one, no block beyond it serves what is below it or much smaller."""
+    of = device.allocator.settings
+    for block in device.live:
+        size = rounded_bytes(block.requested, of)
+        if of == DEFAULT:
+            assert block.size - size == 0 if block.pool.is_small else block.size - size <= MIB
+        elif of == EVERY_KIND["max_split"]:
+            assert block.size < size + of.oversize_slack_bytes if size >= 40 * MIB else block.size <= 40 * MIB
+    if of == DEFAULT:
+        large = [pool for pool in device.allocator.pools if not pool.is_small]
+        assert all(block.size > MIB for pool in large for block in pool.free_blocks())
+
+
 @pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(program=programs, capacity=capacities)
-def test_after_any_program_every_byte_is_accounted_for(
+def test_after_any_program_every_byte_is_accounted_for_and_within_what_there_is(
     kind: str, program: list[Operation], capacity: int | None
 ) -> None:
-    device = Device(EVERY_KIND[kind], capacity=capacity)
-    for _ in run(device, program):
+    """And when all is returned and released, only private pools keep memory."""
+    device, again = (Device(EVERY_KIND[kind], capacity=capacity) for _ in range(2))
+    allowed = None if capacity is None else int(capacity * (EVERY_KIND[kind].memory_fraction or 1))
+    for _ in zip(run(device, program), run(again, program), strict=True):
         assert_ranges_are_filled_without_gap_or_overlap(device)
         assert_bytes_add_up(device)
         assert_pools_hold_what_nobody_has(device)
         assert_neighbours_are_merged(device)
         assert_whole_pages_are_mapped(device)
         assert_blocks_are_as_requested(device)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs, capacity=st.sampled_from([50 * MIB, 150 * MIB, 400 * MIB]))
-def test_no_program_gets_more_than_the_device_or_the_fraction_has(
-    kind: str, program: list[Operation], capacity: int
-) -> None:
-    device = Device(EVERY_KIND[kind], capacity=capacity)
-    allowed = int(capacity * (EVERY_KIND[kind].memory_fraction or 1))
-    for _ in run(device, program):
-        assert device.allocator.reserved <= allowed
-    assert device.allocator.peak_reserved <= allowed
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs)
-def test_when_all_is_returned_and_released_only_private_pools_keep_memory(kind: str, program: list[Operation]) -> None:
-    device = Device(EVERY_KIND[kind])
-    for _ in run(device, program):
-        pass
+        assert_no_more_is_unused_than_splitting_permits(device)
+        assert allowed is None or device.allocator.peak_reserved <= allowed
+        assert [block.address for block in device.live] == [block.address for block in again.live], "the same way twice"
+    assert device.allocator.calls == again.allocator.calls
     device.free(*list(device.live))
     device.allocator.release_cached()
     kept = [block for pool in device.allocator.pools for block in pool.free_blocks()]
     assert {block.pool.private_id for block in kept} <= {GRAPH_POOL}
-    assert device.allocator.reserved == sum(block.size for block in kept)
-    assert device.allocator.allocated == 0
-
-
-@settings(max_examples=100)
-@given(program=programs)
-def test_without_a_limit_to_splitting_at_most_a_mib_lies_unused_behind_a_request(program: list[Operation]) -> None:
-    device = Device(DEFAULT)
-    for _ in run(device, program):
-        for block in device.live:
-            slack = block.size - rounded_bytes(block.requested, DEFAULT)
-            assert slack == 0 if block.pool.is_small else slack <= MIB
-        large = [pool for pool in device.allocator.pools if not pool.is_small]
-        assert all(block.size > MIB for pool in large for block in pool.free_blocks())
-
-
-@settings(max_examples=100)
-@given(program=programs)
-def test_under_a_limit_no_block_beyond_it_serves_what_is_below_it_or_much_smaller(program: list[Operation]) -> None:
-    limited = EVERY_KIND["max_split"]
-    device = Device(limited)
-    for _ in run(device, program):
-        for block in device.live:
-            size = rounded_bytes(block.requested, limited)
-            if size >= 40 * MIB:
-                assert block.size < size + limited.oversize_slack_bytes
-            else:
-                assert block.size <= 40 * MIB
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=15)
-@given(program=programs)
-def test_the_same_program_is_served_the_same_way_twice(kind: str, program: list[Operation]) -> None:
-    first, second = Device(EVERY_KIND[kind], capacity=200 * MIB), Device(EVERY_KIND[kind], capacity=200 * MIB)
-    for _ in zip(run(first, program), run(second, program), strict=True):
-        assert [block.address for block in first.live] == [block.address for block in second.live]
-    assert first.allocator.calls == second.allocator.calls
+    assert (device.allocator.reserved, device.allocator.allocated) == (sum(block.size for block in kept), 0)
 
 
 # Which free block serves.
 
 
-def test_the_smallest_block_that_is_large_enough_serves() -> None:
+def test_the_smallest_block_that_is_large_enough_serves_and_of_equals_the_lowest_address() -> None:
     device = Device(DEFAULT)
     blocks = [device.malloc(size * MIB) for size in (30, 12, 20, 14)]
     addresses = [block.address for block in blocks]
     device.free(*blocks)
     assert device.malloc(13 * MIB).address == addresses[3]
-
-
-def test_of_blocks_of_one_size_the_lowest_address_serves() -> None:
     device = Device(DEFAULT)
     low, middle, high = (device.malloc(20 * MIB) for _ in range(3))
     lowest = low.address
@@ -268,21 +207,15 @@ def test_of_blocks_of_one_size_the_lowest_address_serves() -> None:
     assert device.malloc(20 * MIB).address == lowest
 
 
-def test_no_stream_is_served_from_another_ones_blocks() -> None:
+def test_streams_small_blocks_and_private_pools_share_nothing() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB, 0))
     device.malloc(20 * MIB, 7)
     assert device.allocator.reserved == 40 * MIB
-
-
-def test_small_blocks_and_large_ones_share_no_segment() -> None:
     device = Device(DEFAULT)
     device.malloc(5 * MIB)
     device.malloc(MIB)
     assert sorted(device.ranges.values()) == [2 * MIB, 20 * MIB]
-
-
-def test_a_private_pool_neither_takes_from_another_nor_gives_to_it() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB), device.malloc(20 * MIB, 0, GRAPH_POOL))
     inside, outside = device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB)
@@ -294,12 +227,21 @@ def test_a_private_pool_neither_takes_from_another_nor_gives_to_it() -> None:
 # Splitting and merging.
 
 
-def test_the_lower_part_is_handed_out_and_the_upper_one_is_free() -> None:
+def test_the_lower_part_is_handed_out_and_small_and_expandable_blocks_are_split_to_512_bytes() -> None:
     device = Device(DEFAULT)
     first, second = device.malloc(5 * MIB), device.malloc(7 * MIB)
     assert second.address == first.address + 5 * MIB
     (rest,) = first.pool.free_blocks()
     assert (rest.address, rest.size) == (first.address + 12 * MIB, 8 * MIB)
+    device = Device(DEFAULT)
+    device.malloc(MIB - 512)
+    device.malloc(MIB)
+    assert device.malloc(1).size == 512
+    assert device.allocator.reserved == 2 * MIB
+    device = Device(EXPANDABLE)
+    block = device.malloc(20 * MIB - 512)
+    assert block.size == 20 * MIB - 512
+    assert [free.size for free in block.pool.free_blocks()] == [512]
 
 
 @pytest.mark.parametrize(("requested", "size"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
@@ -307,21 +249,6 @@ def test_a_large_block_is_split_where_more_than_a_mib_remains(requested: int, si
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB))
     assert device.malloc(requested).size == size
-
-
-def test_a_small_block_is_split_where_512_bytes_remain() -> None:
-    device = Device(DEFAULT)
-    device.malloc(MIB - 512)
-    device.malloc(MIB)
-    assert device.malloc(1).size == 512
-    assert device.allocator.reserved == 2 * MIB
-
-
-def test_a_large_block_of_an_expandable_segment_is_split_where_512_bytes_remain() -> None:
-    device = Device(EXPANDABLE)
-    block = device.malloc(20 * MIB - 512)
-    assert block.size == 20 * MIB - 512
-    assert [free.size for free in block.pool.free_blocks()] == [512]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
@@ -362,27 +289,21 @@ def test_a_block_just_at_the_limit_serves_nothing_below_it(limit_mib: int, reuse
     assert (device.allocator.calls.num_allocs == 1) == reuses
 
 
-def test_max_non_split_rounding_widens_what_a_block_beyond_the_limit_serves() -> None:
+def test_max_non_split_rounding_widens_what_serves_and_below_the_limit_blocks_are_split_as_ever() -> None:
     device = Device(replace(LIMITED, max_non_split_rounding_bytes=90 * MIB))
     device.free(device.malloc(100 * MIB))
     assert device.malloc(20 * MIB).size == 100 * MIB
-
-
-def test_below_the_limit_blocks_are_split_as_ever() -> None:
     device = Device(LIMITED)
     assert [device.malloc(5 * MIB).size for _ in range(4)] == [5 * MIB] * 4
     assert device.allocator.reserved == 20 * MIB
 
 
-def test_under_a_limit_one_block_that_is_large_enough_is_released_before_all_are() -> None:
+def test_under_a_limit_one_block_large_enough_is_released_before_all_and_the_largest_first() -> None:
     device = Device(LIMITED, capacity=105 * MIB)
     device.free(device.malloc(60 * MIB), device.malloc(12 * MIB))
     device.malloc(40 * MIB)
     assert device.allocator.reserved == 52 * MIB
     assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 0)
-
-
-def test_under_a_limit_several_blocks_are_released_the_largest_first() -> None:
     device = Device(LIMITED, capacity=105 * MIB)
     device.free(*[device.malloc(size * MIB) for size in (22, 30, 40)])
     device.malloc(62 * MIB)
@@ -394,15 +315,12 @@ def test_under_a_limit_several_blocks_are_released_the_largest_first() -> None:
 # A device that is full.
 
 
-def test_what_nobody_uses_is_released_and_the_driver_is_asked_again() -> None:
+def test_what_nobody_uses_is_released_and_where_that_is_not_enough_the_request_fails() -> None:
     device = Device(DEFAULT, capacity=100 * MIB)
     device.free(device.malloc(60 * MIB))
     device.malloc(80 * MIB)
     assert device.allocator.reserved == 80 * MIB
     assert (device.allocator.calls.num_frees, device.allocator.calls.num_retries) == (1, 1)
-
-
-def test_a_request_fails_where_even_that_is_not_enough_and_leaves_what_is_held() -> None:
     device = Device(DEFAULT, capacity=100 * MIB)
     held = device.malloc(80 * MIB)
     assert device.attempt(40 * MIB) is None
@@ -411,27 +329,24 @@ def test_a_request_fails_where_even_that_is_not_enough_and_leaves_what_is_held()
     assert device.allocator.calls.num_retries == 1
 
 
-def test_a_segment_of_which_anything_is_held_is_not_released() -> None:
+def test_what_is_held_in_part_or_of_a_private_pool_is_not_released() -> None:
     device = Device(DEFAULT, capacity=30 * MIB)
     device.free(device.malloc(5 * MIB), *[device.malloc(5 * MIB) for _ in range(3)][:2])
     device.allocator.release_cached()
     assert device.allocator.reserved == 20 * MIB
     assert device.attempt(16 * MIB) is None
-
-
-def test_a_fraction_limits_what_is_reserved_where_the_device_has_more() -> None:
-    device = Device(AllocatorSettings(memory_fraction=0.5), capacity=100 * MIB)
-    assert device.attempt(52 * MIB) is None
-    assert device.attempt(50 * MIB) is not None
-
-
-def test_memory_of_a_private_pool_is_not_released() -> None:
     device = Device(DEFAULT)
     device.free(device.malloc(20 * MIB, 0, GRAPH_POOL), device.malloc(20 * MIB))
     device.allocator.release_cached()
     assert device.allocator.reserved == 20 * MIB
     assert device.malloc(20 * MIB, 0, GRAPH_POOL).pool.private_id == GRAPH_POOL
     assert device.allocator.calls.num_allocs == 2
+
+
+def test_a_fraction_limits_what_is_reserved_where_the_device_has_more() -> None:
+    device = Device(AllocatorSettings(memory_fraction=0.5), capacity=100 * MIB)
+    assert device.attempt(52 * MIB) is None
+    assert device.attempt(50 * MIB) is not None
 
 
 # Garbage.
@@ -486,9 +401,6 @@ def test_an_expandable_segment_grows_by_the_pages_that_are_missing() -> None:
     assert maps == [(first.address, 20 * MIB), (first.address + 20 * MIB, 20 * MIB)]
     assert device.allocator.reserved == 40 * MIB
     assert len(device.ranges) == 1
-
-
-def test_an_expandable_segment_of_small_blocks_grows_by_two_mib() -> None:
     device = Device(EXPANDABLE)
     for _ in range(3):
         device.malloc(MIB)
@@ -516,7 +428,7 @@ def test_a_block_that_can_grow_counts_as_large_as_it_can_become() -> None:
     assert device.malloc(8 * MIB).address == address, "the ten MiB at the end would fit better, but can grow"
 
 
-def test_only_whole_pages_are_unmapped_and_what_is_left_of_others_stays_free() -> None:
+def test_whole_pages_are_unmapped_and_mapped_again_from_the_lowest_address_where_all_finds_room() -> None:
     device = Device(EXPANDABLE)
     freed, _ = device.malloc(50 * MIB), device.malloc(5 * MIB)
     device.free(freed)
@@ -524,18 +436,12 @@ def test_only_whole_pages_are_unmapped_and_what_is_left_of_others_stays_free() -
     assert device.allocator.reserved == 20 * MIB
     assert sorted(block.size for block in freed.pool.free_blocks()) == [5 * MIB, 10 * MIB]
     assert device.allocator.calls.num_unmaps == 1
-
-
-def test_what_was_unmapped_is_mapped_again_from_the_lowest_address_on() -> None:
     device = Device(EXPANDABLE)
     first, _, third, _ = (device.malloc(20 * MIB) for _ in range(4))
     address = first.address
     device.free(third, first)
     device.allocator.release_cached()
     assert device.malloc(20 * MIB).address == address
-
-
-def test_a_stretch_is_mapped_only_where_all_of_the_request_finds_room() -> None:
     device = Device(EXPANDABLE)
     first, _ = device.malloc(20 * MIB), device.malloc(20 * MIB)
     start = first.address

@@ -37,7 +37,6 @@ def test_a_call_takes_what_lies_between_it_and_the_event_before_less_what_lies_b
 def test_one_call_that_the_program_did_something_long_before_changes_nothing() -> None:
     entries = history(("segment_map", 9, 150))
     last = entries[-2]
-    assert last.time_us is not None
     entries[-2:] = [Entry(action="segment_map", size=512, time_us=last.time_us + 400_000)]
     assert driver_costs(entries).of(Calls(num_maps=10)) == pytest.approx(1.5)
 

@@ -43,16 +43,13 @@ def pieces_of(layout: SegmentLayout) -> list[tuple[StretchState, int]]:
     return [(piece.state, piece.num_bytes) for piece in layout.pieces]
 
 
-def test_a_block_is_followed_by_its_slack_and_by_what_is_free() -> None:
+def test_a_block_is_followed_by_its_slack_and_what_is_free_and_a_free_segment_is_releasable() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(12 * MIB - 100)  # of 12 MiB; a segment of its own, for it is 10 MiB or more
     recording.malloc(3 * MIB)  # of a segment of 20 MiB
     whole, shared = at_end(recording)
     assert pieces_of(whole) == [("used", 12 * MIB - 100), ("slack", 100)]
     assert pieces_of(shared) == [("used", 3 * MIB), ("stranded", 17 * MIB)]
-
-
-def test_a_free_segment_is_releasable_as_a_whole() -> None:
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(30 * MIB))
     (layout,) = at_end(recording)
@@ -83,16 +80,13 @@ def test_what_waits_for_another_stream_is_pending() -> None:
     assert pieces_of(layout) == [("pending", 38 * MIB), ("stranded", 2 * MIB)]
 
 
-def test_the_kinds_of_segments_are_told() -> None:
+def test_kinds_of_segments_and_sites_of_the_stacks_that_asked_are_told() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(512)
     recording.malloc(20 * MIB, private_id=(0, 1))
     small, private = at_end(recording)
     assert (small.is_small, small.is_private, small.is_expandable) == (True, False, False)
     assert (private.is_small, private.is_private, private.is_expandable) == (False, True, False)
-
-
-def test_sites_come_from_the_stack_that_asked() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(20 * MIB)
     history = history_from(recording)

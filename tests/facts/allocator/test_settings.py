@@ -134,12 +134,9 @@ def test_what_torch_refuses_is_refused_and_named(text: str, named: str) -> None:
     assert named in str(refusal.value)
 
 
-def test_a_key_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
+def test_a_misspelt_key_is_answered_with_the_one_that_was_meant_or_all_there_are() -> None:
     with pytest.raises(BadConfiguration, match="did you mean 'expandable_segments'"):
         parse_configuration("expandable_segment:True")
-
-
-def test_a_key_like_no_other_is_answered_with_those_there_are() -> None:
     with pytest.raises(BadConfiguration) as refusal:
         parse_configuration("gamma:0.9")
     assert all(key in str(refusal.value) for key in KNOWN_KEYS)
@@ -158,15 +155,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert settings.max_split_bytes is None or settings.max_split_bytes >= settings.large_segment_bytes
 
 
-def test_a_block_too_large_to_split_may_be_larger_by_a_large_segment_where_no_rounding_is_set() -> None:
-    assert AllocatorSettings(large_segment_bytes=64 * MIB).oversize_slack_bytes == 64 * MIB
-    assert AllocatorSettings(max_non_split_rounding_bytes=30 * MIB).oversize_slack_bytes == 30 * MIB
-
-
-def test_a_threshold_for_garbage_has_no_effect_where_no_fraction_limits_the_memory() -> None:
+def test_a_threshold_needs_a_fraction_and_a_block_too_large_to_split_a_large_segment_s_slack() -> None:
     assert in_effect(AllocatorSettings(garbage_collection_threshold=0.5)) == AllocatorSettings()
     limited = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.9)
     assert in_effect(limited) == limited
+    assert AllocatorSettings(large_segment_bytes=64 * MIB).oversize_slack_bytes == 64 * MIB
+    assert AllocatorSettings(max_non_split_rounding_bytes=30 * MIB).oversize_slack_bytes == 30 * MIB
 
 
 @pytest.mark.parametrize("is_expandable", [False, True])
@@ -175,7 +169,7 @@ def test_where_a_file_tells_no_settings_its_segments_do(is_expandable: bool) -> 
     assert settings == AllocatorSettings(expandable_segments=is_expandable)
 
 
-def test_what_was_set_after_the_start_comes_before_what_the_text_says() -> None:
+def test_what_was_set_later_comes_before_what_the_text_says() -> None:
     recorded = Settings(
         configuration="expandable_segments:True,max_split_size_mb:64,garbage_collection_threshold:0.5",
         expandable_segments=False, max_split_size=128 * MIB, garbage_collection_threshold=0.75,
@@ -183,18 +177,19 @@ def test_what_was_set_after_the_start_comes_before_what_the_text_says() -> None:
     assert recorded_settings(recorded, is_expandable=True) == AllocatorSettings(
         max_split_bytes=128 * MIB, garbage_collection_threshold=0.75
     )
-
-
-def test_what_torch_does_not_note_is_read_from_the_text() -> None:
     text = "large_segment_size_mb:64,max_non_split_rounding_mb:128,per_process_memory_fraction:0.5"
     assert recorded_settings(Settings(configuration=text), is_expandable=False) == AllocatorSettings(
         large_segment_bytes=64 * MIB, max_non_split_rounding_bytes=128 * MIB, memory_fraction=0.5
     )
+    recorded = Settings(configuration="no such thing", expandable_segments=True)
+    assert recorded_settings(recorded, is_expandable=False) == AllocatorSettings(expandable_segments=True)
 
 
-def test_recorded_divisions_are_by_the_mib_where_their_interval_begins() -> None:
+def test_recorded_divisions_are_by_the_mib_of_their_interval_and_others_passed_over() -> None:
     recorded = Settings(roundup_power2_divisions={"1": 0, "2": 4, "32768": 8})
     assert recorded_settings(recorded, is_expandable=False).divisions == intervals((1, 0), (1, 4), (13, 0), (1, 8))
+    recorded = Settings(roundup_power2_divisions={"²": 8})
+    assert recorded_settings(recorded, is_expandable=False).divisions == intervals((16, 0))
 
 
 @pytest.mark.parametrize("number", [-1, (1 << 63) - 1, (1 << 64) - 1])
@@ -202,20 +197,10 @@ def test_no_limit_to_splitting_is_written_as_minus_one_or_as_the_largest_number(
     assert recorded_settings(Settings(max_split_size=number), is_expandable=False).max_split_bytes is None
 
 
-def test_a_text_that_no_torch_would_take_leaves_what_else_is_noted() -> None:
-    recorded = Settings(configuration="no such thing", expandable_segments=True)
-    assert recorded_settings(recorded, is_expandable=False) == AllocatorSettings(expandable_segments=True)
-
-
 @given(st.dictionaries(st.text(max_size=3), st.sampled_from([0, 2, 8]), max_size=3))
 def test_intervals_of_any_name_are_read(recorded: dict[str, int]) -> None:
     settings = recorded_settings(Settings(roundup_power2_divisions=recorded), is_expandable=False)
     assert len(settings.divisions) == NUM_INTERVALS
-
-
-def test_an_interval_that_is_named_by_no_decimal_number_is_passed_over() -> None:
-    recorded = Settings(roundup_power2_divisions={"²": 8})
-    assert recorded_settings(recorded, is_expandable=False).divisions == intervals((16, 0))
 
 
 def test_the_driver_s_own_allocator_is_not_foretold() -> None:

@@ -2,25 +2,17 @@
 
 import pytest
 
-from efprof.artifacts.snapshot import Snapshot, read_snapshot
 from efprof.facts.allocator.history import devices_of, history_of
 from efprof.facts.allocator.replay import replay
 from efprof.facts.allocator.script import ALLOCATE, ATTEMPT, EMPTY_CACHE, FREE, sized_history
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import Outcome, WhatIf
 from tests.facts.allocator.recording import FIRST_ADDRESS, Recording, any_size, run_at_random
-from tests.facts.allocator.test_replay import REPLAYABLE, SNAPSHOTS
+from tests.facts.allocator.test_replay import REPLAYABLE, real
 
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 OTHERS = ["expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "large_segment_size_mb:64"]
-
-
-def real(name: str) -> Snapshot:
-    path = SNAPSHOTS / name
-    if not path.exists():
-        pytest.skip(f"needs {path}")
-    return read_snapshot(path)
 
 
 def what_if(recording: Recording, *, first_entry: int = 0, capacity: int | None = None) -> WhatIf:
@@ -92,7 +84,7 @@ def test_the_likely_peak_lies_between_the_lowest_and_the_highest(text: str, firs
         assert_ordered(what_if(recording, first_entry=first_entry).run(parse_configuration(text)))
 
 
-def test_a_setting_that_wastes_less_reserves_less() -> None:
+def test_a_setting_that_wastes_less_reserves_less_by_calls_of_its_own() -> None:
     """Twice 30 MiB that lie apart serve no request for 60, unless they are in one range."""
     recording = Recording(DEFAULT)
     for block in [recording.malloc(30 * MIB), recording.malloc(30 * MIB)]:
@@ -103,9 +95,6 @@ def test_a_setting_that_wastes_less_reserves_less() -> None:
     assert program.recorded.stranded_bytes == 60 * MIB
     expandable = program.run(EXPANDABLE)
     assert (expandable.peak_reserved_bytes, expandable.stranded_bytes) == (60 * MIB, 0)
-
-
-def test_calls_are_those_of_the_setting_that_is_asked_about() -> None:
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(30 * MIB))
     recording.malloc(60 * MIB)
@@ -141,16 +130,12 @@ def cached_before() -> WhatIf:
     return what_if(recording, first_entry=first_entry)
 
 
-def test_the_recorded_settings_are_tried_cold_too_as_the_others_are() -> None:
+def test_the_recorded_settings_are_tried_cold_too_unless_the_recording_began_cold() -> None:
     program = cached_before()
     cold = program.recorded_cold
-    assert cold is not None
     assert (program.recorded.peak_reserved_bytes, cold.peak_reserved_bytes) == (100 * MIB, 20 * MIB)
     assert cold == program.run(parse_configuration("max_split_size_mb:200")), "which changes nothing here"
     assert program.saved_bytes(cold) == 0
-
-
-def test_a_recording_that_began_cold_needs_no_second_row() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(100 * MIB)
     assert what_if(recording).recorded_cold is None
@@ -180,7 +165,9 @@ def test_the_same_question_is_answered_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_an_emptied_cache_is_emptied_again(settings: AllocatorSettings) -> None:
+def test_an_emptied_cache_is_emptied_again_and_several_segments_at_once_are_one_emptying(
+    settings: AllocatorSettings,
+) -> None:
     recording = Recording(settings)
     held = [recording.malloc(60 * MIB), recording.malloc(20 * MIB)]
     recording.free(held[0])
@@ -190,9 +177,6 @@ def test_an_emptied_cache_is_emptied_again(settings: AllocatorSettings) -> None:
     assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ALLOCATE, FREE, EMPTY_CACHE, ALLOCATE]
     for asked in (DEFAULT, EXPANDABLE):
         assert program.run(asked).peak_reserved_bytes == 100 * MIB
-
-
-def test_several_segments_that_were_given_back_at_once_are_one_emptying() -> None:
     recording = Recording(DEFAULT)
     for block in [recording.malloc(size * MIB) for size in (12, 14, 16)]:
         recording.free(block)
@@ -202,7 +186,7 @@ def test_several_segments_that_were_given_back_at_once_are_one_emptying() -> Non
     assert kinds.count(EMPTY_CACHE) == 1
 
 
-def test_what_was_released_for_a_request_is_not_released_where_there_is_room() -> None:
+def test_what_was_released_for_a_request_tells_the_size_and_is_not_released_where_there_is_room() -> None:
     recording = Recording(DEFAULT, capacity=100 * MIB)
     recording.free(recording.malloc(60 * MIB))
     recording.malloc(80 * MIB)
@@ -210,9 +194,6 @@ def test_what_was_released_for_a_request_is_not_released_where_there_is_room() -
     assert [kind for kind, *_ in what_if(recording).script.operations] == [ALLOCATE, FREE, ALLOCATE]
     larger = what_if(recording, capacity=1024 * MIB).recorded
     assert (larger.peak_reserved_bytes, larger.calls.num_frees) == (140 * MIB, 0)
-
-
-def test_what_was_released_for_a_request_tells_how_much_the_device_has_at_least() -> None:
     recording = Recording(DEFAULT, capacity=100 * MIB)
     recording.free(recording.malloc(60 * MIB))
     recording.malloc(80 * MIB)
@@ -220,9 +201,6 @@ def test_what_was_released_for_a_request_tells_how_much_the_device_has_at_least(
     assert program.capacity == 80 * MIB
     assert program.recorded.peak_reserved_bytes == 80 * MIB
     assert program.recorded.calls.num_retries == 1
-
-
-def test_nothing_tells_what_a_device_has_that_was_never_full() -> None:
     recording = Recording(DEFAULT)
     recording.malloc(60 * MIB)
     assert what_if(recording).capacity is None
@@ -251,14 +229,11 @@ def out_of_memory() -> Recording:
     return recording
 
 
-def test_a_request_that_failed_fails_again() -> None:
+def test_a_request_that_failed_fails_again_and_tells_how_much_the_device_has() -> None:
     program = what_if(out_of_memory())
     assert [kind for kind, *_ in program.script.operations] == [ALLOCATE, ATTEMPT, FREE]
     assert program.recorded.is_out_of_memory
     assert program.recorded.peak_reserved_bytes == 80 * MIB
-
-
-def test_a_failure_tells_how_much_the_device_has() -> None:
     assert what_if(out_of_memory()).capacity == 100 * MIB
 
 
@@ -271,7 +246,7 @@ def test_a_request_that_failed_is_survived_where_the_device_has_enough(
     assert outcome.peak_reserved_bytes == (80 if is_out_of_memory else 120) * MIB
 
 
-def test_a_setting_that_wastes_less_survives() -> None:
+def test_a_request_that_failed_is_survived_by_a_setting_that_wastes_less() -> None:
     """Of each of two segments a quarter is held; 30 MiB are free, but no 25 in one piece."""
     recording = Recording(DEFAULT, capacity=100 * MIB)
     blocks = [recording.malloc(5 * MIB) for _ in range(8)]
@@ -282,6 +257,11 @@ def test_a_setting_that_wastes_less_survives() -> None:
     program = what_if(recording)
     assert program.recorded.is_out_of_memory
     assert not program.run(EXPANDABLE).is_out_of_memory
+    recording = Recording(DEFAULT, capacity=220 * MIB, names_pools=True)
+    for block in [recording.malloc(100 * MIB, private_id=(0, 1)) for _ in range(2)]:
+        recording.free(block)
+    assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
+    assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
 
 
 def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
@@ -291,14 +271,6 @@ def test_a_request_that_failed_is_held_by_nobody_where_it_is_survived() -> None:
     outcome = what_if(recording, capacity=1024 * MIB).recorded
     assert outcome.peak_reserved_bytes == 120 * MIB
     assert outcome.calls.num_allocs == 2
-
-
-def test_a_request_that_failed_in_a_private_pool_is_tried_in_that_pool() -> None:
-    recording = Recording(DEFAULT, capacity=220 * MIB, names_pools=True)
-    for block in [recording.malloc(100 * MIB, private_id=(0, 1)) for _ in range(2)]:
-        recording.free(block)
-    assert recording.attempt(150 * MIB, private_id=(0, 1)) is None
-    assert not what_if(recording).run(EXPANDABLE).is_out_of_memory
 
 
 def test_addresses_do_not_run_out_sooner_than_they_did_where_a_retry_is_all_that_tells_of_the_device() -> None:

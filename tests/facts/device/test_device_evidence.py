@@ -72,13 +72,12 @@ def test_what_the_device_has_is_known_from_a_failure(tmp_path: Path) -> None:
     recording.malloc(60 * MIB)
     assert recording.attempt(80 * MIB) is None
     bars = trial_bars(device_of(tmp_path / "run", recording))
-    assert bars.limit is not None
     assert bars.limit[0] == 200 * MIB
     assert all(one.is_out_of_memory for one in bars.alternatives)
     assert [one.role for one in bars.alternatives if one.role != "other"] == ["recorded"]
 
 
-def test_the_map_shows_the_peak_and_the_end(tmp_path: Path) -> None:
+def test_the_map_shows_the_peak_and_the_end_unless_it_is_the_peak(tmp_path: Path) -> None:
     recording = Recording(DEFAULT)
     large = recording.malloc(GIB)
     recording.malloc(30 * MIB)
@@ -91,11 +90,8 @@ def test_the_map_shows_the_peak_and_the_end(tmp_path: Path) -> None:
     assert peak.totals == (("used", GIB + 30 * MIB),)
     assert end.totals == (("used", 30 * MIB), ("releasable", GIB))
     assert (found.owners, found.highlighted) == (("train.py:12",), 0)
-
-
-def test_the_end_is_left_out_where_it_is_the_peak(tmp_path: Path) -> None:
     recording = Recording(DEFAULT)
     recording.free(recording.malloc(30 * MIB))
     recording.malloc(GIB)
-    device = device_of(tmp_path / "run", recording)
+    device = device_of(tmp_path / "second", recording)
     assert len(segment_map(device, device.peak, "at the peak", None, "map").views) == 1

@@ -39,7 +39,7 @@ def device_of(folder: Path, recording: Recording, *, first_entry: int = 0) -> De
     return device
 
 
-def test_each_line_has_what_its_tensors_asked_for_until_they_are_freed(tmp_path: Path) -> None:
+def test_each_line_has_what_its_tensors_asked_for_and_equal_names_their_folders(tmp_path: Path) -> None:
     program = Program()
     first = program.at(3).malloc(30 * MIB)
     program.at(5).malloc(100 * MIB)
@@ -51,6 +51,11 @@ def test_each_line_has_what_its_tensors_asked_for_until_they_are_freed(tmp_path:
     assert curves["train.py:5"][-1] == 100 * MIB
     assert found.num_events[0] == 0
     assert found.num_events[-1] == len(program.entries)
+    program = Program()
+    program.at(3, "encoder/model.py").malloc(30 * MIB)
+    program.at(3, "decoder/model.py").malloc(20 * MIB)
+    curves = device_of(tmp_path / "second", program).lines_over_time.curves
+    assert [label for label, _ in curves] == ["encoder/model.py:3", "decoder/model.py:3"]
 
 
 def test_the_stack_is_all_that_tensors_asked_for_and_reserved_is_above_it(tmp_path: Path) -> None:
@@ -75,15 +80,7 @@ def test_lines_that_have_little_at_the_peak_are_shown_as_one(tmp_path: Path) -> 
     assert curves[OTHER_LINES][-1] == (10 + 20 + 30) * MIB
 
 
-def test_lines_of_files_with_one_name_keep_their_folders(tmp_path: Path) -> None:
-    program = Program()
-    program.at(3, "encoder/model.py").malloc(30 * MIB)
-    program.at(3, "decoder/model.py").malloc(20 * MIB)
-    curves = device_of(tmp_path / "run", program).lines_over_time.curves
-    assert [label for label, _ in curves] == ["encoder/model.py:3", "decoder/model.py:3"]
-
-
-def test_what_was_there_before_the_recording_is_nobodys(tmp_path: Path) -> None:
+def test_what_was_there_before_and_stacks_without_a_line_of_the_user_are_nobodys(tmp_path: Path) -> None:
     program = Program()
     older = program.at(3).malloc(100 * MIB)
     first_entry = len(program.entries)
@@ -94,12 +91,9 @@ def test_what_was_there_before_the_recording_is_nobodys(tmp_path: Path) -> None:
     assert list(curves) == [NO_LINE, "train.py:5"]
     assert (curves[NO_LINE][0], curves[NO_LINE][-1]) == (100 * MIB, 0)
     assert found.reserved[0] == 100 * MIB
-
-
-def test_stacks_without_a_line_of_the_user_are_nobodys(tmp_path: Path) -> None:
     program = Program()
     program.at(3, "/usr/lib/python3.11/site-packages/torch/optim/adam.py").malloc(30 * MIB)
-    assert [label for label, _ in device_of(tmp_path / "run", program).lines_over_time.curves] == [NO_LINE]
+    assert [label for label, _ in device_of(tmp_path / "second", program).lines_over_time.curves] == [NO_LINE]
 
 
 def test_a_long_history_is_drawn_from_few_instants_with_its_highest(tmp_path: Path) -> None:
@@ -111,16 +105,15 @@ def test_a_long_history_is_drawn_from_few_instants_with_its_highest(tmp_path: Pa
     assert max(found.curves[0][1]) == 500 * MIB
 
 
-def test_the_picture_stacks_the_lines_and_draws_reserved_over_them(tmp_path: Path) -> None:
+def test_the_picture_stacks_the_lines_under_reserved_and_the_history_is_walked_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = Program()
     program.at(3).malloc(30 * MIB)
     series = reserved_series(device_of(tmp_path / "run", program), ((1.0, "peak"),))
     assert [(line.label, line.is_over_stack) for line in series.lines] == [("train.py:3", False), ("reserved", True)]
     assert series.is_stacked
     assert series.marks == ((1.0, "peak"),)
-
-
-def test_the_history_is_walked_once_for_all_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program()
     program.at(3).malloc(30 * MIB)
     walks: list[History] = []
@@ -129,6 +122,6 @@ def test_the_history_is_walked_once_for_all_pictures(tmp_path: Path, monkeypatch
         "lines_over_time",
         lambda history, *rest: walks.append(history) or lines_over_time(history, *rest),
     )
-    device = device_of(tmp_path / "run", program)
+    device = device_of(tmp_path / "second", program)
     assert reserved_series(device, ()).lines == reserved_series(device, ((1.0, "peak"),)).lines
     assert len(walks) == 1

@@ -8,7 +8,6 @@ from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
 from efprof.commands.report import analyse, render
 from efprof.facts.device.device_evidence import device_use_evidence
 from efprof.facts.run.run import Run
-from efprof.model import Numbers, Series
 from efprof.units import GIB
 from tests.support.builders import GPU, make_steps, write_run
 
@@ -29,36 +28,26 @@ def run_of(folder: Path, *readings: DeviceUse) -> Run:
     return run
 
 
-def test_a_reading_is_taken_apart_by_whose_memory_it_is(tmp_path: Path) -> None:
+def test_a_reading_is_taken_apart_by_whose_memory_it_is_where_processes_are_told(tmp_path: Path) -> None:
     (numbers,) = device_use_evidence(run_of(tmp_path, use(3, 14, 8, own=9)))
-    assert isinstance(numbers, Numbers)
     values = {number.label.split(":")[0]: number.value / GIB for number in numbers.numbers}
     assert values["outside PyTorch"] == 6
     assert values["of it this process"] == 1
     assert values["of it other processes"] == 5
-
-
-def test_where_processes_are_not_told_the_outside_is_one_number(tmp_path: Path) -> None:
-    (numbers,) = device_use_evidence(run_of(tmp_path, use(3, 14, 8)))
-    assert isinstance(numbers, Numbers)
+    (numbers,) = device_use_evidence(run_of(tmp_path / "second", use(3, 14, 8)))
     assert [number.value / GIB for number in numbers.numbers] == [14, 8, 6]
 
 
-def test_its_rise_is_told_with_the_curve(tmp_path: Path) -> None:
+def test_its_rise_is_told_with_the_curve_and_on_the_page(tmp_path: Path) -> None:
     numbers, series = device_use_evidence(run_of(tmp_path, use(0, 10, 8), use(20, 12.5, 9.5)))
-    assert isinstance(numbers, Numbers)
-    assert isinstance(series, Series)
     assert numbers.numbers[-1].label == "risen since step 0"
     assert numbers.numbers[-1].value == GIB
     assert series.lines[1].y == (2 * GIB, 3 * GIB)
+    run = run_of(tmp_path / "second", use(0, 10, 8), use(20, 12.5, 9.5))
+    page = render(analyse(run.folder), "html")
+    assert "Device memory" in page
+    assert "In use outside PyTorch&#39;s allocator, at step 20" in page
 
 
 def test_a_run_without_readings_shows_nothing(tmp_path: Path) -> None:
     assert device_use_evidence(write_run(tmp_path, steps=make_steps(3))) == ()
-
-
-def test_the_page_shows_it_where_it_tells_of_the_device(tmp_path: Path) -> None:
-    run = run_of(tmp_path, use(0, 10, 8), use(20, 12.5, 9.5))
-    page = render(analyse(run.folder), "html")
-    assert "Device memory" in page
-    assert "In use outside PyTorch&#39;s allocator, at step 20" in page

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from efprof.artifacts.allocations import AllocationEvent
 from efprof.artifacts.events import DeviceShortage, OutOfMemory, StepInterrupted
 from efprof.artifacts.snapshot import Snapshot
 from efprof.facts.allocator.settings import AllocatorSettings
@@ -16,6 +15,7 @@ from efprof.facts.run.run_limits import MemoryFailure
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import MIB
 from tests.audits.test_fragmented_reserve import CACHE, OUTPUT, TRAIN, Program, frames_of
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, write_run, write_snapshot
 
 ACTIVATION, KEPT = 30 * MIB, 40 * MIB
@@ -44,14 +44,7 @@ def failed(folder: Path, snapshot: Snapshot, requested: int = 300 * MIB, *, mess
     """A run that ended so, with what the allocator told."""
     text = message or f"CUDA out of memory. Tried to allocate {requested / MIB:.2f} MiB. GPU 0 has"
     events = [
-        DeviceShortage(
-            at_ns=1,
-            step=9,
-            device=0,
-            requested_bytes=requested,
-            free_bytes=8 * MIB,
-            num_failed=1,
-        ),
+        DeviceShortage(at_ns=1, step=9, device=0, requested_bytes=requested, free_bytes=8 * MIB, num_failed=1),
         StepInterrupted(at_ns=2, step=9, stage="forward", allocated_bytes=1, reserved_bytes=1),
         OutOfMemory(at_ns=2, step=9, message=text, site=f"train.py:{OUTPUT}:train"),
     ]
@@ -71,22 +64,20 @@ def test_blocks_keep_the_stacks_they_got_in_a_window_and_others_are_told_by_equa
     assert (kept.known, kept.num_unknown) == (Counter({f"train.py:{CACHE}": 1}), 0)
 
 
-def test_the_failed_request_meets_the_free_blocks_as_they_were(tmp_path: Path) -> None:
+def test_the_failed_request_meets_the_free_blocks_as_they_were_and_no_setting_is_tried(tmp_path: Path) -> None:
     failure = failed(tmp_path, without_history(filled())).get(FailureState).device.failure
-    assert failure is not None
     assert (failure.requested_bytes, failure.device_free_bytes) == (300 * MIB, 8 * MIB)
     assert failure.piece_bytes == (ACTIVATION,) * 4
     assert failure.site == f"train.py:{OUTPUT}:train", "the line of the error"
+    device = failed(tmp_path / "second", without_history(filled())).get(FailureState).device
+    assert (device.trials, device.best) == ([], None)
+    failure = failed(tmp_path / "third", without_history(filled()), 2 * MIB).get(FailureState).device.failure
+    assert failure.piece_bytes == ()
 
 
 def test_a_profilers_window_tells_lines_by_the_size_of_the_block(tmp_path: Path) -> None:
     """torch's profiler has what was given, not what was asked for."""
-    events = [
-        AllocationEvent(
-            time_ns=START_NS, address=1, num_bytes=ACTIVATION, operation="aten::mul",
-            stack=(f"train.py:{OUTPUT}:train",), forward_stack=(), modules=(), is_backward=False,
-        )
-    ]  # fmt: skip
+    events = [allocation(START_NS, 1, ACTIVATION, f"train.py:{OUTPUT}:train")]
     program = Program(AllocatorSettings(), capacity=512 * MIB)
     program.malloc(ACTIVATION - 100)
     (one,) = failed(tmp_path, without_history(program), allocations=[events]).get(FailureState).sizes
@@ -99,17 +90,6 @@ def test_where_no_window_has_the_size_no_line_is_named(tmp_path: Path) -> None:
     other.at(CACHE).malloc(MIB)
     state = failed(tmp_path, without_history(filled()), snapshots=[other.snapshot()]).get(FailureState)
     assert [one.likely for one in state.sizes] == [Counter(), Counter()]
-
-
-def test_two_mib_from_the_driver_are_for_a_small_request_which_large_free_blocks_do_not_serve(tmp_path: Path) -> None:
-    failure = failed(tmp_path, without_history(filled()), 2 * MIB).get(FailureState).device.failure
-    assert failure is not None
-    assert failure.piece_bytes == ()
-
-
-def test_no_setting_is_tried_on_what_no_history_tells(tmp_path: Path) -> None:
-    device = failed(tmp_path, without_history(filled())).get(FailureState).device
-    assert (device.trials, device.best) == ([], None)
 
 
 def test_the_request_is_known_to_the_byte_where_the_message_rounds_it(tmp_path: Path) -> None:

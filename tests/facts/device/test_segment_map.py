@@ -56,12 +56,9 @@ def test_functions_of_one_line_are_one_owner_and_no_line_is_named_so() -> None:
     assert map_of([("now", layouts)], None, "map").owners == ("train.py:3", NO_LINE)
 
 
-def test_a_segment_that_is_much_of_the_memory_takes_several_whole_lines() -> None:
+def test_segments_take_whole_lines_by_their_share_of_the_memory_and_alike_ones_a_line_each() -> None:
     found = map_of([("now", [segment(0, used(1600 * MIB)), segment(2000 * MIB, used(2 * MIB))])], None, "map")
     assert found.line_bytes == 100 * MIB
-
-
-def test_segments_that_are_alike_take_a_line_each() -> None:
     found = map_of([("now", [segment(n * MIB, used(20 * MIB)) for n in range(8)])], None, "map")
     assert (found.line_bytes, len(only_rows(found))) == (20 * MIB, 8)
 
@@ -73,7 +70,7 @@ def test_many_segments_of_one_size_share_a_row_end_to_end() -> None:
     assert [one.state for one in row.stretches] == ["used", "stranded"] * 30
 
 
-def test_segments_too_short_to_show_are_summed_by_owner() -> None:
+def test_sizes_beyond_the_rows_and_segments_too_short_to_show_are_summed_by_owner() -> None:
     num = 40_000
     found = map_of([("now", [segment(n, used(MIB), used(MIB, B)) for n in range(num)])], None, "map")
     (row,) = only_rows(found)
@@ -82,9 +79,6 @@ def test_segments_too_short_to_show_are_summed_by_owner() -> None:
         (0, num * MIB, num),
         (1, num * MIB, num),
     ]
-
-
-def test_sizes_beyond_the_rows_become_a_last_row() -> None:
     layouts = [segment(n, used((1000 + n) * MIB)) for n in range(MOST_ROWS + 10)]
     found = map_of([("now", layouts)], None, "map")
     rows = only_rows(found)
@@ -108,15 +102,12 @@ def test_pieces_too_short_to_draw_are_mixed_and_have_the_owner_of_most() -> None
     assert_whole(found)
 
 
-def test_both_instants_are_drawn_to_one_scale() -> None:
+def test_both_instants_are_drawn_to_one_scale_and_a_device_without_memory_has_no_rows() -> None:
     later = [segment(n, used(20 * MIB)) for n in range(8)]
     earlier = [segment(n, used(80 * MIB)) for n in range(8)]
     found = map_of([("peak", earlier), ("end", later)], None, "map")
     assert found.line_bytes == 80 * MIB
     assert [view.label for view in found.views] == ["peak", "end"]
-
-
-def test_a_device_without_memory_has_a_map_without_rows() -> None:
     found = map_of([("now", [])], "train.py:3", "map")
     assert only_rows(found) == ()
     assert found.highlighted is None

@@ -58,7 +58,6 @@ def test_in_backward_gradients_are_kept_and_after_the_first_step_the_optimizers_
 
     def kept(stage: str | None) -> int:
         found = shortage_in(run.rank_folder, stage=stage, in_use_bytes=900 * MIB, requested_bytes=0, missing_bytes=0)
-        assert found.kept_bytes is not None
         return found.kept_bytes // MIB
 
     assert (kept("forward"), kept("backward"), kept(None)) == (300, 400, 400)

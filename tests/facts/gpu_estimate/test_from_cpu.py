@@ -25,14 +25,12 @@ from efprof.facts.gpu_estimate.from_cpu import (
 from efprof.facts.gpu_estimate.gpu_estimate import GpuEstimate
 from efprof.facts.peak.live_memory import LiveMemory, StageStretch, replay
 from efprof.facts.run.run import Run, open_run
+from tests.facts.allocations import allocation
 from tests.support.builders import make_step, make_steps, write_allocations, write_run
 
 RUNS = Path(__file__).parents[2] / "runs"
 DEFAULT = AllocatorSettings()
 OTHERS = ["", "expandable_segments:True", "max_split_size_mb:64", "large_segment_size_mb:64"]
-EVENT = AllocationEvent(
-    time_ns=0, address=0, num_bytes=0, operation="", stack=(), forward_stack=(), modules=(), is_backward=False
-)
 
 # Of make_step: 1 ms of data, 4 of forward, 8 of backward, 2 of the optimizer.
 LOADER, BATCH, ACTIVATION, GRADIENT = 1, 2, 3, 4
@@ -45,10 +43,7 @@ ONE_STEP = (
 
 def events_at(start_ns: int, moves: tuple[tuple[float, int, int], ...]) -> list[AllocationEvent]:
     return [
-        dataclasses.replace(
-            EVENT, time_ns=start_ns + round(ms * 1e6), address=address, num_bytes=size, stack=(f"train.py:{address}:f",)
-        )
-        for ms, address, size in moves
+        allocation(start_ns + round(ms * 1e6), address, size, f"train.py:{address}:f") for ms, address, size in moves
     ]
 
 
@@ -85,17 +80,11 @@ def test_what_is_made_and_returned_while_data_is_fetched_stays_on_the_host() -> 
     assert passage.left_bytes == 16 * MIB
 
 
-def test_what_outlives_the_fetch_is_on_the_device() -> None:
+def test_what_outlives_the_fetch_is_on_the_device_and_a_backward_pass_leaves_gradients() -> None:
     passage = passage_at(((0.5, 1, MIB), (2.0, 1, -MIB)))
     assert [num_bytes for _, num_bytes in passage.moves] == [MIB, 0]
-
-
-def test_gradients_are_what_a_backward_pass_leaves() -> None:
     passage = passage_at(((2.0, 1, 5), (6.0, 2, 7), (6.5, 3, 9), (7.0, 2, -7), (14.0, 3, -9)))
     assert passage.gradient_bytes == (9,)
-
-
-def test_the_address_of_a_block_that_was_returned_unseen_can_be_taken_again() -> None:
     passage = passage_at(((2.0, 1, 5), (3.0, 1, 7), (4.0, 9, -100)))
     assert passage.moves == ((0, 5), (0, 0), (1, 7))
 
@@ -148,16 +137,13 @@ def test_the_optimizers_state_is_made_in_the_first_round_only_and_after_the_back
 # What was there before.
 
 
-def test_what_is_older_is_told_by_gradients_and_the_optimizers_first_step(tmp_path: Path) -> None:
+def test_what_is_older_is_told_by_gradients_and_the_first_step_and_sums_to_the_boundary(tmp_path: Path) -> None:
     older = one_step_run(tmp_path).get(GpuEstimate).older
     assert (older.parameter_bytes, older.state_bytes, older.gradient_bytes) == (12 * MIB, 24 * MIB, 0)
     assert (older.boundary_bytes, older.carried_bytes) == (300 * MIB, 16 * MIB)
     assert older.rest_bytes == (300 - 12 - 24 - 16) * MIB
     assert (older.sizes, older.state_blocks) == ((12 * MIB,), [12 * MIB, 12 * MIB])
-
-
-def test_with_all_that_the_process_held_the_blocks_sum_to_the_boundary(tmp_path: Path) -> None:
-    estimate = one_step_run(tmp_path).get(GpuEstimate)
+    estimate = one_step_run(tmp_path / "second").get(GpuEstimate)
     everything = estimate.assumptions[-1]
     older = estimate.older
     assert sum(everything.first) + sum(everything.at_optimizer) + older.carried_bytes == 300 * MIB
@@ -207,10 +193,7 @@ def passages(draw: st.DrawFn) -> Passage:
         if is_returned:
             after = next(place for place, move in enumerate(moves) if move == (block, size))
             moves.insert(draw(st.integers(after + 1, len(moves))), (block, -size))
-    events = tuple(
-        dataclasses.replace(EVENT, time_ns=time, address=block, num_bytes=size, stack=(f"a.py:{block % 3}:f",))
-        for time, (block, size) in enumerate(moves)
-    )
+    events = tuple(allocation(time, block, size, f"a.py:{block % 3}:f") for time, (block, size) in enumerate(moves))
     cuts = sorted(draw(st.lists(st.integers(0, len(events)), min_size=3, max_size=3)))
     stages = ("data", "forward", "backward", "optimizer")
     window = replay(AllocationWindow(name="", events=events), [])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.facts.growth.growth_blame import surviving_lines
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_steps, write_run
 
 SOURCES = {"train.py": "loss = model(x)\n"}
@@ -11,16 +12,7 @@ SOURCES = {"train.py": "loss = model(x)\n"}
 
 def event(step: int, at_ms: float, address: int, num_bytes: int, site: str = "train.py:1:train") -> AllocationEvent:
     """An event of one step, in its forward between 1 and 5 ms."""
-    return AllocationEvent(
-        time_ns=START_NS + step * 1_000_000_000 + round(at_ms * 1e6),
-        address=address,
-        num_bytes=num_bytes,
-        operation="aten::addmm",
-        stack=(site,),
-        forward_stack=(),
-        modules=(),
-        is_backward=False,
-    )
+    return allocation(START_NS + step * 1_000_000_000 + round(at_ms * 1e6), address, num_bytes, site)
 
 
 def lines_of(folder: Path, events: list[AllocationEvent]) -> list[tuple[str, float]]:
@@ -29,23 +21,17 @@ def lines_of(folder: Path, events: list[AllocationEvent]) -> list[tuple[str, flo
     return surviving_lines(run)
 
 
-def test_what_every_step_leaves_behind_survives(tmp_path: Path) -> None:
+def test_what_every_step_leaves_behind_survives_and_what_is_replaced_or_made_once_does_not(tmp_path: Path) -> None:
     events = [event(step, 2, step + 1, 100) for step in range(4)]
     assert lines_of(tmp_path, events) == [("train.py:1:train", 100.0)]
-
-
-def test_what_lives_until_the_next_step_replaces_it_does_not(tmp_path: Path) -> None:
     events = [event(0, 2, 1, 100)]
     for step in range(1, 4):
         events += [event(step, 2, step + 1, 100), event(step, 3, step, -100)]
-    assert lines_of(tmp_path, events) == []
-
-
-def test_what_one_step_only_makes_for_good_does_not(tmp_path: Path) -> None:
+    assert lines_of(tmp_path / "second", events) == []
     events = [event(0, 2, 1, 4000)]
     for step in range(1, 4):
         events += [event(step, 2, 7, 8), event(step, 3, 7, -8)]
-    assert lines_of(tmp_path, events) == []
+    assert lines_of(tmp_path / "third", events) == []
 
 
 def test_code_that_is_not_the_users_is_not_blamed(tmp_path: Path) -> None:
@@ -58,14 +44,13 @@ def in_between(step: int, at_ms: float, address: int, num_bytes: int) -> Allocat
     return event(step, 100 + at_ms, address, num_bytes, site="train.py:2:batch")
 
 
-def test_what_is_kept_from_between_the_steps_survives(tmp_path: Path) -> None:
+def test_what_is_kept_from_between_the_steps_survives_and_a_batch_that_replaces_the_last_does_not(
+    tmp_path: Path,
+) -> None:
     events = [here for step in range(3) for here in (event(step, 2, 90 + step, 8), event(step, 3, 90 + step, -8),
                                                      in_between(step, 0, step + 1, 100))]  # fmt: skip
     assert lines_of(tmp_path, events) == [("train.py:2:batch", 100.0)]
-
-
-def test_a_batch_made_between_the_steps_that_replaces_the_last_one_does_not(tmp_path: Path) -> None:
     events = [event(0, 2, 90, 8), in_between(0, 0, 1, 100)]
     for step in (1, 2):
         events += [event(step, 2, 90 + step, 8), in_between(step, 0, step + 1, 100), in_between(step, 1, step, -100)]
-    assert ("train.py:2:batch", 100.0) not in lines_of(tmp_path, events)
+    assert ("train.py:2:batch", 100.0) not in lines_of(tmp_path / "second", events)

@@ -38,7 +38,7 @@ def test_a_leak_that_first_fills_what_was_free_is_a_leak(tmp_path: Path) -> None
     assert run_of(tmp_path, steps).get(HostGrowth).is_growing
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
 def test_the_noise_of_healthy_programs_never_alarms(
     seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory
@@ -53,7 +53,7 @@ def test_the_noise_of_healthy_programs_never_alarms(
     assert not run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), slope=st.floats(MIB, 50 * MIB))
 def test_a_real_slope_alarms(seed: int, slope: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     draw = random.Random(seed)
@@ -63,7 +63,7 @@ def test_a_real_slope_alarms(seed: int, slope: float, tmp_path_factory: pytest.T
     assert run_of(tmp_path_factory.mktemp("run"), steps).get(HostGrowth).is_growing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 30 * MIB), jumps=st.integers(0, 4))
 def test_a_run_of_twenty_steps_is_told_of_a_plain_line_only(
     seed: int, noise: float, jumps: int, tmp_path_factory: pytest.TempPathFactory

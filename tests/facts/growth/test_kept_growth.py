@@ -13,16 +13,7 @@ from efprof.facts.growth.kept_growth import KeptGrowth, lengthened
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
-from tests.audits.growing_runs import (
-    STEPS,
-    containers_of,
-    counts_of,
-    graphs,
-    leaking_run,
-    plain,
-    seen,
-    watch_of,
-)
+from tests.audits.growing_runs import STEPS, containers_of, counts_of, graphs, leaking_run, plain, seen, watch_of
 from tests.support.builders import make_steps, write_run
 
 RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"
@@ -41,21 +32,23 @@ def test_a_holder_that_rose_through_three_counts_leaks_with_its_rate_and_its_lin
     assert one.rate.low <= one.rate.slope <= one.rate.high
 
 
-def test_two_counts_are_too_few_for_evidence(tmp_path: Path) -> None:
-    one = kept_in(leaking_run(tmp_path, counts=counts_of(graphs, steps=STEPS[:2])))
-    assert (one.verdict, one.against) == ("thin", "it was counted to grow only once")
-
-
-def test_what_is_missing_from_a_whole_count_had_nothing_then(tmp_path: Path) -> None:
+def test_what_is_missing_from_a_whole_count_had_nothing_and_a_cut_one_tells_the_least(tmp_path: Path) -> None:
     late = counts_of(lambda step: graphs(step) if step > 20 else None)
     assert [size.length for size in kept_in(leaking_run(tmp_path / "whole", counts=late)).sizes] == [0, 40, 60]
     late[0].is_partial = True
     assert [size.length for size in kept_in(leaking_run(tmp_path / "cut", counts=late)).sizes] == [40, 60]
+    cut = counts_of(lambda step: graphs(min(step, 45), is_cut=step > 40))
+    one = kept_in(leaking_run(tmp_path / "more", counts=cut))
+    assert (one.verdict, [size.length for size in one.sizes]) == ("leak", [20, 40, 45])
+    less = counts_of(lambda step: graphs(min(step, 40), is_cut=step > 40))
+    assert kept_in(leaking_run(tmp_path / "as much", counts=less)).verdict == "thin"
 
 
-def test_without_any_count_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_counts_there_is_nothing_to_tell_and_two_are_too_few_for_evidence(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match=r"holders-<n>\.json"):
         write_run(tmp_path, steps=make_steps(3)).get(KeptGrowth)
+    one = kept_in(leaking_run(tmp_path / "second", counts=counts_of(graphs, steps=STEPS[:2])))
+    assert (one.verdict, one.against) == ("thin", "it was counted to grow only once")
 
 
 BOUNDED: list[tuple[str, dict[str, Any], str]] = [
@@ -81,15 +74,12 @@ def test_what_was_seen_to_end_its_growth_bounds_it(fields: dict[str, Any], again
     assert against in one.against
 
 
-def test_a_limit_that_memory_cannot_hold_bounds_nothing(tmp_path: Path) -> None:
+def test_a_limit_bounds_nothing_that_memory_cannot_hold_or_whose_entries_grow(tmp_path: Path) -> None:
     """16 GiB of memory, entries of a mebibyte."""
     counts = counts_of(lambda step: plain(step, type="deque", max_length=1_000_000))
     assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
-
-
-def test_a_limit_of_the_length_bounds_nothing_where_the_entries_grow(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain(step, length=9, type="deque", max_length=9))
-    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
+    assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
 def test_a_line_that_takes_out_less_than_is_put_in_bounds_nothing(tmp_path: Path) -> None:
@@ -105,22 +95,11 @@ def test_the_count_at_the_end_of_the_program_may_find_less_and_says_nothing(tmp_
         assert kept_in(leaking_run(tmp_path / str(number), counts=[*counts_of(graphs), end])).verdict == "leak"
 
 
-def test_what_grows_ever_slower_may_still_be_filling(tmp_path: Path) -> None:
+def test_what_grows_ever_slower_may_be_filling_and_a_few_entries_less_by_chance_are_not_slower(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain({20: 100, 40: 160, 60: 180}[step]))
     assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "filling"
-
-
-def test_a_few_entries_less_by_chance_are_not_slower(tmp_path: Path) -> None:
     counts = counts_of(lambda step: plain({20: 3, 40: 10, 60: 14}[step]))
-    assert kept_in(leaking_run(tmp_path, counts=counts)).verdict == "leak"
-
-
-def test_a_count_that_was_cut_tells_the_least_there_is(tmp_path: Path) -> None:
-    cut = counts_of(lambda step: graphs(min(step, 45), is_cut=step > 40))
-    one = kept_in(leaking_run(tmp_path / "more", counts=cut))
-    assert (one.verdict, [size.length for size in one.sizes]) == ("leak", [20, 40, 45])
-    less = counts_of(lambda step: graphs(min(step, 40), is_cut=step > 40))
-    assert kept_in(leaking_run(tmp_path / "as much", counts=less)).verdict == "thin"
+    assert kept_in(leaking_run(tmp_path / "second", counts=counts)).verdict == "leak"
 
 
 def test_lines_of_containers_within_a_holder_are_its_own(tmp_path: Path) -> None:
@@ -141,18 +120,12 @@ def nameless_run(folder: Path, *changes: Change, holder: Callable[[int], Counted
     return leaking_run(folder, counts=counts, watches=[watch_of(*changes, path=None, scope=None, file=None, number=9)])
 
 
-def test_a_container_of_tensors_without_a_name_is_told_where_a_line_was_seen_to_feed_it(tmp_path: Path) -> None:
+def test_a_container_without_a_name_is_told_where_a_line_of_the_users_feeds_it(tmp_path: Path) -> None:
     one = kept_in(nameless_run(tmp_path, seen()))
     assert (one.path, one.type, one.kind, one.site) == (None, "dict", "tensors", "train.py:8:train")
     assert one.rate.slope == MIB
-
-
-def test_one_that_no_line_of_the_users_was_seen_to_feed_may_be_a_librarys(tmp_path: Path) -> None:
-    assert nameless_run(tmp_path).get(KeptGrowth).holders == ()
-
-
-def test_a_holder_that_grows_as_fast_as_a_container_without_a_name_has_its_lines(tmp_path: Path) -> None:
-    one = kept_in(nameless_run(tmp_path, seen(), holder=plain))
+    assert nameless_run(tmp_path / "second").get(KeptGrowth).holders == ()
+    one = kept_in(nameless_run(tmp_path / "third", seen(), holder=plain))
     assert (one.path, one.site) == ("train.history", "train.py:8:train")
 
 
@@ -170,22 +143,19 @@ def test_where_no_line_was_seen_it_says_why(watches: list[Watch], why: str, tmp_
     assert why in one.unseen
 
 
-def test_a_loss_that_reaches_a_growing_state_is_the_same_memory(tmp_path: Path) -> None:
-    counts = counts_of(lambda step: graphs(step, path="Cell.state", name="state", length=0, tensors=1, number=None))
-    for count in counts:
-        (state,) = count.holders
-        loss = msgspec.structs.replace(state, path="train.loss", name="loss", graph_nodes=state.graph_nodes + 9)
-        count.holders = [loss, state]
-    one = kept_in(leaking_run(tmp_path, counts=counts))
-    assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
-
-
-def test_two_lists_with_lines_of_their_own_are_two(tmp_path: Path) -> None:
+def test_two_lists_with_lines_of_their_own_are_two_and_what_reaches_a_growing_state_is_one(tmp_path: Path) -> None:
     counts = counts_of(graphs)
     for count in counts:
         count.holders.append(msgspec.structs.replace(count.holders[0], path="train.kept", name="kept", number=2))
     watches = [watch_of(seen()), watch_of(seen("train.py:9:train"), path="train.kept", number=2)]
     assert len(leaking_run(tmp_path, counts=counts, watches=watches).get(KeptGrowth).holders) == 2
+    counts = counts_of(lambda step: graphs(step, path="Cell.state", name="state", length=0, tensors=1, number=None))
+    for count in counts:
+        (state,) = count.holders
+        loss = msgspec.structs.replace(state, path="train.loss", name="loss", graph_nodes=state.graph_nodes + 9)
+        count.holders = [loss, state]
+    one = kept_in(leaking_run(tmp_path / "second", counts=counts))
+    assert (one.path, one.aliases) == ("Cell.state", ("train.loss",))
 
 
 def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: Path) -> None:
@@ -194,7 +164,7 @@ def test_detached_scalars_that_keep_large_storages_are_told_as_views(tmp_path: P
     assert one.value_rate == pytest.approx(4.0)
 
 
-def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_path: Path) -> None:
+def test_containers_of_no_tensors_grow_by_their_entries_and_a_shorter_one_is_bounded(tmp_path: Path) -> None:
     watches = [watch_of(seen(), path="train.log", number=7)]
     run = leaking_run(tmp_path, counts=containers_of(), watches=watches)
     (one,) = run.get(KeptGrowth).containers
@@ -202,13 +172,10 @@ def test_containers_of_what_is_no_tensor_grow_by_the_bytes_of_their_entries(tmp_
     assert one.rate.slope == pytest.approx(MIB)
     assert lengthened(run, "log") is one
     assert lengthened(run, "other") is None
-
-
-def test_a_container_that_is_shorter_at_a_later_count_is_bounded(tmp_path: Path) -> None:
     counts = containers_of()
     shorter = msgspec.structs.replace(counts[-1].containers[0], length=2, length_before=60)
     counts.append(Count(step=79, moment="step", holders=[], containers=[shorter]))
-    (one,) = leaking_run(tmp_path, counts=counts).get(KeptGrowth).containers
+    (one,) = leaking_run(tmp_path / "second", counts=counts).get(KeptGrowth).containers
     assert one.verdict == "bounded"
 
 

@@ -29,14 +29,14 @@ def alarms(sizes: list[float]) -> bool:
     return is_leak(points, blocks, theil_sen(blocks))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), num_steps=st.sampled_from([20, 60, 120, 400]), noise=st.floats(0, 40 * MIB))
 def test_flat_noise_never_alarms(seed: int, num_steps: int, noise: float) -> None:
     draw = random.Random(seed)
     assert not alarms([LEVEL + abs(draw.gauss(0, noise)) for _ in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(num_steps=st.sampled_from([60, 120, 400]), data=st.data(), height=st.floats(0, 100 * MIB))
 def test_a_sawtooth_of_several_teeth_never_alarms(num_steps: int, data: st.DataObject, height: float) -> None:
     period = data.draw(st.integers(2, num_steps // 3))
@@ -44,14 +44,14 @@ def test_a_sawtooth_of_several_teeth_never_alarms(num_steps: int, data: st.DataO
     assert not alarms([LEVEL + height * ((step + phase) % period) / period for step in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(num_steps=st.sampled_from([60, 120, 400]), full_at=st.floats(0, 0.5), height=st.floats(0, 100 * MIB))
 def test_a_cache_that_is_full_by_half_time_never_alarms(num_steps: int, full_at: float, height: float) -> None:
     filled = max(1.0, full_at * num_steps)
     assert not alarms([LEVEL + height * min(1.0, step / filled) for step in range(num_steps)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
     num_steps=st.sampled_from([20, 60, 120, 400]),
@@ -65,10 +65,6 @@ def test_a_real_slope_alarms(seed: int, num_steps: int, slope: float, unevenness
         size += slope * draw.uniform(1 - unevenness, 1 + unevenness)
         sizes.append(size)
     assert alarms(sizes)
-
-
-def test_a_slope_below_eight_mebibytes_in_a_thousand_steps_is_silent() -> None:
-    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
 
 
 @given(slope=st.integers(-1000, 1000), level=st.integers(0, 10**6), num_points=st.integers(5, 20))
@@ -103,7 +99,7 @@ def test_a_leak_keeps_its_slope_across_windows(tmp_path: Path) -> None:
     assert growth.fit.rise_bytes == pytest.approx(59 * MIB, rel=0.02)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(
     slope=st.integers(16 * KIB, 100 * MIB),
     gaps=st.lists(st.integers(1, 40), min_size=40, max_size=60),  # every step of a gap is written and read: 2 ms each
@@ -167,11 +163,17 @@ def test_what_an_epoch_gathers_and_lets_go_is_no_leak_though_each_stretch_betwee
     assert not growth.is_growing
 
 
-def test_growth_that_slows_down_before_the_last_reading_is_no_leak(tmp_path: Path) -> None:
+def test_growth_that_slows_down_or_stopped_before_the_last_reading_is_no_leak(tmp_path: Path) -> None:
     """A cache is full at two thirds of the way, which only the last of the readings can tell."""
     read = {*range(33), 150, 299}
     growth = sparsely_read(tmp_path, lambda step: MIB * min(step, 200), residue=0, read=read - {*WINDOWS})
     assert not growth.is_growing
+    read = {*range(33), 299, 800}
+    steps = [
+        make_step(step, allocated_bytes=[LEVEL + MIB * min(step, 100)] * 5 if step in read else [])
+        for step in range(1000)
+    ]
+    assert not write_run(tmp_path / "second", steps=steps).get(MemoryGrowth).is_growing
 
 
 def steps_read_of_short_ones(num_steps: int) -> list[int]:
@@ -215,7 +217,7 @@ def test_too_few_steps_are_thin_evidence(tmp_path: Path) -> None:
         run.get(MemoryGrowth)
 
 
-def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: Path) -> None:
+def test_a_plateau_that_windows_cut_and_small_slopes_are_no_growth(tmp_path: Path) -> None:
     """A cache that is full by step 200, read at 200, 299 and 400 alone, a window before each of the last two."""
     read = {*range(20), *range(20, 200, 12), 200, 299, 400, 480, 560}
     steps = [
@@ -227,15 +229,7 @@ def test_a_plateau_that_windows_cut_into_single_readings_is_no_growth(tmp_path: 
         for step in range(600)
     ]
     assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
-
-
-def test_growth_that_stopped_after_the_early_readings_is_over(tmp_path: Path) -> None:
-    read = {*range(33), 299, 800}
-    steps = [
-        make_step(step, allocated_bytes=[LEVEL + MIB * min(step, 100)] * 5 if step in read else [])
-        for step in range(1000)
-    ]
-    assert not write_run(tmp_path, steps=steps).get(MemoryGrowth).is_growing
+    assert not alarms([LEVEL + 5 * KIB * step for step in range(60)])
 
 
 def leaking_step(step: int, needed: int, **fields: Any) -> StepRecord:
@@ -249,24 +243,15 @@ def gain_of(folder: Path, steps: list[StepRecord]) -> Gain:
     return growth_gain(write_run(folder, steps=steps).get(MemoryGrowth).fit, 1.0)
 
 
-def test_where_early_steps_need_more_the_peak_loses_less_than_what_was_kept(tmp_path: Path) -> None:
+def test_the_peak_loses_what_was_kept_up_to_its_instant_and_not_what_an_early_step_lets_go(tmp_path: Path) -> None:
     gain = gain_of(tmp_path, [leaking_step(step, (50 if step < 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(69 * MIB, rel=0.001)  # the last step is at 99 + 20, the mended ones at 50
     assert gain.peak_bytes_interval == pytest.approx((68 * MIB, 70 * MIB), rel=0.001)
-
-
-def test_where_the_highest_instant_is_an_early_one_only_what_was_kept_by_then_counts(tmp_path: Path) -> None:
-    gain = gain_of(tmp_path, [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
+    gain = gain_of(tmp_path / "second", [leaking_step(step, (200 if step == 30 else 20) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(30 * MIB, rel=0.001)
-
-
-def test_where_late_steps_need_more_the_peak_loses_all_that_was_kept(tmp_path: Path) -> None:
-    gain = gain_of(tmp_path, [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
+    gain = gain_of(tmp_path / "third", [leaking_step(step, (20 if step < 30 else 50) * MIB) for step in range(100)])
     assert gain.peak_bytes == pytest.approx(99 * MIB, rel=0.001)
-
-
-def test_what_an_early_step_lets_go_is_not_what_it_needs(tmp_path: Path) -> None:
-    """The garbage collector may free some of the leak in the midst of it."""
+    # The garbage collector may free some of the leak in the midst of it.
     released = make_step(2, allocated_bytes=[LEVEL + 40 * MIB] * 4 + [LEVEL + 2 * MIB])
     steps = [released if step == 2 else leaking_step(step, MIB) for step in range(100)]
-    assert gain_of(tmp_path, steps).peak_bytes == pytest.approx(99 * MIB, rel=0.001)
+    assert gain_of(tmp_path / "early", steps).peak_bytes == pytest.approx(99 * MIB, rel=0.001)

@@ -44,19 +44,12 @@ def notes_of(folder: Path, *records: EvaluationRecord) -> str:
     return "\n".join(notes_on(evaluations_of(run), run))
 
 
-def test_their_time_is_told_beside_that_of_the_steps(tmp_path: Path) -> None:
+def test_their_time_and_what_each_batch_leaves_behind_and_a_peak_above_training_s_are_told(tmp_path: Path) -> None:
     notes = notes_of(tmp_path, evaluation(), evaluation())
     assert notes.startswith("2 evaluations took 200 ms each (median), ")
     assert "25 % of it was waiting for batches" in notes
-
-
-def test_what_each_batch_leaves_behind_is_told_with_its_loop(tmp_path: Path) -> None:
-    notes = notes_of(tmp_path, evaluation(kept=3))
+    notes = notes_of(tmp_path / "second", evaluation(kept=3))
     assert "What the loop at train.py:2 stores adds 3.00 MiB per batch, 120 MiB by the end of its 40 batches" in notes
-
-
-def test_a_peak_above_training_s_is_told_apart(tmp_path: Path) -> None:
-    notes = notes_of(tmp_path, evaluation(kept=3))
     assert (
         "The run's highest memory is an evaluation's, not a step's: 220 MiB after step 9, read between batches" in notes
     )
@@ -74,18 +67,12 @@ def test_the_allocator_s_own_mark_is_not_called_a_reading(tmp_path: Path) -> Non
     assert "300 MiB after step 9, 160 MiB above" in notes
 
 
-def test_one_that_stays_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
+def test_what_rises_once_or_is_small_or_below_training_is_told_by_its_time_alone(tmp_path: Path) -> None:
     assert notes_of(tmp_path, evaluation()).count("\n") == 0
-
-
-def test_memory_that_rises_once_is_nothing_stored(tmp_path: Path) -> None:
     sizes = [100, 100, 100, 100, 130, 130, 130, 130, 130]
     memory = [EvaluationMemory(n, size * MIB) for n, size in enumerate(sizes)]
-    assert "stores" not in notes_of(tmp_path, evaluation(memory=memory, num_batches=8))
-
-
-def test_what_is_small_in_all_is_not_told(tmp_path: Path) -> None:
-    assert "stores" not in notes_of(tmp_path, evaluation(kept=0.05))
+    assert "stores" not in notes_of(tmp_path / "second", evaluation(memory=memory, num_batches=8))
+    assert "stores" not in notes_of(tmp_path / "third", evaluation(kept=0.05))
 
 
 def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
@@ -94,11 +81,13 @@ def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
     assert 'id="evaluation"' not in render(analyse(run.folder), "html")
 
 
-def test_the_page_has_a_section_with_a_row_for_each(tmp_path: Path) -> None:
+def test_a_section_has_a_row_for_each_and_of_many_the_last_are_shown(tmp_path: Path) -> None:
     page = render(analyse(run_of(tmp_path, evaluation(kept=3), evaluation(kept=2, after_step=19)).folder), "html")
     assert '<h2 id="evaluation-title">Evaluation</h2>' in page
     assert "Memory through an evaluation" in page
     assert page.count("<td><code>train.py:2</code></td>") == 2
+    page = render(analyse(run_of(tmp_path / "second", *(evaluation() for _ in range(80))).folder), "html")
+    assert "The last 50 of 80" in page
 
 
 def test_json_and_markdown_have_them_too(tmp_path: Path) -> None:
@@ -106,8 +95,3 @@ def test_json_and_markdown_have_them_too(tmp_path: Path) -> None:
     (found,) = msgspec.json.decode(render(report, "json"))["measurements"]["evaluations"]
     assert found["kept_bytes_per_batch"] == 3 * MIB
     assert "## Evaluation" in render(report, "markdown")
-
-
-def test_of_many_the_last_are_shown(tmp_path: Path) -> None:
-    page = render(analyse(run_of(tmp_path, *(evaluation() for _ in range(80))).folder), "html")
-    assert "The last 50 of 80" in page

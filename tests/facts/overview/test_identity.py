@@ -4,16 +4,18 @@ from efprof.facts.overview.identity import identify
 from tests.support.builders import GPU, make_steps, write_run
 
 
-def test_the_identity_says_what_was_run_where(tmp_path):
+def test_the_identity_says_what_was_run_where_and_of_a_run_without_steps_too(tmp_path):
     git = Git(root="/home/user/project", branch="main", commit="3f2c1ab", is_dirty=True)
     run = write_run(tmp_path / "run", steps=make_steps(7), git=git, devices=[GPU], configuration={"b": "2", "a": "1"})
     identity = identify(run)
     assert (identity.branch, identity.commit, identity.is_dirty) == ("main", "3f2c1ab", True)
     assert (identity.num_steps, identity.num_ranks, identity.devices) == (7, 1, ("NVIDIA H200",))
     assert identity.configuration == (("a", "1"), ("b", "2"))
+    identity = identify(write_run(tmp_path / "second", ended="raised", exit_code=1))
+    assert (identity.num_steps, identity.branch, identity.ended, identity.exit_code) == (0, None, "raised", 1)
 
 
-def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
+def test_the_environment_opens_with_uncommitted_changes_versions_devices_and_machine(tmp_path):
     versions = {"torch": "2.13.0", "cuda": "13.0", "python": "3.11.9", "efprof": "0.1.0"}
     settings, variables = {"intra-op threads": "2"}, {"OMP_NUM_THREADS": "2"}
     run = write_run(tmp_path / "run", versions=versions, devices=[GPU], settings=settings, environment=variables)
@@ -22,34 +24,22 @@ def test_the_environment_begins_with_versions_devices_and_machine(tmp_path):
         "python", "torch", "cuda", "efprof", "device 0", "cpu", "memory", "working folder", "intra-op threads",
         "OMP_NUM_THREADS",
     ]  # fmt: skip
-
-
-def test_the_environment_opens_with_how_far_the_tree_was_from_its_commit(tmp_path):
     git = Git(root="/project", commit="3f2c1ab", is_dirty=True, lines_added=12, lines_removed=3, num_untracked=1)
-    run = write_run(tmp_path / "run", git=git)
+    run = write_run(tmp_path / "second", git=git)
     said = ("uncommitted changes", "lines added: 12, removed: 3, new files: 1")
     assert identify(run).environment[0] == said
     (run.folder / DIFF_FILE).write_text("")
     assert identify(run).environment[0] == (said[0], f"{said[1]} (in uncommitted.diff)")
 
 
-def test_a_run_without_a_step_or_a_repository_has_an_identity(tmp_path):
-    identity = identify(write_run(tmp_path / "run", ended="raised", exit_code=1))
-    assert (identity.num_steps, identity.branch, identity.ended, identity.exit_code) == (0, None, "raised", 1)
-
-
-def test_the_exception_that_ended_a_run_is_part_of_its_identity(tmp_path):
+def test_the_exception_that_ended_a_run_is_part_of_its_identity_and_one_it_survived_is_not(tmp_path):
     raised = TrainingRaised(
         at_ns=0, step=4, error="ValueError", message="boom", stage="forward", sites=["a.py:1:main", "b.py:2:step"]
     )
     identity = identify(
         write_run(tmp_path / "run", steps=make_steps(4), events=[raised], sources={"b.py": "\nx\n"}, ended="raised")
     )
-    assert identity.error is not None
     assert (identity.error.kind, identity.error.message, identity.error.step) == ("ValueError", "boom", 4)
     assert (str(identity.error.blame), identity.error.blame.text) == ("b.py:2", "x")
-
-
-def test_an_exception_that_a_run_survived_is_not(tmp_path):
     raised = TrainingRaised(at_ns=0, step=4, error="ValueError", message="", stage=None, sites=[])
-    assert identify(write_run(tmp_path / "run", steps=make_steps(4), events=[raised])).error is None
+    assert identify(write_run(tmp_path / "second", steps=make_steps(4), events=[raised])).error is None

@@ -5,11 +5,10 @@ import msgspec
 import pytest
 
 from efprof.artifacts.events import WindowClosed, WindowOpened
-from efprof.artifacts.run_file import write_run_file
 from efprof.artifacts.steps import BoundaryMemory, SiteCalls
 from efprof.facts.overview.measurements import measurements_of
 from efprof.facts.run.run import open_run
-from tests.support.builders import make_busy_step, make_run_file, make_step, make_steps, write_run
+from tests.support.builders import make_busy_step, make_step, make_steps, write_run
 
 RUNS = Path(__file__).parents[2] / "runs"
 
@@ -41,64 +40,57 @@ def test_every_metric_is_there_with_its_unit_and_budget(tmp_path):
     ]
 
 
-def test_samples_are_those_of_the_steady_steps(tmp_path):
+def test_samples_are_of_steady_steps_and_peaks_of_steps_read_at_each_boundary(tmp_path):
     steps = make_steps(
         20, forward_ms=lambda step: 100.0 if step in (0, 7) else 4.0, window=lambda s: "w" if s == 7 else None
     )
     measurements = measure(tmp_path / "run", steps=steps)
     assert metric(measurements, "forward_ms").samples == pytest.approx([4.0] * 16)
     assert metric(measurements, "peak_allocated_bytes").samples == (400_000.0,) * 16
-
-
-def test_a_step_whose_memory_was_read_at_its_end_only_has_no_peak(tmp_path):
     steps = make_steps(20)
     short = [msgspec.structs.replace(step, memory=step.memory[-1:] if step.step % 3 else []) for step in steps[8:]]
-    measurements = measure(tmp_path / "run", steps=[*steps[:8], *short])
+    measurements = measure(tmp_path / "second", steps=[*steps[:8], *short])
     assert set(metric(measurements, "peak_allocated_bytes").samples) == {400_000.0}
     assert set(metric(measurements, "reserved_bytes").samples) == {800_000.0}
 
 
-def test_scalar_reads_are_counted_per_step(tmp_path):
+def test_scalar_reads_are_counted_per_step_and_nan_and_inf_over_all_steps(tmp_path):
     reads = [
         SiteCalls(site="train.py:1:f", call="item", count=3, us=9),
         SiteCalls(site="a:1:f", call="cpu", count=1, us=1),
     ]
     measurements = measure(tmp_path / "run", steps=make_steps(10, reads=reads))
     assert set(metric(measurements, "scalar_reads_per_step").samples) == {4.0}
-
-
-def test_nan_and_inf_are_parsed_and_counted_over_all_steps(tmp_path):
     losses = {0: "nan", 5: "inf", 6: "-inf"}
-    measurements = measure(tmp_path / "run", steps=make_steps(10, loss=lambda step: losses.get(step, 1.0)))
+    measurements = measure(tmp_path / "second", steps=make_steps(10, loss=lambda step: losses.get(step, 1.0)))
     assert metric(measurements, "nonfinite_steps").samples == (3.0,)
     timeline = [step.loss for step in measurements.timeline.steps]
     assert math.isnan(timeline[0])
     assert timeline[5:7] == [math.inf, -math.inf]
 
 
-def test_memory_that_grows_steadily_has_its_slope(tmp_path):
+def test_memory_that_grows_has_its_slope_and_a_lowered_scale_is_a_skipped_step(tmp_path):
     steps = make_steps(60, allocated_bytes=lambda step: [10_000_000 + step * 1_000_000] * 5)
     growth = metric(measure(tmp_path / "run", steps=steps), "memory_growth_bytes_per_step")
     assert growth.samples == pytest.approx((1_000_000.0,))
+    steps = make_steps(10, scaler_scale=lambda step: 65536.0 if step < 4 else 32768.0)
+    assert measure(tmp_path / "second", steps=steps).num_skipped_steps == 1
 
 
-def test_stage_deltas_are_against_the_boundary_before(tmp_path):
+def test_stage_deltas_are_against_the_boundary_before_as_often_as_it_was_passed(tmp_path):
     steps = [make_step(0), make_step(1, allocated_bytes=(100_000, 900_000, 900_000, 300_000, 100_000))]
     deltas = {row.boundary: row for row in measure(tmp_path / "run", steps=steps).stage_deltas}
     forward = deltas["post_forward_pre_backward"]
     assert (forward.count, forward.maximum_bytes, forward.average_delta_bytes) == (2, 900_000, 550_000)
     assert (forward.largest_jump_bytes, forward.largest_jump_step) == (800_000, 1)
     assert deltas["pre_forward"].average_delta_bytes == 0
-
-
-def test_micro_batches_count_each_boundary_as_often_as_it_was_passed(tmp_path):
     memory = [BoundaryMemory("pre_forward", 0, 10, 20), BoundaryMemory("post_backward", 1, 30, 40)] * 2
-    deltas = measure(tmp_path / "run", steps=[make_step(0, memory=memory)]).stage_deltas
+    deltas = measure(tmp_path / "second", steps=[make_step(0, memory=memory)]).stage_deltas
     assert [(row.boundary, row.count) for row in deltas] == [("pre_forward", 2), ("post_backward", 2)]
     assert deltas[0].average_delta_bytes == -20
 
 
-def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
+def test_the_timeline_marks_slow_steps_and_windows_whose_recording_costs_on_average(tmp_path):
     steps = make_steps(
         20, forward_ms=lambda step: 90.0 if step == 9 else 4.0, window=lambda s: "trace-1" if s in (5, 6) else None
     )
@@ -111,31 +103,18 @@ def test_the_timeline_marks_slow_steps_and_windows(tmp_path):
     assert [step.step for step in timeline.steps if step.is_slow] == [9]
     assert [step.step for step in timeline.steps if step.is_in_window] == [5, 6]
     assert timeline.windows == ((5, 6, "profiler"),)
-    assert measurements.overhead is not None
     assert (measurements.overhead.window_s, measurements.overhead.num_windows) == (0.5, 1)
     assert measurements.overhead.step_ms == pytest.approx(0.02)
-
-
-def test_recording_costs_what_it_takes_on_average_since_some_steps_pay_for_others(tmp_path):
     steps = make_steps(19, other_ms=2.0, recorder_us=lambda step: 1000.0 if step % 4 == 3 else 0.0)
-    overhead = measure(tmp_path / "run", steps=steps).overhead
-    assert overhead is not None
+    overhead = measure(tmp_path / "second", steps=steps).overhead
     assert overhead.step_ms == pytest.approx(0.25)
     assert overhead.share == pytest.approx(0.25 / 17.0)
 
 
-def test_a_lowered_scale_is_a_skipped_step(tmp_path):
-    steps = make_steps(10, scaler_scale=lambda step: 65536.0 if step < 4 else 32768.0)
-    assert measure(tmp_path / "run", steps=steps).num_skipped_steps == 1
-
-
-def test_recommendations_name_the_boundary_with_the_maximum(tmp_path):
+def test_recommendations_name_the_highest_boundary_and_nothing_of_the_recorder_s_own_time(tmp_path):
     recommendations = measure(tmp_path / "run", steps=make_steps(20)).recommendations
     assert "highest (391 KiB on average, 293 KiB above pre_forward) at post_forward_pre_backward" in recommendations[0]
     assert recommendations[1].startswith("The backward stage takes 52 %")
-
-
-def test_no_recommendation_is_made_of_the_recorder_s_own_time(tmp_path):
     steps = make_steps(20, data_ms=0.01, forward_ms=0.02, backward_ms=0.02, optimizer_ms=0.01, other_ms=0.14)
     outside = measure(tmp_path / "outside", steps=steps).recommendations
     assert "The other stage takes 60 % of the median step (120 us)." in outside
@@ -144,27 +123,10 @@ def test_no_recommendation_is_made_of_the_recorder_s_own_time(tmp_path):
     assert not any("stage takes" in one for one in measure(tmp_path / "own", steps=steps).recommendations)
 
 
-@pytest.mark.parametrize("has_rank", [True, False])
-def test_a_run_without_a_step_has_empty_measurements(tmp_path, has_rank):
-    folder = tmp_path / "run"
-    (folder / "rank0").mkdir(parents=True) if has_rank else folder.mkdir()
-    write_run_file(folder, make_run_file(ended="raised"))
-    measurements = measurements_of(open_run(folder))
-    assert (measurements.metrics, measurements.timeline.steps, measurements.overhead) == ((), (), None)
-
-
 def test_memory_in_a_window_is_measured_where_one_was_recorded(tmp_path):
     assert measure(tmp_path / "without", steps=make_steps(10)).window_memory is None
     recorded = measurements_of(open_run(RUNS / "retained_graph-sick")).window_memory
     assert recorded.title == "Memory by what it is for, in step 40"
-
-
-def test_a_broken_window_leaves_the_other_measurements(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(10))
-    (run.rank_folder / "allocations-1.parquet").write_bytes(b"PAR1 torn")
-    measurements = measurements_of(run)
-    assert measurements.window_memory is None
-    assert metric(measurements, "step_ms").samples
 
 
 def test_on_a_device_its_own_time_of_each_stage_is_a_metric_too(tmp_path):

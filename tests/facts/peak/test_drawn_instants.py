@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 from efprof.facts.peak.window_memory import MOST_INSTANTS, changes_of, drawn_instants, sums_at
 
 
-def test_a_short_history_is_drawn_whole() -> None:
+def test_a_short_history_is_drawn_whole_and_of_a_long_one_ends_peaks_and_valleys() -> None:
     assert list(drawn_instants(np.arange(500), 20, 420)) == list(range(20, 420))
-
-
-def test_of_a_long_one_the_ends_and_each_peak_and_valley_are_drawn() -> None:
     values = np.arange(100_000) % 1000
     values[54_321], values[67_890] = 5_000, -5_000
     drawn = drawn_instants(values, 10, 99_000)

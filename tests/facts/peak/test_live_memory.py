@@ -5,30 +5,17 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efprof.artifacts.allocations import AllocationEvent, AllocationWindow
+from efprof.artifacts.allocations import AllocationWindow
 from efprof.facts.peak.live_memory import replay
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step
 
 Moves = Sequence[tuple[int, int]]
 
 
-def event(time_ns: int, address: int, num_bytes: int) -> AllocationEvent:
-    """An event of which only the bytes matter."""
-    return AllocationEvent(
-        time_ns=time_ns,
-        address=address,
-        num_bytes=num_bytes,
-        operation="aten::empty",
-        stack=(),
-        forward_stack=(),
-        modules=(),
-        is_backward=False,
-    )
-
-
 def window_of(moves: Moves) -> AllocationWindow:
     """One event a nanosecond."""
-    events = tuple(event(time, address, num_bytes) for time, (address, num_bytes) in enumerate(moves))
+    events = tuple(allocation(time, address, num_bytes) for time, (address, num_bytes) in enumerate(moves))
     return AllocationWindow(name="allocations-1.parquet", events=events)
 
 
@@ -76,7 +63,7 @@ def test_the_release_of_an_older_block_changes_nothing() -> None:
 def test_events_are_put_into_the_stage_they_happened_in() -> None:
     step = make_step(0)  # forward lasts from 1 ms to 5 ms, backward to 13 ms
     times = [START_NS + round(ms * 1e6) for ms in (0.5, 2, 4, 6)]
-    events = tuple(event(time, place, 8) for place, time in enumerate(times))
+    events = tuple(allocation(time, place, 8) for place, time in enumerate(times))
     window = replay(AllocationWindow(name="", events=events), [step])
     stages = [stretch.stage if (stretch := window.stretch_of(index)) else None for index in range(4)]
     assert stages == ["data", "forward", "forward", "backward"]

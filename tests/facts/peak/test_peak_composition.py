@@ -12,6 +12,7 @@ from efprof.facts.peak.peak_composition import PeakComposition, Way
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
+from tests.facts.allocations import allocation
 from tests.support.builders import START_NS, make_step, write_run
 
 TRAIN = """\
@@ -59,18 +60,9 @@ class Recording:
         self._add(at_ms, address, -self._sizes[address], (), False)
 
     def _add(self, at_ms: float, address: int, num_bytes: int, lines: tuple[str, ...], backward: bool) -> None:
-        self.events.append(
-            AllocationEvent(
-                time_ns=START_NS + STEP * 1_000_000_000 + round(at_ms * 1e6) + len(self.events),
-                address=address,
-                num_bytes=num_bytes,
-                operation="aten::addmm",
-                stack=() if backward else lines,
-                forward_stack=lines if backward else (),
-                modules=(),
-                is_backward=backward,
-            )
-        )
+        at_ns = START_NS + STEP * 1_000_000_000 + round(at_ms * 1e6) + len(self.events)
+        where = {"stack": (), "forward_stack": lines} if backward else {"stack": lines}
+        self.events.append(allocation(at_ns, address, num_bytes, is_backward=backward, **where))
 
 
 def stacked_blocks(num_blocks: int = 4, inner_mib: int = 10, output_mib: int = 1) -> Recording:
@@ -125,28 +117,21 @@ def test_what_is_alive_at_the_peak_is_told_by_what_it_is_for(tmp_path: Path) -> 
     assert peak.peak_bytes == BEFORE + 29 * MIB, "the batch was there already when memory was first read"
 
 
-def test_checkpointing_a_loops_call_keeps_what_each_returns_and_one_calls_inside(tmp_path: Path) -> None:
+def test_checkpointing_a_loop_s_call_keeps_what_each_returns_and_all_of_the_model_wins_nothing(tmp_path: Path) -> None:
     peak = run_of(tmp_path, stacked_blocks()).get(PeakComposition)
     assert peak.peak_bytes == BEFORE + (4 * 11 + 2 + 1) * MIB
     option = way(peak, LOOP)
     assert option.num_parts == 4
     assert option.peak_bytes == BEFORE + (4 * 1 + 10 + 1) * MIB, "four results, the inside of the last, its gradient"
-
-
-def test_checkpointing_all_of_the_model_at_once_wins_nothing(tmp_path: Path) -> None:
-    peak = run_of(tmp_path, stacked_blocks()).get(PeakComposition)
     assert [one for one in peak.ways if one.kind == "checkpoint" and one.site == CALL] == []
 
 
-def test_micro_batches_divide_what_grows_with_the_batch(tmp_path: Path) -> None:
+def test_micro_batches_divide_what_grows_with_the_batch_unless_that_is_of_one(tmp_path: Path) -> None:
     peak = run_of(tmp_path, stacked_blocks()).get(PeakComposition)
     halves, quarters = (one for one in peak.ways if one.kind == "accumulate" and one.num_parts <= 4)
     assert halves.peak_bytes == BEFORE + 47 * MIB // 2
     assert quarters.peak_bytes == pytest.approx(BEFORE + 47 * MIB / 4, abs=1)
-
-
-def test_a_batch_of_one_cannot_be_divided(tmp_path: Path) -> None:
-    peak = run_of(tmp_path, stacked_blocks(), samples=1).get(PeakComposition)
+    peak = run_of(tmp_path / "second", stacked_blocks(), samples=1).get(PeakComposition)
     assert [one for one in peak.ways if one.kind == "accumulate"] == []
 
 

@@ -53,13 +53,20 @@ def a_step_later(recording: Recording) -> list[AllocationEvent]:
     ]
 
 
-def test_the_layers_add_up_to_what_was_there_before_and_what_is_alive(tmp_path: Path) -> None:
+def test_the_layers_add_up_to_what_was_there_and_what_is_alive_and_the_stages_are_bands(tmp_path: Path) -> None:
     series = picture_of(run_of(tmp_path, stacked_blocks()))
     assert [line.label for line in series.lines] == ["held before", "activations", "work space"]
     totals = [sum(sizes) for sizes in zip(*(line.y for line in series.lines), strict=True)]
     assert totals[0] == totals[-1] == BEFORE
     assert max(totals) == BEFORE + 47 * MIB
     assert {line.x for line in series.lines} == {series.lines[0].x}
+    series = picture_of(run_of(tmp_path / "second", stacked_blocks()))
+    assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
+        ("data", 0.0, 1.0, STEP),
+        ("forward", 1.0, 5.0, STEP),
+        ("backward", 5.0, 13.0, STEP),
+        ("optimizer", 13.0, 15.0, STEP),
+    ]
 
 
 def test_each_layer_names_the_line_that_has_most_of_it_at_that_instant(tmp_path: Path) -> None:
@@ -75,28 +82,15 @@ def test_each_layer_names_the_line_that_has_most_of_it_at_that_instant(tmp_path:
     assert note_at(activations, 1.0) == "", "none was alive yet"
 
 
-def test_of_backward_it_names_the_forward_line(tmp_path: Path) -> None:
+def test_a_layer_names_the_forward_line_of_backward_or_says_that_no_line_of_the_user_made_it(tmp_path: Path) -> None:
     recording = Recording()
     recording.make(6, 3, CALL, HEAD, backward=True)
     gradients = line_of(picture_of(run_of(tmp_path, recording)), "gradients")
     assert note_at(gradients, 7) == "model.py:5 has 3.00 MiB of it"
-
-
-def test_says_where_no_line_of_the_user_made_it(tmp_path: Path) -> None:
     recording = Recording()
     recording.make(2, 3, "/usr/lib/python3/site-packages/library.py:3:call")
-    activations = line_of(picture_of(run_of(tmp_path, recording)), "activations")
+    activations = line_of(picture_of(run_of(tmp_path / "second", recording)), "activations")
     assert note_at(activations, 3) == "none of your lines made it"
-
-
-def test_the_stages_are_bands(tmp_path: Path) -> None:
-    series = picture_of(run_of(tmp_path, stacked_blocks()))
-    assert [(band.stage, band.start, band.end, band.step) for band in series.bands] == [
-        ("data", 0.0, 1.0, STEP),
-        ("forward", 1.0, 5.0, STEP),
-        ("backward", 5.0, 13.0, STEP),
-        ("optimizer", 13.0, 15.0, STEP),
-    ]
 
 
 def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path: Path) -> None:
@@ -108,29 +102,23 @@ def test_a_window_of_several_steps_is_shown_from_the_first_to_the_last(tmp_path:
     assert series.lines[0].x[-1] == 1015.0
 
 
-def test_of_several_windows_the_fullest_is_shown(tmp_path: Path) -> None:
+def test_the_fullest_of_several_windows_is_shown_unless_its_start_is_not_known(tmp_path: Path) -> None:
     windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
     steps = [window_step(STEP), window_step(STEP + 1, window="trace-2")]
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 6")
-
-
-def test_one_whose_memory_at_its_start_is_not_known_gives_way_to_one_that_is_less_full(tmp_path: Path) -> None:
     windows = [stacked_blocks(num_blocks=2).events, a_step_later(stacked_blocks(num_blocks=4))]
     steps = [window_step(STEP), make_step(STEP + 1, window="trace-2", allocated_bytes=[])]
-    series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=windows))
+    series = picture_of(write_run(tmp_path / "second", steps=steps, sources=SOURCES, allocations=windows))
     assert series.title.endswith("in step 5")
 
 
-def test_what_was_there_before_is_left_out_where_it_is_not_known(tmp_path: Path) -> None:
+def test_what_is_not_known_of_the_start_or_the_steps_is_left_out(tmp_path: Path) -> None:
     steps = [make_step(STEP, allocated_bytes=[])]
     series = picture_of(write_run(tmp_path, steps=steps, sources=SOURCES, allocations=[stacked_blocks().events]))
     assert [line.label for line in series.lines] == ["activations", "work space"]
     assert note_at(line_of(series, "activations"), 3) == "model.py:10 has 40.0 MiB of it"
-
-
-def test_events_of_no_recorded_step_are_shown_without_stages(tmp_path: Path) -> None:
-    run = write_run(tmp_path, steps=[make_step(1)], sources=SOURCES, allocations=[stacked_blocks().events])
+    run = write_run(tmp_path / "second", steps=[make_step(1)], sources=SOURCES, allocations=[stacked_blocks().events])
     series = picture_of(run)
     assert series.title.endswith("in allocations-1.parquet")
     assert series.bands == ()

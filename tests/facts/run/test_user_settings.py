@@ -52,10 +52,18 @@ def test_another_number_two_keys_or_another_loops_key_is_no_batch_size(
     assert settings_of(tmp_path, configuration).micro_batch is None
 
 
-def test_the_file_is_named_where_several_were_kept(tmp_path: Path) -> None:
+def test_a_batch_is_found_by_its_file_and_the_loader_and_what_a_trainer_divides_is_no_micro_batch(
+    tmp_path: Path,
+) -> None:
     found = settings_of(tmp_path, {"train.toml:training.batch_size": "16", "model.toml:width": "16"}).micro_batch
-    assert found is not None
     assert (found.name, found.file) == ("training.batch_size", "train.toml")
+    assert (
+        settings_of(tmp_path / "whole", {"batch_size": "16", "accumulation": "4"}, micro_batches=4).micro_batch is None
+    )
+    found = settings_of(tmp_path / "both", {"global_batch_size": "16", "micro_batch_size": "16"})
+    assert found.micro_batch.name == "micro_batch_size"
+    found = write_run(tmp_path / "third", events=[loader_built(batch_size=16)], configuration={"batch_size": "16"})
+    assert found.get(UserSettings).micro_batch is not None
 
 
 @pytest.mark.parametrize(
@@ -64,23 +72,8 @@ def test_the_file_is_named_where_several_were_kept(tmp_path: Path) -> None:
 )
 def test_accumulation_is_the_key_with_the_recorded_number_of_micro_batches(tmp_path: Path, key: str) -> None:
     found = settings_of(tmp_path, {"batch_size": "4", key: "4", "depth": "4"}, micro_batches=4)
-    assert found.accumulation is not None
     assert found.accumulation.name == key
     assert found.micro_batch is not None
-
-
-def test_a_batch_that_the_trainer_divides_is_no_micro_batch(tmp_path: Path) -> None:
-    assert (
-        settings_of(tmp_path / "whole", {"batch_size": "16", "accumulation": "4"}, micro_batches=4).micro_batch is None
-    )
-    found = settings_of(tmp_path / "both", {"global_batch_size": "16", "micro_batch_size": "16"})
-    assert found.micro_batch is not None
-    assert found.micro_batch.name == "micro_batch_size"
-
-
-def test_before_the_first_step_the_loaders_size_tells_the_key(tmp_path: Path) -> None:
-    found = write_run(tmp_path / "run", events=[loader_built(batch_size=16)], configuration={"batch_size": "16"})
-    assert found.get(UserSettings).micro_batch is not None
 
 
 @pytest.mark.parametrize(

@@ -40,25 +40,16 @@ def test_a_line_names_its_function_as_python_does_whoever_recorded_it(sources, s
     assert sources.line(site).function == function
 
 
-def test_equal_lines_of_one_function_are_told_apart(sources):
+def test_equal_lines_are_told_apart_and_a_snippet_holds_the_lines_around(sources):
     first, second = sources.line("train.py:8:step"), sources.line("train.py:9:step")
     assert (first.ordinal, second.ordinal) == (0, 1)
     assert first.key != second.key
-
-
-def test_code_whose_text_was_not_kept_is_not_the_user_s(sources):
-    assert sources.is_user_code("train.py:1:<module>")
-    assert not sources.is_user_code("/usr/lib/python3/json/decoder.py:1:decode")
-
-
-def test_a_snippet_holds_the_lines_around(sources):
     snippet = sources.snippet(sources.line("train.py:2:<module>"))
     assert (snippet.first_line, snippet.highlighted, len(snippet.lines)) == (1, 2, 5)
 
 
-def test_a_place_is_a_site_without_its_function():
-    assert place_of("C:/code/train.py:12:main") == "C:/code/train.py:12"
-
-
-def test_a_file_written_for_another_python_has_no_tree():
+def test_code_without_its_text_is_not_the_user_s_and_a_file_of_another_python_has_no_tree(sources):
+    assert sources.is_user_code("train.py:1:<module>")
+    assert not sources.is_user_code("/usr/lib/python3/json/decoder.py:1:decode")
     assert Sources(files={"train.py": ["def f(:"]}).tree("train.py") is None
+    assert place_of("C:/code/train.py:12:main") == "C:/code/train.py:12"

@@ -3,12 +3,9 @@ import numpy as np
 from efprof.facts.steps.step_times import NUM_RESAMPLES, median_interval, quantile_change_intervals, resample
 
 
-def test_the_same_samples_give_the_same_interval():
+def test_the_same_samples_give_the_same_interval_and_resamples_keep_neighbours_together():
     samples = list(np.random.default_rng(1).normal(10, 1, 50))
     assert median_interval(samples) == median_interval(samples)
-
-
-def test_resamples_keep_neighbours_together():
     resampled = resample(range(64), np.random.default_rng(0))
     assert resampled.shape == (NUM_RESAMPLES, 64)
     followers = (resampled[:, 1:] - resampled[:, :-1]) % 64 == 1

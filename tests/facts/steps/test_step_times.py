@@ -28,16 +28,13 @@ def test_spans_of_one_stage_add_up_and_other_is_the_rest(tmp_path):
     assert stage_ms == {"data": 0, "forward": 4.0, "backward": 2.0, "optimizer": 0, "other": 4.0}
 
 
-def test_the_recorder_s_own_time_is_no_part_of_other(tmp_path):
+def test_the_recorder_s_own_time_is_no_part_of_other_and_no_longer_than_what_is_not_marked(tmp_path):
     steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
     times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
     assert [time.of("other") for time in times.every] == [pytest.approx(0.1), 0.0]
     assert [time.total_ms for time in times.every] == [15.5, 15.5]
-
-
-def test_a_step_s_share_of_the_recorder_is_no_longer_than_what_is_not_marked(tmp_path):
     steps = [make_step(0, other_ms=0.5, recorder_us=400.0), make_step(1, other_ms=0.5, recorder_us=600.0)]
-    times = write_run(tmp_path / "run", steps=steps).get(StepTimes)
+    times = write_run(tmp_path / "second", steps=steps).get(StepTimes)
     assert [time.recorder_ms for time in times.every] == [pytest.approx(0.4), pytest.approx(0.5)]
 
 
@@ -49,20 +46,14 @@ def test_stages_and_the_recorder_make_up_every_recorded_step(folder):
     assert sums == pytest.approx([time.total_ms for time in every])
 
 
-def test_a_run_without_a_finished_step_is_not_recorded(tmp_path):
+def test_without_finished_steps_there_are_no_times_and_few_are_thin_evidence(tmp_path):
     with pytest.raises(NotRecorded, match="no finished step"):
         write_run(tmp_path / "run").get(StepTimes)
-
-
-def test_too_few_steady_steps_are_thin_evidence(tmp_path):
-    times = write_run(tmp_path / "run", steps=make_steps(6)).get(StepTimes)
+    times = write_run(tmp_path / "second", steps=make_steps(6)).get(StepTimes)
     assert len(times.at_least(3)) == 3
     with pytest.raises(ThinEvidence, match="Only 3 steps"):
         times.at_least(4)
-
-
-def test_a_torn_line_is_counted(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(4))
+    run = write_run(tmp_path / "third", steps=make_steps(4))
     with (run.rank_folder / "steps.jsonl").open("a") as file:
         file.write('{"step": 4, "sta')
     times = run.get(StepTimes)
@@ -80,17 +71,14 @@ def time_of(folder, step):
     return write_run(folder, steps=[step]).get(StepTimes).every[0]
 
 
-def test_a_device_with_work_left_is_idle_for_no_longer_than_the_host_needs_to_give_it_more(tmp_path):
+def test_a_device_is_idle_until_the_host_gives_it_work_and_no_longer(tmp_path):
     host = {"data_ms": 10.0, "forward_ms": 2.0, "backward_ms": 3.0, "optimizer_ms": 1.0, "other_ms": 34.0}
     step = on_device(make_step(0, recorder_us=0.0, **host), 0.0, 20.0, 29.5, 0.5, total_ms=50.0)
     time = time_of(tmp_path / "run", step)
     assert time.device_ms == pytest.approx((0.0, 20.0, 29.5, 0.5, 0.0))
     assert time.idle_ms == pytest.approx((0.0, 2.0, 0.0, 0.0, 0.0))
-
-
-def test_a_device_without_work_is_idle_until_the_host_gives_it_some(tmp_path):
     step = on_device(make_step(0, recorder_us=0.0, data_ms=10.0), 7.0, 4.0, 8.0, 2.0, total_ms=21.5)
-    time = time_of(tmp_path / "run", step)
+    time = time_of(tmp_path / "second", step)
     assert time.felt_ms("data") == pytest.approx(7.0), "three were left of what it had to do"
     assert time.device_ms[-1] == time.idle_ms[-1] == pytest.approx(0.5)
 
@@ -131,22 +119,16 @@ def test_a_device_is_never_idle_for_longer_than_is_said(behind, parts, tmp_path_
     assert idle / 1000 - 1e-9 <= sum(time.idle_ms) <= now / 1000 + 1e-9
 
 
-def test_a_gain_is_no_more_than_the_device_was_idle(tmp_path):
+def test_a_gain_is_no_more_than_the_device_was_idle_where_its_times_are_known(tmp_path):
     run = write_run(tmp_path / "run", steps=[make_busy_step(number) for number in range(20)])
     gain = Gain(basis="measured bound", explanation="all of it", step_ms=3.0, step_ms_interval=(0.1, 4.0))
     within = within_idle(run, gain)
     assert within.step_ms == pytest.approx(0.2)
     assert within.step_ms_interval == pytest.approx((0.1, 0.2))
     assert within.explanation == "all of it; at most what the device was idle, 200 us"
-
-
-def test_a_gain_of_a_run_without_a_device_is_left_as_it_is(tmp_path):
     gain = Gain(basis="measured bound", explanation="all of it", step_ms=3.0)
-    assert within_idle(write_run(tmp_path / "run", steps=make_steps(20)), gain) is gain
-
-
-def test_a_gain_where_the_devices_times_are_not_known_may_be_nothing(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(20), memory_source="CUDA allocator")
+    assert within_idle(write_run(tmp_path / "second", steps=make_steps(20)), gain) is gain
+    run = write_run(tmp_path / "third", steps=make_steps(20), memory_source="CUDA allocator")
     within = within_idle(run, Gain(basis="measured bound", explanation="all of it", step_ms=3.0))
     assert (within.step_ms, within.step_ms_interval) == (3.0, (0.0, 3.0))
     assert within.explanation == "all of it; how much of it the device was busy is not known"

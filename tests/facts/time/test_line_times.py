@@ -30,7 +30,7 @@ def call(name, start_ms, duration_ms, site=None, **fields):
     return trace_event(name, FIRST_STEP_MS + start_ms, duration_ms, **arguments, **fields)
 
 
-def test_a_call_counts_for_the_line_it_was_made_from(tmp_path):
+def test_a_call_and_a_comprehension_count_once_for_the_line_they_were_made_from(tmp_path):
     events = [
         call("nn.Module: Net_0", 1, 4, "train.py:7:train"),
         call("torch/nn/x.py(1): f", 2, 1, "torch/nn/y.py:3:g"),
@@ -40,6 +40,16 @@ def test_a_call_counts_for_the_line_it_was_made_from(tmp_path):
     assert line.own_ms == {"forward": 4.0}
     assert (line.blame.function, line.blame.text) == ("train", "out = model(batch)")
     assert set(window.lines) == {"train.py:7"}
+    events = [
+        call("<built-in function sum>", 1, 6, "train.py:8:train"),
+        call("train.py(8): <genexpr>", 2, 4, "train.py:8:train"),
+        call("<built-in method item>", 3, 2, "train.py:8:<genexpr>"),
+    ]
+    (window,) = write_window(tmp_path / "second", events).get(LineTimes).windows
+    line = window.lines["train.py:8"]
+    assert line.own_ms["other"] == 6.0
+    assert line.blame.function == "train"
+    assert list(window.lines) == ["train.py:8"]
 
 
 def test_time_in_deeper_user_lines_is_not_the_outer_line_s_own(tmp_path):
@@ -55,19 +65,6 @@ def test_time_in_deeper_user_lines_is_not_the_outer_line_s_own(tmp_path):
     assert sum(sum(line.own_ms.values()) for line in window.lines.values()) == 10.0
 
 
-def test_a_comprehension_counts_for_its_line_once(tmp_path):
-    events = [
-        call("<built-in function sum>", 1, 6, "train.py:8:train"),
-        call("train.py(8): <genexpr>", 2, 4, "train.py:8:train"),
-        call("<built-in method item>", 3, 2, "train.py:8:<genexpr>"),
-    ]
-    (window,) = write_window(tmp_path / "run", events).get(LineTimes).windows
-    line = window.lines["train.py:8"]
-    assert line.own_ms["other"] == 6.0
-    assert line.blame.function == "train"
-    assert list(window.lines) == ["train.py:8"]
-
-
 def test_a_stage_begun_by_a_library_belongs_to_the_user_s_line(tmp_path):
     events = [
         call("library.py(1): fit", 0, 8, "train.py:3:main"),
@@ -81,7 +78,7 @@ def test_a_stage_begun_by_a_library_belongs_to_the_user_s_line(tmp_path):
     assert window.lines["train.py:train()"].own_ms == {"forward": 1.0}
 
 
-def test_times_are_per_step_and_what_lies_outside_the_steps_is_left_out(tmp_path):
+def test_times_are_per_step_of_one_thread_and_without_windows_not_recorded(tmp_path):
     events = [
         call("f", 1, 4, "train.py:7:train"),
         call("f", 1001, 6, "train.py:7:train"),
@@ -90,20 +87,11 @@ def test_times_are_per_step_and_what_lies_outside_the_steps_is_left_out(tmp_path
     (window,) = write_window(tmp_path / "run", events, steps=(5, 6)).get(LineTimes).windows
     assert (window.first_step, window.last_step) == (5, 6)
     assert window.lines["train.py:7"].own_ms == {"other": 5.0}
-
-
-def test_threads_are_walked_on_their_own(tmp_path):
     events = [call("f", 1, 4, "train.py:7:train"), call("f", 2, 1, "train.py:8:train", thread=2)]
-    (window,) = write_window(tmp_path / "run", events).get(LineTimes).windows
+    (window,) = write_window(tmp_path / "second", events).get(LineTimes).windows
     assert window.lines["train.py:7"].own_ms == {"other": 4.0}
-
-
-def test_a_window_none_of_whose_steps_was_written_is_left_out(tmp_path):
-    run = write_run(tmp_path / "run", steps=make_steps(4), sources={"train.py": SOURCE}, traces=[[]])
+    run = write_run(tmp_path / "third", steps=make_steps(4), sources={"train.py": SOURCE}, traces=[[]])
     assert run.get(LineTimes).windows == ()
     assert make_step(0).started_ns == START_NS
-
-
-def test_a_run_without_windows_is_not_recorded(tmp_path):
     with pytest.raises(NotRecorded, match="trace-<n>"):
-        write_run(tmp_path / "run", steps=make_steps(4)).get(LineTimes)
+        write_run(tmp_path / "fourth", steps=make_steps(4)).get(LineTimes)

@@ -25,20 +25,16 @@ from tests.report.report_sample import (
 
 
 def layer_named(chart: Chart | None, label: str) -> Layer:
-    assert chart is not None
     return next(layer for layer in chart.layers if layer.label == label)
 
 
-def test_thinning_keeps_ends_highs_and_lows() -> None:
+def test_thinning_keeps_ends_highs_and_lows_and_leaves_short_curves_alone() -> None:
     values = [math.sin(n / 500) for n in range(10_000)]
     values[4321], values[7777] = 9.0, -9.0
     kept = thin(values, 200)
     assert len(kept) <= 200
     assert {0, 4321, 7777, 9999} <= set(kept)
     assert kept == sorted(kept)
-
-
-def test_thinning_leaves_short_curves_alone() -> None:
     assert thin([1.0, math.nan, None], 200) == [0, 1, 2]
 
 
@@ -59,7 +55,6 @@ def coloured_steps(samples: tuple[MemorySample, ...], *windows: tuple[int, int, 
     full = make_measurements()
     timeline = dataclasses.replace(full.timeline, memory=samples, windows=windows)
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
     fills = {layer.label: layer for layer in chart.layers if layer.kind == "fill"}
     return {
         stage: [layer.x[at] for n in range(0, len(layer.x), 5) for at in (n, n + 2)] for stage, layer in fills.items()
@@ -74,8 +69,10 @@ def whole_step(step: int) -> tuple[MemorySample, ...]:
     return tuple(sample(step, boundary, step + place / 10) for place, boundary in enumerate(BOUNDARIES))
 
 
-def test_what_lies_between_two_steps_that_were_read_is_the_fetching_of_data() -> None:
+def test_what_lies_between_two_steps_is_coloured_only_where_one_followed_the_other() -> None:
     assert coloured_steps((*whole_step(0), *whole_step(1)))["data"] == [0.4, 1.0]
+    samples = (*whole_step(0), *whole_step(1), *whole_step(2))
+    assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +83,6 @@ def test_what_lies_between_sparse_readings_has_no_colour(after: tuple[MemorySamp
     assert "data" not in coloured_steps((*whole_step(0), *after))
 
 
-def test_what_lies_between_a_step_and_a_window_has_no_colour() -> None:
-    samples = (*whole_step(0), *whole_step(1), *whole_step(2))
-    assert "data" not in coloured_steps(samples, (1, 1, "profiler"))
-
-
 @pytest.mark.parametrize(("total_ms", "is_coloured"), [(1000.0, True), (950.0, True), (400.0, False)])
 def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_other_at_once(
     total_ms: float, is_coloured: bool
@@ -99,17 +91,13 @@ def test_what_lies_between_two_steps_has_a_colour_only_where_one_followed_the_ot
     full = make_measurements()
     timeline = Timeline(steps=tuple(steps), memory=(*whole_step(0), *whole_step(1)))
     chart = memory_chart(dataclasses.replace(full, timeline=timeline))
-    assert chart is not None
     assert ("data" in {layer.label for layer in chart.layers}) == is_coloured
 
 
-def test_the_recorder_s_own_time_is_drawn_on_top_of_the_stages() -> None:
+def test_the_recorder_s_own_time_and_a_long_run_s_thinned_memory_are_drawn_and_said() -> None:
     (step,) = make_steps(1)
     charted = time_chart(Timeline(steps=(dataclasses.replace(step, total_ms=step.total_ms + 4.0),), memory=()), None)
     assert layer_named(charted, "recorder").notes == (f"step 0: recorder {show(4.0, 'ms')}",)
-
-
-def test_memory_of_a_long_run_is_thinned_and_says_so() -> None:
     samples = tuple(
         MemorySample(step=n, boundary="pre_forward", at_s=float(n), allocated_bytes=n, reserved_bytes=n)
         for n in range(5000)
@@ -123,34 +111,23 @@ def test_memory_of_a_long_run_is_thinned_and_says_so() -> None:
         memory_source="the resident set",
     )
     chart = memory_chart(measurements)
-    assert chart is not None
     assert "of 5,000 samples" in chart.caption
     assert {layer.kind for layer in chart.layers} == {"line"}
 
 
-def test_one_long_step_does_not_flatten_the_others() -> None:
+def test_one_long_step_does_not_flatten_the_others_and_many_share_bars() -> None:
     chart = time_chart(make_measurements().timeline, 36.0)
-    assert chart is not None
-    assert chart.y_top is not None
     assert chart.y_top < 200
     assert "the longest is step 0 with 1.08 s" in chart.caption
     assert max(y for y in layer_named(chart, "slow step").y if y is not None) < chart.y_top
-
-
-def test_many_steps_share_bars() -> None:
     chart = time_chart(Timeline(steps=make_steps(1001), memory=()), 36.0)
     assert len(layer_named(chart, "forward").x) <= MAX_BARS
-    assert chart is not None
     assert "Each bar is the mean of 3 steps." in chart.caption
 
 
-def test_windows_are_marked() -> None:
+def test_windows_are_marked_and_a_loss_where_it_first_breaks() -> None:
     chart = time_chart(make_measurements().timeline, 36.0)
-    assert chart is not None
     assert [(band.start, band.end) for band in chart.bands] == [(9.5, 12.5), (39.5, 41.5)]
-
-
-def test_a_loss_that_breaks_is_marked_where_it_first_does() -> None:
     loss = number_charts(make_steps())[0]
     assert loss.marks == ((58.0, "not finite"),)
     assert loss.layers[0].y[-1] is None
@@ -161,6 +138,8 @@ def test_axes_take_the_largest_fitting_unit() -> None:
     assert scale_for([3 * 1024**3, math.nan], "bytes").unit == "GiB"
     assert scale_for([0.2], "ms").unit == "us"
     assert scale_for([], "bytes_per_step").unit == "B/step"
+    assert scale_for([90_000.0], "ms").unit == "s"
+    assert scale_for([400_000.0], "ms").unit == "min"
 
 
 def test_plotly_gets_no_markup_and_no_numbers_that_json_lacks() -> None:
@@ -189,34 +168,21 @@ def banded(*starts: float) -> Chart:
     return Chart(title="", caption="", x_label="", y_label="", y_unit="", layers=(layer,), bands=bands)
 
 
-def test_a_band_whose_label_would_cover_another_has_it_a_row_lower() -> None:
+def test_a_band_whose_label_would_cover_another_has_it_a_row_lower_or_left_out() -> None:
     assert label_rows(banded(5.0, 30.0, 300.0)) == (0, 1, 0)
     notes = figure_of(banded(5.0, 30.0))["layout"]["annotations"]
     assert [note["text"] for note in notes] == ["profiler", "profiler"]
     assert notes[1]["y"] < notes[0]["y"] - 0.05
-
-
-def test_a_band_in_the_middle_that_ends_under_another_label_has_it_a_row_lower() -> None:
     assert label_rows(banded(470.0, 500.0)) == (0, 1)
-
-
-def test_labels_beyond_the_rows_that_there_are_are_left_out() -> None:
     rows = label_rows(banded(*(10.0 * number for number in range(MAX_BAND_ROWS + 1))))
     assert rows == (*range(MAX_BAND_ROWS), None)
-
-
-def test_bars_too_many_for_gaps_touch() -> None:
     assert figure_of(banded())["layout"]["bargap"] == 0.0
 
 
-def test_one_point_makes_no_curve() -> None:
+def test_one_point_makes_no_curve_and_milliseconds_are_drawn_as_such() -> None:
     assert number_charts(make_steps()[:1]) == ()
     assert len(number_charts(make_steps()[:2])) == 2
-
-
-def test_a_run_of_milliseconds_is_drawn_in_milliseconds() -> None:
     chart = memory_chart(make_measurements(1))
-    assert chart is not None
     assert chart.x_label == "time since the first step (ms)"
     assert layer_named(chart, "allocated").x[-1] == 28.0
 
@@ -249,79 +215,59 @@ def test_a_small_growth_on_top_of_much_can_be_seen(series: Series, begins_at_zer
     assert (rangemode == "tozero") == begins_at_zero
 
 
-def test_a_minute_and_a_half_is_told_in_seconds() -> None:
-    assert scale_for([90_000.0], "ms").unit == "s"
-    assert scale_for([400_000.0], "ms").unit == "min"
-
-
 def shapes_of(chart: Chart) -> list[tuple[str, float]]:
     """The colour of each band and where its picture begins from below."""
     return [(shape["fillcolor"], shape["y0"]) for shape in figure_of(chart)["layout"]["shapes"]]
 
 
-def test_a_stage_has_a_tint_and_a_strip_that_no_curve_hides() -> None:
+def test_a_stage_has_a_tint_and_a_strip_and_its_name_once() -> None:
     shapes = shapes_of(series_chart(make_window_memory(1)))
     assert shapes == [
         (f"var(--{stage})", bottom) for stage in ("forward", "backward", "optimizer") for bottom in (0, 0.97)
     ]
-
-
-def test_each_stage_has_its_name_once_and_its_colour_always() -> None:
     chart = series_chart(make_window_memory(4))
     assert [band.label for band in chart.bands if band.label] == ["forward", "backward", "optimizer"]
     assert len(chart.bands) == 9
     assert [note["text"] for note in figure_of(chart)["layout"]["annotations"]] == ["forward", "backward", "optimizer"]
 
 
-def test_a_stage_too_short_for_its_name_has_its_colour_alone() -> None:
+def test_a_stage_too_short_for_its_name_has_its_colour_alone_and_thinner_than_a_pixel_nothing() -> None:
     chart = series_chart(make_window_memory(20))
     assert [band.label for band in chart.bands if band.label] == []
     assert len(shapes_of(chart)) == 2 * 41
     assert figure_of(chart)["layout"]["annotations"] == []
-
-
-def test_a_stage_thinner_than_a_pixel_is_left_out() -> None:
     series = make_window_memory(1)
     thin_band = StageBand(start=2.0, end=2.001, stage="data", step=40)
     assert len(series_chart(dataclasses.replace(series, bands=(*series.bands, thin_band))).bands) == 3
 
 
-def test_what_a_stage_makes_has_its_colour_and_all_else_that_of_none() -> None:
+def test_layers_have_the_colour_of_their_stage_and_long_paths_keep_their_end_and_number() -> None:
     colours = [layer.colour for layer in series_chart(make_window_memory()).layers]
     assert colours == ["other", "forward", "extra"]
-
-
-def test_a_long_path_in_a_note_keeps_its_end_and_the_number() -> None:
     note = layer_named(series_chart(make_window_memory()), "activations").notes[7]
     assert note.startswith("...")
     assert note.endswith("/train.py:7 has 1.50 MiB of it")
 
 
-def test_layers_are_told_together_with_their_notes() -> None:
+def test_layers_are_told_together_with_their_notes_and_drawn_as_steps() -> None:
     figure = figure_of(series_chart(make_window_memory()))
     assert figure["layout"]["hovermode"] == "x unified"
     assert all("%{text}" in trace["hovertemplate"] for trace in figure["data"])
     assert figure["data"][0]["text"][0] == ""
     assert figure["data"][2]["text"][0].startswith("<br>  ...")
     assert "<" not in figure["data"][2]["text"][0].removeprefix("<br>")
+    chart = series_chart(make_window_memory())
+    assert {trace["line"]["shape"] for trace in figure_of(chart)["data"]} == {"hv"}
 
 
-def test_much_that_stays_the_same_is_cut_off_below_and_said() -> None:
+def test_much_that_stays_the_same_is_cut_off_below_and_said_and_little_is_shown_whole() -> None:
     chart = series_chart(make_window_memory(held=80_000.0 * MIB))
     assert chart.caption == "The axis begins at 77.9 GiB: the lowest layer, held before, is 78.1 GiB high."
     bottom, top = figure_of(chart)["layout"]["yaxis"]["range"]
     assert 0 < bottom < 80_000 / 1024 < 81_000 / 1024 < top
-
-
-def test_little_that_stays_the_same_is_shown_whole() -> None:
     chart = series_chart(make_window_memory(held=1.0 * MIB))
     assert chart.caption == ""
     assert figure_of(chart)["layout"]["yaxis"]["range"][0] == 0
-
-
-def test_values_that_hold_are_drawn_as_steps() -> None:
-    chart = series_chart(make_window_memory())
-    assert {trace["line"]["shape"] for trace in figure_of(chart)["data"]} == {"hv"}
 
 
 def test_a_line_over_the_stack_is_no_part_of_it() -> None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from efprof.model import AuditResult, SegmentMap, SegmentRow, SegmentView, Stretch
+from efprof.model import SegmentMap, SegmentRow, SegmentView, Stretch
 from efprof.report.charts.segment_picture import GAP_PIXELS, LINE_PIXELS, MapRow, SegmentPicture, segment_picture
-from efprof.report.page.html import render_html
 from efprof.report.wording import printable
-from tests.report.page.test_html import Page
-from tests.report.report_sample import HOSTILE, make_report, memory_finding
+from tests.report.page.test_html import Page, page_of
+from tests.report.report_sample import HOSTILE
 
 MIB = 1024**2
 PIECES = (
@@ -53,12 +52,6 @@ def only_row(picture: SegmentPicture) -> MapRow:
     return row
 
 
-def page_of(evidence: SegmentMap) -> Page:
-    fault = replace(memory_finding(), evidence=(evidence,))
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    return Page(render_html(make_report(audits=(audit,))))
-
-
 def drawn(page: Page) -> list[dict[str, str | None]]:
     return [tag for tag in page.all("rect") if "data-n" in tag]
 
@@ -68,15 +61,12 @@ def notes_of(page: Page) -> str:
     return script
 
 
-def test_widths_add_up_to_the_lines_of_the_segment() -> None:
+def test_widths_add_up_to_the_lines_of_the_segment_and_a_piece_goes_on_in_the_next() -> None:
     row = only_row(picture_of(row_of(*PIECES)))
     rectangles = [one for layer in row.layers for one in layer.rectangles]
     assert sum(one.width for one in rectangles) == pytest.approx(250)  # two lines and a half
     assert row.frames == ((0, 100, 0), (0, 100, LINE_PIXELS + GAP_PIXELS), (0, 50, 2 * (LINE_PIXELS + GAP_PIXELS)))
     assert row.height == 3 * LINE_PIXELS + 2 * GAP_PIXELS
-
-
-def test_a_piece_goes_on_in_the_next_line() -> None:
     layers = {layer.fill: layer.rectangles for layer in only_row(picture_of(row_of(*PIECES))).layers}
     assert [(one.left, one.width, one.top) for one in layers["alert"]] == [
         (70, 30, 0),
@@ -103,40 +93,35 @@ def test_owners_without_a_colour_of_their_own_share_one() -> None:
     assert [words for _, words, _ in keys[4:7]] == ["train.py:4", "15 other lines", "rounding and slack behind blocks"]
 
 
-def test_what_is_told_has_size_owner_state_and_segment() -> None:
+def test_what_is_told_has_size_owner_state_and_segment_and_mixed_pieces_say_so() -> None:
     notes = picture_of(row_of(*PIECES)).notes
     assert notes[0] == "60.0 MiB, train.py:3: in use (segment for large blocks, 250 MiB)"
     assert notes[1].startswith("10.0 MiB, a block of train.py:3: rounding and slack behind blocks")
     assert notes[2].startswith("80.0 MiB in 3 blocks, train.py:9: in use")
     assert notes[3].startswith("100 MiB, stranded: free in a segment that something else holds")
-
-
-def test_mixed_pieces_say_so() -> None:
     mixed = Stretch(state="used", num_bytes=MIB, owner=0, num_blocks=17, is_mixed=True)
     (note,) = picture_of(row_of(mixed)).notes
     assert note.startswith("1.00 MiB in 17 blocks, pieces too small to draw, most of them train.py:3: in use")
 
 
-def test_segments_of_one_row_are_cut_and_counted() -> None:
+def test_segments_of_one_row_are_cut_and_counted_and_summed_ones_are_not() -> None:
     pieces = [Stretch(state="used", num_bytes=25 * MIB, owner=0, num_blocks=1)] * 6
     row = only_row(picture_of(row_of(*pieces, num_segments=6)))
     assert row.size == "6 x 25.0 MiB"
     below = LINE_PIXELS + GAP_PIXELS
     assert row.cuts == ((25, 0), (50, 0), (75, 0), (0, below), (25, below))
-
-
-def test_summed_segments_are_not_cut() -> None:
     row = only_row(picture_of(row_of(*PIECES, num_segments=90, are_summed=True)))
     assert row.cuts == ()
     assert row.size == "90 in 250 MiB"
 
 
-def test_the_summary_has_the_exact_totals() -> None:
+def test_the_summary_has_the_exact_totals_and_a_row_without_bytes_the_height_of_a_line() -> None:
     (view,) = picture_of(row_of(*PIECES)).views
     assert (
         view.summary
         == "250 MiB in 1 segment: 140 MiB in use, 10.0 MiB rounding and slack behind blocks, 100 MiB stranded."
     )
+    assert only_row(picture_of(row_of())).height == LINE_PIXELS
 
 
 def test_the_page_draws_every_rectangle_with_a_note() -> None:
@@ -175,7 +160,3 @@ def test_an_empty_map_says_that_nothing_is_reserved() -> None:
     page = page_of(empty)
     assert "Nothing is reserved." in page.text
     assert drawn(page) == []
-
-
-def test_a_row_without_bytes_has_the_height_of_a_line() -> None:
-    assert only_row(picture_of(row_of())).height == LINE_PIXELS

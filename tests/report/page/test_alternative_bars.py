@@ -3,10 +3,10 @@
 import re
 from dataclasses import replace
 
-from efprof.model import Alternative, Alternatives, AuditResult
-from efprof.report.page.html import in_order, render_html
-from tests.report.page.test_html import Page
-from tests.report.report_sample import HOSTILE, make_report, memory_finding
+from efprof.model import Alternative, Alternatives
+from efprof.report.page.html import in_order
+from tests.report.page.test_html import Page, page_of
+from tests.report.report_sample import HOSTILE
 
 GIB = 1024**3
 
@@ -38,40 +38,28 @@ def evidence_of(*alternatives: Alternative, limit: float | None = None) -> Alter
     )
 
 
-def page_of(evidence: Alternatives) -> Page:
-    fault = replace(memory_finding(), evidence=(evidence,))
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    return Page(render_html(make_report(audits=(audit,))))
-
-
 def shares_of(page: Page, part: str) -> list[list[float]]:
     """The numbers in the style of each such part of a bar, in percent of the largest."""
     styles = [str(tag.get("style")) for tag in page.all("span") if tag.get("class") == part]
     return [[float(number) for number in re.findall(r"([\d.]+)%", style)] for style in styles]
 
 
-def test_the_recorded_one_comes_first_then_by_need_and_what_fails_last() -> None:
+def test_the_recorded_one_comes_first_then_by_need_and_of_equals_the_best_and_what_fails_last() -> None:
     page = page_of(evidence_of(FAILING, OTHER, BEST, RECORDED))
     kinds = [item["class"] for item in page.all("li") if item.get("class")]
     assert kinds[:4] == ["recorded", "best", "other", "failing"]
     words = ("torch's default as recorded", "True best", "max_split_size_mb:128", "max_split_size_mb:64 out of memory")
     places = [page.text.index(word) for word in words]
     assert places == sorted(places)
-
-
-def test_among_equals_the_best_comes_first() -> None:
     equal = replace(OTHER, value=BEST.value)
     assert in_order(evidence_of(equal, BEST)) == [BEST, equal]
 
 
-def test_widths_are_shares_of_the_largest() -> None:
+def test_widths_are_shares_of_the_largest_and_bands_end_within_the_picture() -> None:
     page = page_of(evidence_of(RECORDED, BEST))
     assert shares_of(page, "bar-fill") == [[100], [75]]
     assert shares_of(page, "bar-band") == [[62.5, 25]], "one without a band claims none"
     assert "6.00 GiB 5.00 GiB to 7.00 GiB" in page.text
-
-
-def test_the_upper_end_of_a_band_is_within_the_picture() -> None:
     (band,) = shares_of(page_of(evidence_of(choice("a", 5, 4, 20))), "bar-band")
     assert sum(band) == 100
 
@@ -83,12 +71,9 @@ def test_the_limit_is_on_the_same_scale_and_named() -> None:
     assert shares_of(page, "bar-fill")[0] == [50]
 
 
-def test_what_fails_says_how_far_it_came_even_as_recorded() -> None:
+def test_what_fails_says_how_far_it_came_and_nothing_tried_gives_no_bars() -> None:
     text = page_of(evidence_of(replace(RECORDED, is_out_of_memory=True))).text
     assert "as recorded out of memory fails at 8.00 GiB" in text
-
-
-def test_nothing_tried_gives_no_bars_and_zeros_no_error() -> None:
     assert shares_of(page_of(evidence_of()), "bar-fill") == []
     assert shares_of(page_of(evidence_of(choice("a", 0))), "bar-fill") == [[0]]
 

@@ -45,12 +45,7 @@ def open_page(browser: "Browser", path: Path, width: int, scheme: str, complaint
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),  # each with each other once: half of all eight
-    [
-        ("report", 390, "dark"),
-        ("report", 1280, "light"),
-        ("comparison", 390, "light"),
-        ("comparison", 1280, "dark"),
-    ],
+    [("report", 390, "dark"), ("report", 1280, "light"), ("comparison", 390, "light"), ("comparison", 1280, "dark")],
 )
 def test_opens_complete_and_without_complaint(
     browser: "Browser", files: dict[str, Path], name: str, width: int, scheme: str

@@ -54,7 +54,6 @@ def test_both_instants_are_printed(page: "Page") -> None:
 def test_what_one_points_at_is_told_until_one_leaves(page: "Page") -> None:
     told = page.locator(".map-told")
     box = page.locator(f"{SHOWN} [data-n]").first.bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + 3, box["y"] + 5)
     assert told.text_content() == page.evaluate("JSON.parse(document.querySelector('[id$=-notes]').textContent)[0]")
     assert told.is_visible()
@@ -66,12 +65,10 @@ def test_a_tap_tells_too_and_a_tap_elsewhere_ends_it(browser: "Browser", tmp_pat
     page = new_page(browser, viewport={"width": 390, "height": HEIGHT}, has_touch=True)
     page.goto(write_page(tmp_path, 6, 3).as_uri())
     box = page.locator(f"{SHOWN} [data-n]").first.bounding_box()
-    assert box is not None
     page.touchscreen.tap(box["x"] + 3, box["y"] + 5)
     told = page.locator(".map-told")
     assert told.is_visible()
     place = told.bounding_box()
-    assert place is not None
     assert place["x"] >= 0
     assert place["x"] + place["width"] <= 390
     page.touchscreen.tap(3, 3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, Measurements, Timeline
+from efprof.model import AuditResult, Evidence, Finding, Measurements, Report, Timeline
 from efprof.report.page.html import render_comparison_html, render_html
 from efprof.report.wording import anchor_of
 from tests.report.report_sample import (
@@ -67,6 +67,16 @@ class Page(html.parser.HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+def page_of(evidence: Evidence) -> Page:
+    """Of a report whose one finding has that evidence."""
+    fault = dataclasses.replace(memory_finding(), evidence=(evidence,))
+    return Page(render_html(report_of(fault)))
+
+
+def report_of(*found: Finding, audit_id: str = "a") -> Report:
+    return make_report(audits=(AuditResult(audit_id=audit_id, status="failed", reason="", findings=found),))
+
+
 @pytest.fixture(scope="module")
 def source() -> str:
     return render_html(make_report())
@@ -77,37 +87,9 @@ def page(source: str) -> Page:
     return Page(source)
 
 
-def test_every_tag_is_closed_and_every_id_is_unique(page: Page) -> None:
+def test_every_tag_is_closed_every_id_unique_and_nothing_loaded_from_elsewhere(page: Page) -> None:
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
-
-
-def test_hostile_strings_stay_text(page: Page) -> None:
-    assert "<script>alert(\"1\")</script> & 'quotes'" in page.text
-    assert "{{ 7 * 7 }}" in page.text
-    assert len(page.all("script")) == len([s for s in page.all("script") if not s.get("src")])
-    assert not [tag for tag, _ in page.tags if tag in ("b", "textarea")]
-
-
-def test_no_script_holds_a_hostile_string_in_the_open(page: Page) -> None:
-    for name, script in page.scripts.items():
-        if name.endswith("-figure"):
-            assert "<" not in script
-            json.loads(script, parse_constant=pytest.fail)
-
-
-def test_code_in_a_sentence_is_code_and_stays_escaped() -> None:
-    fault = dataclasses.replace(memory_finding(), message="`<b>` & an odd ` stay text")
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(fault,))
-    assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(make_report(audits=(audit,)))
-
-
-def test_control_characters_are_made_visible(source: str) -> None:
-    assert "\x1b" not in source
-    assert "\ufffd[31mred" in source
-
-
-def test_nothing_is_loaded_from_elsewhere(page: Page) -> None:
     assert not page.all("link")
     assert all("src" not in script for script in page.all("script"))
     assert not page.all("img")
@@ -115,18 +97,28 @@ def test_nothing_is_loaded_from_elsewhere(page: Page) -> None:
     assert str(policy["content"]).startswith("default-src 'none'")
 
 
-def test_sections_come_in_order(page: Page) -> None:
+def test_hostile_strings_stay_text_and_no_script_or_control_character_is_open(page: Page, source: str) -> None:
+    assert "<script>alert(\"1\")</script> & 'quotes'" in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert len(page.all("script")) == len([s for s in page.all("script") if not s.get("src")])
+    assert not [tag for tag, _ in page.tags if tag in ("b", "textarea")]
+    for name, script in page.scripts.items():
+        if name.endswith("-figure"):
+            assert "<" not in script
+            json.loads(script, parse_constant=pytest.fail)
+    assert "\x1b" not in source
+    assert "\ufffd[31mred" in source
+
+
+def test_sections_come_in_order_after_the_three_lines(page: Page) -> None:
     wanted = ["findings", "memory", "time", "stages", "numbers", "checks", "run"]
     assert [name for name in page.ids if name in wanted] == wanted
-
-
-def test_the_three_lines_come_first(page: Page) -> None:
     assert page.text.index("Verdict Memory grows 61.0 MiB per step") < page.text.index("Why Losses are kept")
     assert page.text.index("Why Losses are kept") < page.text.index("Next Keep the number")
     assert "3 findings memory 1 time 1 numbers 1 2 checks passed 1 not applicable why" in page.text
 
 
-def test_cards_come_ranked_and_link_to_themselves(page: Page) -> None:
+def test_cards_come_ranked_and_link_to_themselves_by_anchors_that_survive_moved_lines(page: Page) -> None:
     anchors = [str(card["id"]) for card in page.all("article")]
     assert [anchor.rsplit("-", 1)[0] for anchor in anchors] == [
         "memory-growth",
@@ -135,30 +127,27 @@ def test_cards_come_ranked_and_link_to_themselves(page: Page) -> None:
     ]
     links = {link["href"] for link in page.all("a")}
     assert {f"#{anchor}" for anchor in anchors} <= links
-
-
-def test_an_anchor_survives_moved_lines(page: Page) -> None:
     moved = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, line=99))
-    audit = AuditResult(audit_id="memory_growth", status="failed", reason="", findings=(moved,))
-    other = Page(render_html(make_report(audits=(audit,))))
+    other = Page(render_html(report_of(moved, audit_id="memory_growth")))
     assert other.all("article")[0]["id"] == page.all("article")[0]["id"]
     assert other.all("article")[0]["id"] == anchor_of("memory_growth:train.py::train_epoch::history.append(loss)")
 
 
-def test_equal_keys_get_anchors_of_their_own() -> None:
-    audit = AuditResult(audit_id="a", status="failed", reason="", findings=(memory_finding(),) * 2)
-    page = Page(render_html(make_report(audits=(audit,))))
+def test_equal_keys_get_anchors_of_their_own_and_no_curve_no_empty_frame() -> None:
+    page = Page(render_html(report_of(memory_finding(), memory_finding())))
     assert len(page.ids) == len(set(page.ids))
+    whole = make_measurements()
+    timeline = Timeline(steps=whole.timeline.steps[:1], memory=whole.timeline.memory[:5])
+    measurements = dataclasses.replace(whole, timeline=timeline, window_memory=None)
+    page = Page(render_html(make_report(measurements=measurements, audits=())))
+    pictures = [tag["aria-label"] for _, tag in page.tags if tag.get("class") == "interactive"]
+    assert pictures == ["Memory over time", "Time per step"]
 
 
-def test_the_blamed_line_is_marked(page: Page) -> None:
+def test_the_blamed_line_is_marked_and_one_whose_text_is_not_known_leaves_no_box(page: Page) -> None:
     assert "> 88 history.append(loss)" in page.text
-
-
-def test_a_blamed_line_whose_text_is_not_known_leaves_no_empty_box(page: Page) -> None:
     unread = dataclasses.replace(memory_finding(), blame=dataclasses.replace(memory_finding().blame, text=""))
-    audit = AuditResult(audit_id="memory_growth", status="failed", reason="", findings=(unread,))
-    other = Page(render_html(make_report(audits=(audit,))))
+    other = Page(render_html(report_of(unread, audit_id="memory_growth")))
     is_boxed = [any("why-code" in code.get("class", "") for code in one.all("code")) for one in (page, other)]
     assert is_boxed == [True, False]
 
@@ -171,48 +160,31 @@ def test_a_fix_is_a_diff_whose_new_side_can_be_copied(page: Page) -> None:
     assert "OMP_NUM_THREADS=8" in copied
 
 
-def test_gains_carry_basis_interval_and_share(page: Page) -> None:
+def test_gains_carry_basis_interval_and_share_and_the_share_of_an_early_peak_says_so(page: Page) -> None:
     assert "saves about 11.4 ms per step 10.1 ms to 12.2 ms, 32 % of the median step" in page.text
     assert "saves about 3.75 GiB of peak memory 3.52 GiB to 3.81 GiB, 65 % of the peak" in page.text
     assert "Predicted gain (measured bound): The waits" in page.text
-
-
-def test_a_share_of_a_peak_that_was_looked_for_early_only_says_so() -> None:
     assert "% of the peak up to step 40" in Page(render_html(read_until(make_report(), 40))).text
-
-
-def test_an_interval_that_reads_as_its_value_is_left_out() -> None:
-    audit = AuditResult(audit_id="growing", status="failed", reason="", findings=(certain_finding(),))
-    text = Page(render_html(make_report(audits=(audit,)))).text
+    text = Page(render_html(report_of(certain_finding(), audit_id="growing"))).text
     assert "33.0 MiB" in text
     assert "33.0 MiB to 33.0 MiB" not in text
 
 
-def test_every_check_shows_its_status_and_reason(page: Page) -> None:
+def test_every_check_shows_its_status_and_the_cost_of_recording_is_said(page: Page) -> None:
     assert "not applicable backward_peak Needs memory-0.pickle" in page.text
     assert "broke broken_audit KeyError" in page.text
     assert "passed input_stall 64 steps waited 0.2 ms for data." in page.text
-
-
-def test_the_cost_of_recording_is_said(page: Page) -> None:
     assert "By its own clock, recording cost 140 us per step (0.4 % of the step) outside windows" in page.text
     assert "2 windows took 1.90 s." in page.text
 
 
-def test_a_picture_of_the_window_stands_under_memory_over_time(page: Page) -> None:
+def test_a_picture_of_the_window_stands_under_memory_over_time_and_not_twice(page: Page) -> None:
     assert page.ids.index("memory") < page.ids.index("picture-window") < page.ids.index("time")
     assert "Memory by what it is for, in step 40" in page.text
-
-
-def test_a_picture_that_a_card_has_is_not_shown_twice() -> None:
     finding = dataclasses.replace(memory_finding(), evidence=(make_window_memory(),))
-    audit = AuditResult(audit_id="oversized_peak", status="failed", reason="", findings=(finding,))
-    page = Page(render_html(make_report(audits=(audit,))))
+    page = Page(render_html(report_of(finding, audit_id="oversized_peak")))
     assert "picture-window" not in page.ids
     assert page.text.count("Memory by what it is for, in step 40") == 1
-
-
-def test_a_picture_of_the_window_needs_no_other_of_memory() -> None:
     measurements = dataclasses.replace(make_measurements(), timeline=Timeline(steps=(), memory=()))
     page = Page(render_html(make_report(measurements=measurements)))
     assert "picture-memory" not in page.ids
@@ -220,15 +192,12 @@ def test_a_picture_of_the_window_needs_no_other_of_memory() -> None:
     assert "#memory" in {link["href"] for link in page.all("a")}
 
 
-def test_every_picture_has_its_figure_and_a_name_for_who_cannot_see_it(page: Page) -> None:
+def test_every_picture_has_its_figure_and_name_and_plotly_is_there_only_with_them(page: Page) -> None:
     drawn = [tag for _, tag in page.tags if tag.get("class") == "interactive"]
     assert len(drawn) == 9
     for picture in drawn:
         assert picture["aria-label"]
         assert json.loads(page.scripts[str(picture["data-figure"])])["data"]
-
-
-def test_plotly_is_there_once_and_only_with_pictures(page: Page) -> None:
     assert page.ids.count("plotly") == 1
     bare = Measurements(
         metrics=(), timeline=Timeline(steps=(), memory=()), stage_deltas=(), overhead=None, memory_source="x"
@@ -240,25 +209,25 @@ def test_the_same_report_gives_the_same_bytes(source: str) -> None:
     assert render_html(make_report()) == source
 
 
-def test_a_clean_run_says_what_was_looked_for() -> None:
+def test_a_clean_run_says_what_was_looked_for_and_a_bad_ending_is_in_the_verdict() -> None:
     text = Page(render_html(make_clean_report())).text
     assert "No fault was found." in text
     assert "None. Looked for memory_growth , blocking_scalar_read , nonfinite_loss" in text
-
-
-def test_a_bad_ending_is_in_the_verdict() -> None:
     text = Page(render_html(make_report(run=make_run(ended="out_of_memory", exit_code=1)))).text
     assert "Verdict The run ran out of memory after 64 steps (exit code 1). Memory grows" in text
 
 
-def test_a_long_run_renders_a_few_hundred_rows_and_says_so() -> None:
+def test_a_long_run_renders_a_few_hundred_rows_and_memory_of_every_step_of_a_short_one() -> None:
     measurements: Any = make_measurements(700)
     page = Page(render_html(make_report(measurements=measurements, audits=())))
     assert len(page.all("tr")) < 630
     assert re.search(r"\d+ steps between the first 50 and the last 100 left out", page.text)
+    page = Page(render_html(make_report()))
+    assert "Memory of every step: 320 rows" in page.text
+    assert "Largest jump: " in page.text
 
 
-def test_a_comparison_shows_its_verdict_first_and_the_added_finding_in_full() -> None:
+def test_a_comparison_shows_its_verdict_first_and_alone_needs_no_pictures() -> None:
     page = Page(render_comparison_html(make_comparison(), make_clean_report(), make_report()))
     assert page.open == []
     assert "worse Head is worse than base: step time +12.4 % (+9.0 % to +15.0 %)." in page.text
@@ -266,29 +235,13 @@ def test_a_comparison_shows_its_verdict_first_and_the_added_finding_in_full() ->
     assert len(page.all("article")) == 1
     assert f"#{page.all('article')[0]['id']}" in {link["href"] for link in page.all("a")}
     assert HOSTILE.split("\x1b", maxsplit=1)[0].strip() in page.text
-
-
-def test_a_comparison_alone_needs_no_pictures() -> None:
     page = Page(render_comparison_html(make_comparison()))
     assert "plotly" not in page.ids
     assert len(page.all("tr")) == 4
 
 
-def test_memory_of_every_step_is_in_the_page() -> None:
-    page = Page(render_html(make_report()))
-    assert "Memory of every step: 320 rows" in page.text
-    assert "Largest jump: " in page.text
-
-
-def test_the_command_is_quoted_as_a_shell_needs_it() -> None:
+def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
     text = Page(render_html(make_report(run=make_run(command=("python", "my train.py"))))).text
     assert "Command python 'my train.py'" in text
-
-
-def test_a_run_without_a_curve_to_draw_has_no_empty_frames() -> None:
-    whole = make_measurements()
-    timeline = Timeline(steps=whole.timeline.steps[:1], memory=whole.timeline.memory[:5])
-    measurements = dataclasses.replace(whole, timeline=timeline, window_memory=None)
-    page = Page(render_html(make_report(measurements=measurements, audits=())))
-    pictures = [tag["aria-label"] for _, tag in page.tags if tag.get("class") == "interactive"]
-    assert pictures == ["Memory over time", "Time per step"]
+    fault = dataclasses.replace(memory_finding(), message="`<b>` & an odd ` stay text")
+    assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(report_of(fault))
