@@ -82,13 +82,14 @@ FAIL = {
 }
 """Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. Each must fail on a device."""
 
-_IN_ANOTHER_PROCESS = frozenset({"record_script", "record_command", "begin"})
+_RECORDED_ELSEWHERE = frozenset({"record_script", "record_command", "begin", "plain"})
+"""In another process, or once for several tests."""
 
 
 def runs_there(test: pytest.Metafunc) -> bool:
     """Whether it records in this process, and its module is one of those."""
     names = {*test.function.__code__.co_names, *test.fixturenames}
-    return Path(test.module.__file__).stem in RUN and names.isdisjoint(_IN_ANOTHER_PROCESS)
+    return Path(test.module.__file__).stem in RUN and names.isdisjoint(_RECORDED_ELSEWHERE)
 
 
 def why_not(test: pytest.Function) -> str | None:

@@ -25,6 +25,10 @@ HARDLY_ANY_IN_FULL = 1e-9
 """Shares of the time that recording may cost; of the second the first twenty steps, and those that something asks for,
 are in full."""
 
+UPDATE = ["forward", "backward", "optimizer"]
+PLAIN = ["data", *UPDATE]
+"""The stages of a usual step, without a loader and with one."""
+
 EFPROF = str(Path(sys.executable).parent / "efprof")
 
 E = TypeVar("E", bound=Event)
@@ -136,3 +140,11 @@ def line_of(path: Path, marker: str) -> int:
         number for number, line in enumerate(path.read_text().splitlines(), start=1) if line.endswith(f"# {marker}")
     ]
     return number
+
+
+def stages(step: StepRecord) -> list[str]:
+    return [span.stage for span in step.spans]
+
+
+def boundaries(step: StepRecord) -> list[str]:
+    return [memory.boundary for memory in step.memory]

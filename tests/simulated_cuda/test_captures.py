@@ -10,8 +10,8 @@ import torch
 import efprof
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
+from tests.recorder.training import error_of, make_loader, make_model
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 pytestmark = [

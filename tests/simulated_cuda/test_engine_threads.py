@@ -13,8 +13,15 @@ import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
 from efprof.recorder.session import current
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
+from tests.recorder.recording import (
+    EVERY_STEP_IN_FULL,
+    HARDLY_ANY_IN_FULL,
+    Recorded,
+    record_here,
+    record_script,
+    stages,
+)
+from tests.recorder.training import error_of, make_loader, make_model, train, train_step
 from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.patience import MAX_WAIT_S
 
@@ -103,10 +110,7 @@ class Checkpointed(torch.nn.Module):
 def train_checkpointed(device: str, *, is_reentrant: bool) -> None:
     model = Checkpointed(is_reentrant=is_reentrant).to(device)
     optimizer = sgd(model.parameters())
-    for batch in batches(device):
-        error_of(model, *batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, batches(device), optimizer)
 
 
 def checkpoint_by_reentering(device: str) -> None:
@@ -162,10 +166,7 @@ def read_values_in_hooks(device: str) -> None:
     optimizer, norms = sgd(model.parameters()), list[float]()
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: norms.append(gradient.norm().item()))
-    for batch in batches(device):
-        error_of(model, *batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, batches(device), optimizer)
 
 
 ONE_PASS_EACH = [
@@ -243,9 +244,7 @@ def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: P
 
     def train() -> None:
         for number, batch in enumerate(make_loader(20)):
-            error_of(model, *batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train_step(model, optimizer, *batch)
             if number == 10:
                 thread = threading.Thread(target=train_other)
                 thread.start()

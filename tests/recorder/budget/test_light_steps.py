@@ -20,8 +20,8 @@ from efprof.recorder.budget.sampling import BURST_STEPS, EARLY_STEPS, FIRST_STEP
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.light import record_both_ways, told
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
+from tests.recorder.training import error_of, evaluate, make_loader, make_model, make_training, train, train_step
 
 NUM_STEPS = 90
 
@@ -31,17 +31,12 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train_plainly() -> None:
-    model = make_model()
-    optimizer = sgd(model)
-    for batch in make_loader(NUM_STEPS):
-        optimizer.zero_grad()
-        error_of(model, *batch).backward()
-        optimizer.step()
+    model, optimizer = make_training()
+    train(model, make_loader(NUM_STEPS), optimizer)
 
 
 def accumulate() -> None:
-    model = make_model()
-    optimizer = sgd(model)
+    model, optimizer = make_training()
     for number, batch in enumerate(make_loader(4 * NUM_STEPS)):
         error_of(model, *batch).backward()
         if number % 4 == 3:
@@ -50,12 +45,9 @@ def accumulate() -> None:
 
 
 def train_without_a_loader() -> None:
-    model = make_model()
-    optimizer = sgd(model)
+    model, optimizer = make_training()
     for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        error_of(model, torch.randn(4, 3), torch.zeros(4, 1)).backward()
-        optimizer.step()
+        train_step(model, optimizer, torch.randn(4, 3), torch.zeros(4, 1))
 
 
 def train_two_by_turns() -> None:
@@ -63,9 +55,7 @@ def train_two_by_turns() -> None:
     optimizers = [sgd(model) for model in models]
     for batch in make_loader(NUM_STEPS):
         for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
 
 
 def train_the_critic_more_often() -> None:
@@ -73,9 +63,7 @@ def train_the_critic_more_often() -> None:
     optimizers = [sgd(model) for model in models]
     for number, batch in enumerate(make_loader(NUM_STEPS)):
         for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number % 5 == 4 else 1]:
-            optimizer.zero_grad()
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
 
 
 def scale_losses() -> None:
@@ -108,20 +96,14 @@ def update_by_hand() -> None:
     model = make_model()
     for _ in range(NUM_STEPS):
         error_of(model, torch.randn(4, 3), torch.zeros(4, 1)).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
-                parameter.grad = None
+        update_by_hand(model)
 
 
 def update_several_times_on_each_batch() -> None:
-    model = make_model()
-    optimizer = sgd(model)
+    model, optimizer = make_training()
     for batch in make_loader(NUM_STEPS // 3):
         for _ in range(3):
-            optimizer.zero_grad()
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
 
 
 def learn_from_a_teacher() -> None:
@@ -130,9 +112,7 @@ def learn_from_a_teacher() -> None:
     for inputs, _ in make_loader(NUM_STEPS):
         with torch.no_grad():
             targets = teacher(inputs)
-        optimizer.zero_grad()
-        error_of(model, inputs, targets).backward()
-        optimizer.step()
+        train_step(model, optimizer, inputs, targets)
 
 
 def step_in_hooks_of_gradients() -> None:
@@ -150,8 +130,7 @@ def step_in_hooks_of_gradients() -> None:
 
 
 def mark_steps() -> None:
-    model = make_model()
-    optimizer = sgd(model)
+    model, optimizer = make_training()
     for batch in make_loader(NUM_STEPS):
         with efprof.stage("backward"):
             error_of(model, *batch).backward()
@@ -164,24 +143,17 @@ def train_in_epochs() -> None:
     model, loader = make_model(), make_loader(NUM_STEPS // 6)
     optimizer = sgd(model)
     for _ in range(6):
-        for batch in loader:
-            optimizer.zero_grad()
-            error_of(model, *batch).backward()
-            optimizer.step()
+        train(model, loader, optimizer)
 
 
 def evaluate_now_and_then() -> None:
     model, held_out = make_model(), make_loader(3)
     optimizer = sgd(model)
     for number, batch in enumerate(make_loader(NUM_STEPS)):
-        optimizer.zero_grad()
-        error_of(model, *batch).backward()
-        optimizer.step()
+        train_step(model, optimizer, *batch)
         if number % 20 == 19:
             model.eval()
-            with torch.no_grad():
-                for inputs, targets in held_out:
-                    error_of(model, inputs, targets)
+            evaluate(model, held_out)
             model.train()
 
 
@@ -203,8 +175,7 @@ class BackwardWithin(torch.autograd.Function):
 
 
 def go_back_within_a_pass() -> None:
-    model = make_model()
-    optimizer = sgd(model)
+    model, optimizer = make_training()
     for inputs, targets in make_loader(NUM_STEPS):
         optimizer.zero_grad()
         hidden = BackwardWithin.apply(model(inputs.requires_grad_()))
@@ -236,8 +207,7 @@ def record_a_bad_light_step(folder: Path) -> tuple[int, NonFiniteSeen]:
     """Its number, and what is told of it."""
 
     def train() -> None:
-        model = make_model()
-        optimizer = sgd(model)
+        model, optimizer = make_training()
         for number, batch in enumerate(make_loader(NUM_STEPS)):
             optimizer.zero_grad()
             is_bad = number > 40 and not bad and is_light()
@@ -291,13 +261,11 @@ def test_with_all_of_the_time_every_step_is_in_full(tmp_path: Path) -> None:
 
 def test_the_error_of_a_light_step_names_its_stage(tmp_path: Path) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = sgd(model)
+        model, optimizer = make_training()
         for number, (inputs, targets) in enumerate(make_loader(NUM_STEPS)):
             optimizer.zero_grad()
             bad.extend([number] * (number > 40 and is_light()))
-            error_of(model, inputs[:, : 2 if bad else 3], targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs[:, : 2 if bad else 3], targets)
 
     bad: list[int] = []
     session = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL)
@@ -403,8 +371,7 @@ def test_bursts_cost_no_more_than_their_share(share: float, cost_ns: float, leng
 def test_backward_may_be_called_with_all_of_its_arguments_by_place(tmp_path: Path) -> None:
     def train() -> None:
         torch.manual_seed(0)
-        model = make_model()
-        optimizer = sgd(model)
+        model, optimizer = make_training()
         for _ in range(60):
             optimizer.zero_grad()
             loss = model(torch.ones(4, 3)).square().mean()

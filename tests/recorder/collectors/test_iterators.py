@@ -13,8 +13,8 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from tests.recorder.loop.test_loop import BATCH, error_of, make_model, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import record_here, stages
+from tests.recorder.training import BATCH, error_of, make_model
 
 NUM_STEPS = 8
 

@@ -12,6 +12,7 @@ import torch
 
 from efprof.artifacts.steps import SiteCalls
 from tests.recorder.recording import Recorded, line_of, open_session, record_here
+from tests.recorder.training import make_weight
 
 HERE = Path(__file__)
 
@@ -41,8 +42,7 @@ def step_with(stall: Callable[[], object], num_steps: int = 2) -> Callable[[], N
     """So many training steps that call `stall`."""
 
     def train() -> None:
-        weight = torch.ones(2, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(2)
         for _ in range(num_steps):
             weight.sum().backward()
             stall()

@@ -20,6 +20,7 @@ from efprof.recorder.holders.garbage import look_at_garbage, may_look
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.training import make_weight
 
 NUM_NUMBERS = 250_000
 """A megabyte of float32."""
@@ -255,8 +256,7 @@ def train(
     """So many steps, each of which makes something; collected every so often, as the collector itself would."""
 
     def run() -> None:
-        weight = torch.ones(2, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(2)
         for number in range(num_steps):
             made = make()
             weight.sum().backward()

@@ -21,6 +21,7 @@ from efprof.recorder.holders.paths import Held
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.recording import Recorded, record_here
+from tests.recorder.training import make_weight
 
 HOARD: list[torch.Tensor] = []
 
@@ -259,8 +260,7 @@ def growth(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str,
     """By path: what grew in a training of 42 steps that calls `hoard` with each loss."""
 
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for _ in range(42):
             loss = big_loss(weight)
             optimizer.zero_grad()
@@ -306,8 +306,7 @@ def test_a_growing_global_is_named(tmp_path: Path) -> None:
 
 def test_a_running_total_is_named_by_its_growing_graph(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         total = torch.zeros(())
         for _ in range(42):
             loss = big_loss(weight)
@@ -408,8 +407,7 @@ def keep_by_loop(tmp_path: Path) -> dict[str, Grown]:
             yield given[-1]
 
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for batch in batches():
             optimizer.zero_grad()
             (weight * batch).sum().backward()
@@ -502,8 +500,7 @@ def test_what_waits_in_a_queue_is_held_by_the_variable_of_the_queue(tmp_path: Pa
 
 def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         bank = torch.empty(0)
         for _ in range(42):
             optimizer.zero_grad()
@@ -519,8 +516,7 @@ def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_the
     tmp_path: Path,
 ) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
         first, second = Window(300), Window(400)
         for _ in range(42):

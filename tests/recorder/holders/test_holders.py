@@ -24,6 +24,7 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.programs import growth_programs as programs
 from tests.recorder.recording import Recorded, line_of, record_here, record_script
+from tests.recorder.training import make_weight
 
 
 @pytest.fixture(autouse=True)
@@ -423,8 +424,7 @@ def train_for(num_steps: int, kept: list[torch.Tensor] | None = None) -> Callabl
 
     def train() -> None:
         total = torch.zeros(())
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for _ in range(num_steps):
             optimizer.zero_grad()
             weight.sum().backward()

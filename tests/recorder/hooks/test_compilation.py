@@ -22,10 +22,10 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.hooks.compiled_functions import CompiledFunction, CompiledFunctions
 from efprof.recorder.loop.open_step import Span
-from tests.recorder.loop.test_loop import error_of, make_loader, stages
 from tests.recorder.programs import compiled_programs
 from tests.recorder.programs.compiled_programs import NUM_STEPS, PROGRAMS
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_command, record_script
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_command, record_script, stages
+from tests.recorder.training import error_of, make_loader
 from tests.support.patience import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[3]

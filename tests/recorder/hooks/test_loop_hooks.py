@@ -12,8 +12,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.hooks.loop_hooks import replace
-from tests.recorder.loop.test_loop import make_loader, make_model, stages, train, train_plainly
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, stages
+from tests.recorder.training import make_loader, make_model, train, train_plainly
 
 OWNERS = (
     torch,

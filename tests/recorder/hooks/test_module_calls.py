@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recorder.loop.test_loop import stages
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import Recorded, open_session, record_here, stages
 
 FEW, MANY = 8, 60
 

@@ -20,8 +20,8 @@ from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages, train_plainly
-from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
+from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
 from tests.support.patience import MAX_WAIT_S
 
 PLAIN = ["data", "forward", "backward", "optimizer"]
@@ -262,8 +262,7 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
     clip: Callable[[object, float], object], num_steps: int
 ) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(num_steps):
             optimizer.zero_grad()
             error_of(model, inputs, targets).backward()
@@ -279,8 +278,7 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
 
 def test_a_penalty_by_a_name_bound_before_leaves_steps_and_stages_as_they_are() -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(12):
             outputs = model(inputs.requires_grad_())
             (slope,) = grad(outputs.sum(), inputs, create_graph=True)

@@ -18,8 +18,8 @@ from efprof.recorder.numbers.late_values import LateValues, on_device
 from efprof.recorder.windows import profiled_window
 from efprof.recorder.windows.allocation_rows import WindowEvents
 from efprof.units import MIB
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.training import make_loader, make_model, make_training, train_step
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 NUM_STEPS = 40
@@ -32,12 +32,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def train(device: str, num_steps: int = NUM_STEPS, after: Callable[[int], object] = lambda _: None) -> None:
     """A model that is moved there; the current device stays as it was. `after` is called after each step."""
     torch.manual_seed(0)
-    model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        optimizer.zero_grad()
-        error_of(model, inputs.to(device), targets.to(device)).backward()
-        optimizer.step()
+        train_step(model, optimizer, inputs.to(device), targets.to(device))
         after(number)
 
 
@@ -132,9 +129,7 @@ def test_a_value_is_copied_on_the_stream_that_makes_it(overhead: float, tmp_path
         for inputs, targets in make_loader(NUM_STEPS):
             with torch.cuda.stream(aside):
                 cuda.launch(15)
-                optimizer.zero_grad()
-                error_of(model, inputs.to(device), targets.to(device)).backward()
-                optimizer.step()
+                train_step(model, optimizer, inputs.to(device), targets.to(device))
 
     with SimulatedCuda().in_place() as cuda:
         bare = record_here(tmp_path / "cpu", lambda: train_aside("cpu"), overhead=overhead).steps

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader
 
 NUM_STEPS = 60
 

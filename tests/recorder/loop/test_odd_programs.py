@@ -14,8 +14,8 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, OutOfMemory, TrainingRaised
 from tests.recorder.conftest import Begin
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages, train
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, record_script
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, record_script, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
 LONG = 120
 
@@ -41,14 +41,11 @@ def test_what_a_signals_handler_raises_within_the_recorder_reaches_the_program(t
             signal.raise_signal(signal.SIGUSR2)
 
     session.subscribe(session.loop.step_ended, "test", strike)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     batches = iter(make_loader(12))
     while True:
         try:
-            for batch in batches:
-                error_of(model, *batch).backward()
-                optimizer.step()
+            train(model, batches, optimizer)
             break
         except TimeoutError:
             limits += 1
@@ -67,13 +64,11 @@ def test_a_profile_function_set_within_a_window_outlives_it(tmp_path: Path) -> N
 
     def train_profiled() -> None:
         nonlocal calls
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, batch in enumerate(make_loader(10)):
             if number == 3:
                 sys.setprofile(profile)
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
             if number == 6:
                 assert sys.getprofile() is profile
                 sys.setprofile(None)
@@ -282,14 +277,11 @@ def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Pat
 @pytest.mark.parametrize("ends", ["at its end", "early"])
 def test_a_loader_that_evaluates_divides_no_loop_that_trains_without_one(tmp_path: Path, ends: str) -> None:
     def train_by_hand() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         held_out = make_loader(4)
         batches = list(make_loader(1))
         for number in range(60):
-            optimizer.zero_grad()
-            error_of(model, *batches[0]).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batches[0])
             if number % 10 == 9:
                 with torch.no_grad():
                     for place, batch in enumerate(held_out):

@@ -10,14 +10,13 @@ import torch
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step, update_by_hand
 
 
 def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1) -> None:
     """Clear the gradients instead of applying them, as where their norm is not finite."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for number, (inputs, targets) in enumerate(make_loader(num_steps * micro_batches)):
         step, micro_batch = divmod(number, micro_batches)
         error_of(model, inputs * (math.nan if step in skipped else 1), targets).backward()
@@ -33,8 +32,7 @@ LONG = 60
 
 def train_cleared_late(skipped: Container[int], place: str, num_steps: int = 12, loads: bool = True) -> None:
     """What a batch left is cleared in the round of the next one: at its "top", or just before its "backward"."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     made = [(torch.randn(BATCH, 3), torch.randn(BATCH, 1))] * num_steps
     for number, (inputs, targets) in enumerate(make_loader(num_steps) if loads else made):
         if place == "top":
@@ -95,8 +93,7 @@ def test_the_next_batch_takes_its_times_and_memory_along(tmp_path: Path) -> None
 
 def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Path) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, (inputs, targets) in enumerate(make_loader(12)):
             try:
                 error_of(model, inputs, targets).backward()
@@ -136,8 +133,7 @@ def test_accumulated_batches_are_thrown_away_together(tmp_path: Path) -> None:
 
 def gather_clipped_gradients() -> None:
     """Of single batches, more or fewer for each update, as in differentially private training."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     batches = iter(make_loader(64))
     for number in (3, 3, 5, 2, 1, 4, 1, 2):
         sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -170,8 +166,7 @@ def sharpen() -> None:
 
 def sharpen_on_batches() -> None:
     """The same with a loader, as written by those who clear before each of the two backward passes."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for batch in make_loader(12):
         for rho in (0.05, -0.05):
             error = error_of(model, *batch)
@@ -265,9 +260,7 @@ def update_by_hand_after_an_optimizer() -> None:
             for parameter in other.parameters():
                 parameter -= 0.01 * parameter.grad  # type: ignore[operator]
                 parameter.grad = None
-        error_of(model, *next(batches)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer, *next(batches))
 
 
 def look_at_saliency() -> None:
@@ -325,10 +318,7 @@ def test_updates_by_hand_are_not_skipped(tmp_path: Path) -> None:
         model = make_model()
         for batch in make_loader(12):
             error_of(model, *batch).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
-                    parameter.grad = None
+            update_by_hand(model)
 
     steps = record_here(tmp_path, train).steps
     assert [(step.micro_batches, step.is_skipped) for step in steps] == [(1, False)] * 12

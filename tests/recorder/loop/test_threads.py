@@ -14,8 +14,8 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, record_script, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 NUM_UPDATES = 40
 """More than are in full at the start."""
@@ -81,16 +81,13 @@ def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
 
 
 def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def train() -> None:
         batches = iter(make_loader(NUM_UPDATES))
 
         def step() -> None:
-            optimizer.zero_grad()
-            error_of(model, *next(batches)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            train_step(model, optimizer, *next(batches))
 
         train_by_turns(step)
 
@@ -259,8 +256,7 @@ def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_i
 
 
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def work() -> None:
         inputs = torch.randn(BATCH, 3)

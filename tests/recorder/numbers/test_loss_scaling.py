@@ -12,9 +12,9 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder.numbers.numbers import MAX_HELD_BACK
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
 from tests.recorder.numbers.test_numbers import two_weights
-from tests.recorder.recording import Recorded, record_here
+from tests.recorder.recording import Recorded, record_here, stages
+from tests.recorder.training import error_of, make_loader, make_training, make_weight
 
 
 def train_scaled(factors: list[float], optimizer_class: type[torch.optim.Optimizer], **settings: object) -> object:
@@ -160,8 +160,7 @@ def without_a_scale(num_steps: int, first_bad: int) -> Callable[[], None]:
     """From a step on, the loss is finite and its gradient is not, whatever the scale."""
 
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         scaler = torch.amp.GradScaler("cpu")
         for number in range(num_steps):
             optimizer.zero_grad()
@@ -230,8 +229,7 @@ def test_the_learning_rate_is_the_first_groups(tmp_path: Path) -> None:
 
 def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         scaler.scale(weight.sum()).backward()
         scaler.step(optimizer)
@@ -242,8 +240,7 @@ def test_a_scaler_that_is_not_enabled_changes_nothing(tmp_path: Path) -> None:
 
 def train_with_clipping() -> None:
     """The third step's gradients are not finite."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     for number, (inputs, targets) in enumerate(make_loader(5)):
         optimizer.zero_grad()
@@ -281,8 +278,7 @@ def test_a_scaler_that_is_not_enabled_is_not_even_watched(tmp_path: Path) -> Non
 
 def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[], None]:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         scaler.scale(weight.sum()).backward()
         scaler.step(optimizer)
         scaler.update()

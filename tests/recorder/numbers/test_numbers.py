@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder.numbers.step_numbers import weighted_losses
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.training import make_loader, make_training, make_weight, train
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -69,8 +69,7 @@ def test_gradients_of_mixed_precision_share_one_norm(tmp_path: Path) -> None:
 
 def test_the_losses_of_accumulated_micro_batches_are_added(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for part in (1.0, 2.0, 4.0):
             (weight * part).sum().backward()
         optimizer.step()
@@ -118,8 +117,7 @@ def call_backward_in_every_way(weight: torch.Tensor, number: int) -> None:
 @pytest.mark.filterwarnings("ignore:`grad_variables` is deprecated")
 def test_a_gradient_counts_however_backward_is_given_it(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for number in range(7):
             optimizer.zero_grad()
             call_backward_in_every_way(weight, number)
@@ -140,8 +138,7 @@ def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
 
 def test_a_complex_loss_has_no_number_and_stops_nothing(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         (weight * 1j).sum().backward(torch.tensor(1j))
         optimizer.step()
 
@@ -177,8 +174,7 @@ def test_the_norm_of_two_optimizers_in_a_step_covers_both(tmp_path: Path) -> Non
 
 def test_the_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         (weight * 5).sum().backward()
         assert torch.nn.utils.clip_grad_norm_([weight], 1.0).item() == 5.0
         optimizer.step()
@@ -188,8 +184,7 @@ def test_the_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
 
 def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(5, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(5)
         weight.grad = torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0])
         optimizer.step()
 
@@ -326,15 +321,11 @@ def test_sparse_gradients_are_counted_without_a_norm(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("swapping")
 @pytest.mark.parametrize(("num_steps", "window_ends_at"), [(1, 0), (5, 0), (5, 9), (100, 0)])
 def test_parameters_can_be_swapped_between_steps(num_steps: int, window_ends_at: int, tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def train_twice() -> None:
         for _ in range(2):
-            for inputs, targets in make_loader(num_steps):
-                optimizer.zero_grad()
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
+            train(model, make_loader(num_steps), optimizer)
             optimizer.zero_grad()
             model.double().float()
 

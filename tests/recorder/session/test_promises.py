@@ -21,16 +21,28 @@ from efprof.facts.overview.run_warnings import WITHOUT_OPTIMIZER
 from efprof.model import EfprofError
 from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, parse_options
 from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
-from tests.recorder.loop.test_loop import BATCH, boundaries, error_of, make_loader, make_model, stages, train_plainly
 from tests.recorder.recording import (
     EFPROF,
     Recorded,
+    boundaries,
     environment_of,
     line_of,
     only_run,
     record_command,
     record_here,
     record_script,
+    stages,
+)
+from tests.recorder.training import (
+    BATCH,
+    error_of,
+    make_loader,
+    make_model,
+    make_training,
+    make_weight,
+    train_plainly,
+    train_step,
+    update_by_hand,
 )
 from tests.support.patience import FOR_EVER_S, MAX_WAIT_S, wait_until
 
@@ -41,13 +53,10 @@ HERE = Path(__file__)
 
 def hoard_at(step: int, num_steps: int) -> None:
     """Allocate and touch 200 MiB at the end of this step, which lasts long enough for the next reading."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     kept = []
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        optimizer.zero_grad()
-        error_of(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        train_step(model, optimizer, inputs, targets)
         if number == step:
             kept.append(torch.ones(200 * MIB, dtype=torch.uint8))
             time.sleep(0.03)
@@ -102,8 +111,7 @@ def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(without_o
 
 def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(4):
             optimizer.zero_grad()
             outputs = model(inputs)
@@ -119,8 +127,7 @@ def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
 
 def test_the_losses_that_backward_is_called_on_together_are_added(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for _ in range(60):
             torch.autograd.backward([(weight * 2).sum(), (weight * 5).sum()])
             optimizer.step()
@@ -134,10 +141,7 @@ def test_updates_by_hand_divide_steps_at_the_forward_pass_and_the_report_says_so
         for _ in range(6):
             inputs = torch.randn(BATCH, 3)
             error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad  # type: ignore[misc, operator]
-                    parameter.grad = None
+            update_by_hand(model)
 
     recorded = record_here(tmp_path, train_by_hand)
     assert [stages(step) for step in recorded.steps] == [["forward", "backward"]] * 6

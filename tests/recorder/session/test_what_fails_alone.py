@@ -15,8 +15,8 @@ from efprof.recorder.doctor import device
 from efprof.recorder.loop.open_step import OpenStep
 from tests.recorder.collectors.test_environment import train
 from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages, train_plainly
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import Recorded, open_session, record_here, stages
+from tests.recorder.training import make_loader, make_model, train_plainly, train_step
 
 
 def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> None:
@@ -52,9 +52,7 @@ def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_p
     for _ in range(11):
         with suppress(KeyboardInterrupt):
             inputs, targets = next(batches)
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs, targets)
     session.end()
     steps = Recorded(folder=tmp_path).steps
     assert num_interrupts == 1

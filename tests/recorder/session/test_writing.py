@@ -21,8 +21,8 @@ from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import open_session
+from tests.recorder.training import train_plainly
 from tests.support.builders import make_step
 
 
