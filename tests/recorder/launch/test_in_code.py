@@ -20,9 +20,8 @@ from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script, stages
+from tests.recorder.recording import Recorded, environment_of, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
-from tests.support.patience import MAX_WAIT_S
 
 PLAIN = ["data", "forward", "backward", "optimizer"]
 
@@ -324,7 +323,7 @@ def start(home: Path, main: str, **environment: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_in_a_recorded_process_it_changes_nothing(home: Path) -> None:
+def test_in_a_recorded_process_it_changes_nothing(begin: Begin) -> None:
     main = """
 train()
 with efprof.record("inner") as recording, efprof.record("nested"):
@@ -332,11 +331,10 @@ with efprof.record("inner") as recording, efprof.record("nested"):
 train()
 print(recording.folder)
 """
-    recorded = record_script(home, SCRIPT.format(main=main))
-    assert recorded.exit_code == 0, recorded.errors
-    assert recorded.output == f"{recorded.folder}\n"
-    assert (recorded.run.name, recorded.run.ended) == ("train", "finished")
-    assert [step.step for step in recorded.steps] == list(range(18))
+    child = begin(SCRIPT.format(main=main))
+    assert child.wait() == 0, child.errors
+    assert child.output == f"{child.folder}\n"
+    assert [step.step for step in Recorded(folder=child.folder).steps] == list(range(18))
 
 
 def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path, begin_unrecorded: Begin) -> None:
@@ -351,19 +349,19 @@ with efprof.record(windows="none"):
     assert len(recorded.steps) >= 3
 
 
-def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path) -> None:
+def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 from efprof.recorder.launch.in_code import begin_recording
 begin_recording(windows="none")
 train(then=lambda step: 1 / 0)  # the error
 """
-    process = start(home, main)
-    errors = process.communicate(timeout=MAX_WAIT_S)[1]
+    child = begin_unrecorded(SCRIPT.format(main=main), home)
+    assert child.wait() == 1
     recorded = Recorded(folder=only_run(home))
-    assert "ZeroDivisionError" in errors
+    assert "ZeroDivisionError" in child.errors
     assert recorded.run.ended == "raised"
     (raised,) = recorded.events(TrainingRaised)
-    assert raised.sites[0] == f"train.py:{line_of(home.parent / 'train.py', 'the error')}:<module>"
+    assert f"train.py:{line_of(child.script, 'the error')}:<module>" in raised.sites
 
 
 def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path, begin_unrecorded: Begin) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, OutOfMemory, TrainingRaised
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, TrainingRaised
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, record_script, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
 LONG = 120
@@ -329,49 +329,6 @@ for (batch,) in DataLoader(TensorDataset(torch.randn(40, 3)), batch_size=4):
     (raised,) = Recorded(folder=child.folder).events(TrainingRaised)
     assert raised.error == "KeyError"
     assert raised.stage != "data"
-
-
-def test_a_shortage_of_memory_that_another_error_was_raised_from_is_told(tmp_path: Path) -> None:
-    text = """
-import torch
-
-weight = torch.ones(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.01)
-for number in range(5):
-    weight.square().sum().backward()
-    optimizer.step()
-    try:
-        torch.empty(2**46) if number == 3 else None
-    except RuntimeError as error:
-        raise ValueError("this batch is too large") from error
-"""
-    recorded = record_script(tmp_path / "home", text)
-    assert recorded.run.ended == "out_of_memory"
-    (shortage,) = recorded.events(OutOfMemory)
-    assert shortage.requested_bytes == 2**48
-    assert (shortage.site or "").startswith("train.py:10:")
-    assert shortage.is_for_tensor
-    assert [error.error for error in recorded.events(TrainingRaised)] == ["ValueError"]
-
-
-@pytest.mark.parametrize("asked", ["bytearray(2**62)", "[0] * 2**60", "numpy.ones(2**50)"])
-def test_a_request_of_pythons_or_numpys_is_told_from_one_for_a_tensor(asked: str, tmp_path: Path) -> None:
-    text = f"""
-import numpy, torch
-
-weight = torch.ones(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.01)
-for number in range(5):
-    weight.square().sum().backward()
-    optimizer.step()
-    if number == 3:
-        {asked}
-"""
-    recorded = record_script(tmp_path / "home", text)
-    assert recorded.run.ended == "out_of_memory"
-    (shortage,) = recorded.events(OutOfMemory)
-    assert not shortage.is_for_tensor
-    assert (shortage.site or "").startswith("train.py:10:")
 
 
 TRACES = """
