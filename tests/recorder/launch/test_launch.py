@@ -185,6 +185,13 @@ def test_arguments_that_are_not_text_are_passed_on_and_recorded(home: Path) -> N
     assert recorded.run.command[-1] == "\ufffd.csv"
 
 
+def test_two_recordings_at_once_have_a_run_each(home: Path) -> None:
+    command = [EFPROF, "record", "--", sys.executable, "-c", "pass"]
+    both = [subprocess.Popen(command, env=environment_of(home, {}), stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0]
+    assert len(list((home / "runs").iterdir())) == 2
+
+
 WAITING = f"import time; print('up', flush=True); time.sleep({FOR_EVER_S})"
 
 

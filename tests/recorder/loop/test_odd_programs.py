@@ -17,7 +17,7 @@ from tests.recorder.conftest import Begin
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
-LONG = 120
+LONG = 60
 
 
 @pytest.fixture
@@ -201,14 +201,14 @@ def test_a_gradient_that_is_always_zero_is_no_proof_for_the_others(tmp_path: Pat
         optimizer = torch.optim.SGD([*embedding.parameters(), *head.parameters()], lr=0.0)
         for number in range(LONG):
             out = head(embedding(torch.randint(1, 8, (16,))))
-            loss = out.square().mean() + (0.0 * (out - out).sqrt().sum() if number == 100 else 0.0)
+            loss = out.square().mean() + (0.0 * (out - out).sqrt().sum() if number == 50 else 0.0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
     recorded = record_here(tmp_path, train_with_padding)
-    assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(100, "gradient")]
-    assert recorded.steps[100].gradient_norm == "nan"
+    assert [(event.step, event.what) for event in recorded.events(NonFiniteSeen)] == [(50, "gradient")]
+    assert recorded.steps[50].gradient_norm == "nan"
     (event,) = recorded.events(NonFiniteSeen)
     assert [suspect.node for suspect in event.suspects] == ["SqrtBackward0"]
     assert event.site is not None
@@ -269,7 +269,7 @@ def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Pat
     session.note_exit(1, raised.value)
     session.end()
     recorded = Recorded(folder=tmp_path)
-    assert sum(not step.is_full for step in recorded.steps) > LONG / 3
+    assert sum(not step.is_full for step in recorded.steps) > LONG / 4
     (error,) = recorded.events(TrainingRaised)
     assert error.stage in (None, "other")
 

@@ -131,6 +131,7 @@ def test_a_loss_counts_as_often_as_the_gradient_says_that_backward_is_given(over
 
 BACKWARD: list[tuple[Callable[..., object], float, float]] = [
     (lambda two, three, half, minus: torch.autograd.backward(two), 2.0, 2.0),
+    (lambda two, three, half, minus: torch.autograd.backward([two, three]), 5.0, 5.0),
     (lambda two, three, half, minus: torch.autograd.backward(two, half), 1.0, 1.0),
     (lambda two, three, half, minus: torch.autograd.backward([two, three], [half, minus]), -2.0, 2.0),
     (lambda two, three, half, minus: torch.autograd.backward((two, three), grad_tensors=(None, half)), 3.5, 3.5),
