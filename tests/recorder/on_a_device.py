@@ -72,9 +72,6 @@ FAIL = {
     "test_scalar_reads::test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted": (
         "brings a device of its own, beside a loss on the CPU"
     ),
-    "test_what_fails_alone::test_a_getter_that_this_torch_lacks_costs_no_other[get_allocator_backend]": (
-        "nothing is asked of an allocator that cannot be named"
-    ),
     "test_windows::test_an_evaluation_before_a_windows_first_step_puts_it_off": _SEEN_TWICE,
     "test_windows::test_an_evaluation_within_a_window_ends_it": _SEEN_TWICE,
 }

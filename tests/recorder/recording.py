@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -82,16 +83,23 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fiel
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 
 
+@contextmanager
+def running_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **options: object) -> Iterator[Session]:
+    """A session in this process while it records."""
+    session = open_session(folder, windows, **options)
+    session.start()
+    try:
+        yield session
+    finally:
+        session.end()
+
+
 def record_here(
     folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = (), **options: object
 ) -> Recorded:
     """Record `train` in this process, with these fields of `Options`; every hook is taken out again."""
-    session = open_session(folder, windows, **options)
-    session.start()
-    try:
+    with running_session(folder, windows, **options):
         train()
-    finally:
-        session.end()
     return Recorded(folder=folder)
 
 

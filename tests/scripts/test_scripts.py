@@ -80,11 +80,8 @@ SCRIPTS = (
     Script(name="accelerate_loop", steps=[TWO_BATCHES] * 10, evaluates=True),
     Script(name="ddp", steps=[TWO_BATCHES] * 10, launcher=TORCHRUN),
     Script(name="fsdp2", steps=[Step(samples=4)] * 8, launcher=TORCHRUN),
-    Script(name="lbfgs", steps=[Step(stages=(*PASS, "optimizer") * 4, micro_batches=4, samples=0)] * 8),
-    Script(name="manual_update", steps=[Step(stages=PASS, samples=0)] * 20),
     Script(name="compiled", steps=[Step()] * 12),
     Script(name="checkpointing", steps=[Step()] * 12),
-    Script(name="twice", steps=[Step()] * 20),
     Script(name="threads", steps=[Step(micro_batches=2)] * 12),
     Script(name="evaluation", steps=[Step()] * 20, evaluates=True),
 )

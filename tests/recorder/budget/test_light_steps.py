@@ -58,14 +58,6 @@ def train_two_by_turns() -> None:
             train_step(model, optimizer, *batch)
 
 
-def train_the_critic_more_often() -> None:
-    models = [make_model(), make_model()]
-    optimizers = [sgd(model) for model in models]
-    for number, batch in enumerate(make_loader(NUM_STEPS)):
-        for model, optimizer in list(zip(models, optimizers, strict=True))[: 2 if number % 5 == 4 else 1]:
-            train_step(model, optimizer, *batch)
-
-
 def scale_losses() -> None:
     model, scaler = make_model(), torch.amp.GradScaler("cpu", init_scale=64.0)
     optimizer = sgd(model)
@@ -99,13 +91,6 @@ def update_by_hand() -> None:
         update_by_hand(model)
 
 
-def update_several_times_on_each_batch() -> None:
-    model, optimizer = make_training()
-    for batch in make_loader(NUM_STEPS // 3):
-        for _ in range(3):
-            train_step(model, optimizer, *batch)
-
-
 def learn_from_a_teacher() -> None:
     model, teacher = make_model(), make_model().requires_grad_(False).eval()
     optimizer = sgd(model)
@@ -113,20 +98,6 @@ def learn_from_a_teacher() -> None:
         with torch.no_grad():
             targets = teacher(inputs)
         train_step(model, optimizer, inputs, targets)
-
-
-def step_in_hooks_of_gradients() -> None:
-    model = make_model()
-    for parameter in model.parameters():
-        optimizer = torch.optim.SGD([parameter], lr=0.01)
-
-        def step(_: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        parameter.register_post_accumulate_grad_hook(step)
-    for batch in make_loader(NUM_STEPS):
-        error_of(model, *batch).backward()
 
 
 def mark_steps() -> None:
@@ -185,9 +156,9 @@ def go_back_within_a_pass() -> None:
 
 
 LOOPS = (
-    train_plainly, accumulate, train_without_a_loader, train_two_by_turns, train_the_critic_more_often, scale_losses,
-    go_back_by_closures, update_by_hand, update_several_times_on_each_batch, learn_from_a_teacher,
-    step_in_hooks_of_gradients, go_back_within_a_pass, mark_steps, train_in_epochs, evaluate_now_and_then,
+    train_plainly, accumulate, train_without_a_loader, train_two_by_turns, scale_losses,
+    go_back_by_closures, update_by_hand, learn_from_a_teacher,
+    go_back_within_a_pass, mark_steps, train_in_epochs, evaluate_now_and_then,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recorder.recording import Recorded, open_session, record_here, stages
+from tests.recorder.recording import Recorded, record_here, running_session, stages
 
 FEW, MANY = 8, 60
 
@@ -41,15 +41,11 @@ def train(model: torch.nn.Module, num_steps: int = FEW, each: Callable[[int], ob
 def test_a_class_whose_calls_are_seen_is_as_it_was(kind: type[torch.nn.Module], tmp_path: Path) -> None:
     before, called = dict(vars(kind)), kind.__call__
     model = kind(3, 1)
-    session = open_session(tmp_path)
-    session.start()
-    try:
+    with running_session(tmp_path):
         train(model)
         assert dict(vars(kind)) == before
         assert kind.__call__ is called
         train(model)
-    finally:
-        session.end()
     assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [PLAIN] * (2 * FEW)
 
 

@@ -17,7 +17,16 @@ from efprof.model import BOUNDARIES
 from efprof.recorder.hooks.loop_hooks import failed_stage
 from efprof.recorder.loop import manual_updates
 from tests.recorder import training
-from tests.recorder.recording import PLAIN, UPDATE, Recorded, boundaries, line_of, open_session, record_here, stages
+from tests.recorder.recording import (
+    PLAIN,
+    UPDATE,
+    Recorded,
+    boundaries,
+    line_of,
+    record_here,
+    running_session,
+    stages,
+)
 from tests.recorder.training import (
     BATCH,
     Batch,
@@ -630,11 +639,7 @@ def fail_in(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", ["data", "forward", "backward", "other"])
 def test_the_stage_that_an_error_ended_is_known(stage: str, tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    try:
+    with running_session(tmp_path):
         with pytest.raises((RuntimeError, KeyError, ZeroDivisionError)) as raised:
             fail_in(stage)
         assert (failed_stage(raised.value) or "other") == stage
-    finally:
-        session.end()

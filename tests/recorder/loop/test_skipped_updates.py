@@ -11,7 +11,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
 from tests.recorder.recording import record_here, stages
-from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step, update_by_hand
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 
 def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1) -> None:
@@ -311,14 +311,3 @@ def test_a_program_that_clears_gradients_all_the_time_has_other_reasons(tmp_path
 
 def test_a_backward_pass_that_only_explains_an_evaluation_is_no_skipped_update(tmp_path: Path) -> None:
     assert skipped_in(record_here(tmp_path, look_at_saliency).steps) == []
-
-
-def test_updates_by_hand_are_not_skipped(tmp_path: Path) -> None:
-    def train() -> None:
-        model = make_model()
-        for batch in make_loader(12):
-            error_of(model, *batch).backward()
-            update_by_hand(model)
-
-    steps = record_here(tmp_path, train).steps
-    assert [(step.micro_batches, step.is_skipped) for step in steps] == [(1, False)] * 12

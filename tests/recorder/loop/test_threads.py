@@ -14,7 +14,8 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, record_script, stages
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 NUM_UPDATES = 40
@@ -156,7 +157,7 @@ def test_no_window_is_open_over_the_steps_of_several_threads(first: int, tmp_pat
 
 @pytest.mark.parametrize("is_daemon", [True, False])
 def test_a_thread_for_every_step_trains_to_its_end_under_the_windows_of_a_recording(
-    is_daemon: bool, tmp_path: Path
+    is_daemon: bool, begin: Begin
 ) -> None:
     program = f"""
 import threading, torch
@@ -171,8 +172,9 @@ for _ in range(40):
     thread.start()
     thread.join()
 """
-    recorded = record_script(tmp_path / "home", program, options=("--trace-steps", "5:7,20:21,39:60"))
-    assert recorded.exit_code == 0, recorded.errors
+    child = begin(program, trace_steps=((5, 7), (20, 21), (39, 60)))
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     assert [record.micro_batches for record in recorded.steps] == [1] * 40
     assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.collectors import environment
 from efprof.recorder.collectors.host_memory import HostMemory
 from efprof.recorder.doctor import device
 from efprof.recorder.loop.open_step import OpenStep
-from tests.recorder.collectors.test_environment import train
 from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
 from tests.recorder.recording import Recorded, open_session, record_here, stages
 from tests.recorder.training import make_loader, make_model, train_plainly, train_step
@@ -75,26 +73,6 @@ def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         session.end()
     assert torch.autograd.backward is backward
-
-
-GETTERS = [
-    (torch, "get_num_threads"),
-    (torch, "is_anomaly_enabled"),
-    (torch, "get_float32_matmul_precision"),
-    (torch.cuda.memory, "get_allocator_backend"),
-]
-
-
-@pytest.mark.parametrize(("owner", "name"), GETTERS)
-def test_a_getter_that_this_torch_lacks_costs_no_other(
-    owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "_has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)
-    monkeypatch.delattr(owner, name)
-    recorded = record_here(tmp_path, train)
-    assert recorded.events(CollectorStopped) == []
-    assert recorded.run.settings["default dtype"] == "torch.float32"
 
 
 def test_a_device_that_nvml_cannot_reach_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

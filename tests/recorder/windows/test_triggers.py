@@ -15,7 +15,8 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.recorder.session.options import ALL_TRIGGERS, Trigger
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.triggers import MemoryPeaks, SlowSteps, Triggers
-from tests.recorder.recording import Recorded, open_session, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded, open_session
 from tests.recorder.training import error_of, make_loader, make_training
 
 MIB = 1024**2
@@ -208,9 +209,10 @@ for number in range(400):
 """
 
 
-def test_a_step_that_leaves_more_memory_opens_a_window(tmp_path: Path) -> None:
-    options = ("--trace-steps", "none", "--triggers", "memory-peak")
-    recorded = record_script(tmp_path / "home", LEAVES_MORE, options=options)
+def test_a_step_that_leaves_more_memory_opens_a_window(begin: Begin) -> None:
+    child = begin(LEAVES_MORE, triggers=("memory-peak",))
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     (opened,) = recorded.events(WindowOpened)
     assert opened.step > 30, "as soon as memory is read again, which not every step can afford"
     assert opened.why.endswith(" more memory allocated than any before it")
