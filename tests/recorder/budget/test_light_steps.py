@@ -20,8 +20,17 @@ from efprof.recorder.budget.sampling import BURST_STEPS, EARLY_STEPS, FIRST_STEP
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.light import record_both_ways, told
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
-from tests.recorder.training import error_of, evaluate, make_loader, make_model, make_training, train, train_step
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, Recorded, open_session, record_here, stages
+from tests.recorder.training import (
+    error_of,
+    evaluate,
+    make_loader,
+    make_model,
+    make_training,
+    train,
+    train_step,
+    update_by_hand,
+)
 
 NUM_STEPS = 66
 
@@ -84,7 +93,7 @@ def go_back_by_closures() -> None:
         optimizer.step(closure)
 
 
-def update_by_hand() -> None:
+def descend_by_hand() -> None:
     model = make_model()
     for _ in range(NUM_STEPS):
         error_of(model, torch.randn(4, 3), torch.zeros(4, 1)).backward()
@@ -157,7 +166,7 @@ def go_back_within_a_pass() -> None:
 
 LOOPS = (
     train_plainly, accumulate, train_without_a_loader, train_two_by_turns, scale_losses,
-    go_back_by_closures, update_by_hand, learn_from_a_teacher,
+    go_back_by_closures, descend_by_hand, learn_from_a_teacher,
     go_back_within_a_pass, mark_steps, train_in_epochs, evaluate_now_and_then,
 )  # fmt: skip
 
@@ -165,7 +174,7 @@ LOOPS = (
 @pytest.mark.parametrize("train", LOOPS, ids=lambda train: train.__name__)
 def test_light_steps_tell_what_full_ones_do(train: Callable[[], None]) -> None:
     light, full, num_light = record_both_ways(train)
-    assert num_light > 20
+    assert num_light > 10
     assert told(light) == told(full)
 
 
@@ -222,7 +231,7 @@ def test_the_first_steps_and_bursts_are_recorded_in_full(tmp_path: Path) -> None
     assert bursts
     assert {BURST_STEPS} >= set(bursts[:-1])
     full = [step for step in steps[1:] if step.is_full]
-    assert [stages(step) for step in full] == [["data", "forward", "backward", "optimizer"]] * len(full)
+    assert [stages(step) for step in full] == [PLAIN] * len(full)
     assert all(len(step.memory) == 5 for step in full)
 
 

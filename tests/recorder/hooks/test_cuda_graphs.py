@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from tests.recorder.recording import boundaries, record_here, stages
+from tests.recorder.recording import PLAIN, boundaries, record_here, stages
 from tests.recorder.training import BATCH, make_loader, make_model, make_training, train, train_step
 
 NUM_REPLAYS = 5
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 
 class PretendedGraph:

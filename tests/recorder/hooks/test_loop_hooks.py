@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.hooks.loop_hooks import replace
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, open_session, record_here, running_session, stages
-from tests.recorder.training import make_loader, make_model, train, train_plainly
+from tests.recorder.training import make_loader, make_model, make_training, train, train_plainly
 
 OWNERS = (
     torch,
@@ -55,8 +55,7 @@ def test_ending_twice_is_harmless(tmp_path: Path) -> None:
 
 
 def test_the_users_objects_hold_nothing_of_the_recorder(tmp_path: Path) -> None:
-    model, loader = make_model(), make_loader(5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), loader = make_training(), make_loader(5)
     stored = io.BytesIO()
 
     def train_and_store() -> None:

@@ -16,13 +16,11 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
 from tests.recorder.collectors.test_iterators import progress_bar
 from tests.recorder.light import record_both_ways, told
-from tests.recorder.recording import record_here, stages
-from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_model, make_training, train_step
+from tests.recorder.recording import PLAIN, record_here, stages
+from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_step
 
 FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 Batch = tuple[torch.Tensor, ...]
 Optimizer = torch.optim.Optimizer
@@ -37,8 +35,7 @@ class Trainer:
     """Makes one step at a time."""
 
     def __init__(self) -> None:
-        self.model = make_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.model, self.optimizer = make_training()
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()

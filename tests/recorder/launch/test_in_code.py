@@ -20,10 +20,8 @@ from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.recording import Recorded, environment_of, line_of, only_run, stages
+from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 
 @pytest.fixture(autouse=True)

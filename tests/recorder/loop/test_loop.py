@@ -173,8 +173,7 @@ def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
 
 def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None:
     def train_on_pairs() -> None:
-        loader, model = make_loader(4), make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader, (model, optimizer) = make_loader(4), make_training()
         for _ in range(3):
             (first, _), (second, targets) = next(iter(loader)), next(iter(loader))
             train_step(model, optimizer, first + second, targets)
@@ -183,8 +182,7 @@ def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None
 
 
 def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:
-    model, loader = make_model(), make_loader(4, num_workers=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), loader = make_training(), make_loader(4, num_workers=0)
 
     def train_twice() -> None:
         for _ in range(2):
@@ -348,8 +346,7 @@ def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_p
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
 def test_epochs_follow_each_other_without_a_step_between(workers: dict[str, object], tmp_path: Path) -> None:
     def train_epochs() -> None:
-        model, loader = make_model(), make_loader(3, **workers)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (model, optimizer), loader = make_training(), make_loader(3, **workers)
         for _ in range(3):
             train(model, loader, optimizer)
 

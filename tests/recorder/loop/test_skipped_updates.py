@@ -10,7 +10,7 @@ import torch
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
-from tests.recorder.recording import record_here, stages
+from tests.recorder.recording import PLAIN, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 
@@ -78,7 +78,7 @@ def test_so_is_one_whose_gradients_are_cleared_when_the_next_one_has_come(
     assert [step.step for step in steps if step.loss == "nan"] == [3, 9]
     assert [step.micro_batches for step in steps] == [1] * 12
     assert [step.samples for step in steps] == [BATCH * loads] * 12
-    assert stages(steps[3]) == ["data", "forward", "backward", "optimizer"][not loads :]
+    assert stages(steps[3]) == PLAIN[not loads :]
     assert stages(steps[4]) == stages(steps[5])
 
 
@@ -112,8 +112,7 @@ def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Pa
 
 def test_so_does_an_update_that_is_left_out_without_a_loader(tmp_path: Path) -> None:
     def train() -> None:
-        model, inputs = make_model(), torch.randn(BATCH, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
         for number in range(12):
             model(inputs).sum().backward()
             if number != 7:
@@ -150,8 +149,7 @@ def gather_clipped_gradients() -> None:
 
 def sharpen() -> None:
     """SAM: the first gradients only move the weights to where the second are taken; here with zero_grad in between."""
-    model, inputs = make_model(), torch.randn(BATCH, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
     for _ in range(12):
         for rho in (0.05, -0.05):
             model(inputs).square().mean().backward()
@@ -180,8 +178,7 @@ def sharpen_on_batches() -> None:
 
 def learn_to_learn() -> None:
     """Two batches for each update: on one the weights are moved by hand, on the other the gradients are taken."""
-    model, batches = make_model(), iter(make_loader(24))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), batches = make_training(), iter(make_loader(24))
     for _ in range(12):
         for moves in (True, False):
             error = error_of(model, *next(batches))
@@ -195,8 +192,7 @@ def learn_to_learn() -> None:
 
 def attack() -> None:
     """Adversarial training with a random number of steps of the adversary, without a loader."""
-    model, inputs = make_model(), torch.randn(BATCH, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
     for number in (0, 0, 3, 1, 2, 5, 1, 4):
         moved = inputs.clone().requires_grad_()
         for _ in range(number):

@@ -15,7 +15,7 @@ from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, stages
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, UPDATE, Recorded, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 NUM_UPDATES = 40
@@ -72,7 +72,7 @@ def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, lambda: train_by_turns(step))
     steps = recorded.steps
     assert [record.step for record in steps] == list(range(NUM_UPDATES))
-    assert [stages(record) for record in steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [stages(record) for record in steps] == [UPDATE] * NUM_UPDATES
     assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
     assert [record.loss for record in steps[2:]] == pytest.approx(losses[2:])
     assert follow_one_another(steps)
@@ -94,9 +94,7 @@ def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> 
 
     steps = record_here(tmp_path, train).steps
     assert [record.samples for record in steps[2:]] == [BATCH] * (NUM_UPDATES - 2)
-    assert [stages(record) for record in steps[2:]] == [["data", "forward", "backward", "optimizer"]] * (
-        NUM_UPDATES - 2
-    )
+    assert [stages(record) for record in steps[2:]] == [PLAIN] * (NUM_UPDATES - 2)
 
 
 def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> None:
@@ -109,9 +107,7 @@ def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> No
                 step()
 
     steps = record_here(tmp_path, train).steps
-    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [
-        (1, ["forward", "backward", "optimizer"])
-    ] * 10
+    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [(1, UPDATE)] * 10
 
 
 def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path) -> None:
@@ -217,7 +213,7 @@ def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.o
 def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_told_of(tmp_path: Path) -> None:
     barrier = threading.Barrier(2)
     recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait)] * 2))
-    assert [stages(step) for step in recorded.steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [stages(step) for step in recorded.steps] == [UPDATE] * NUM_UPDATES
     assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]

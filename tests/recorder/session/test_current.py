@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import efprof
-from tests.recorder.recording import Recorded, stages
+from tests.recorder.recording import PLAIN, Recorded, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_training, train, train_step
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from efprof.recorder.collectors.host_memory import HostMemory
 from efprof.recorder.doctor import device
 from efprof.recorder.loop.open_step import OpenStep
 from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
-from tests.recorder.recording import Recorded, open_session, record_here, stages
-from tests.recorder.training import make_loader, make_model, train_plainly, train_step
+from tests.recorder.recording import PLAIN, Recorded, open_session, record_here, stages
+from tests.recorder.training import make_loader, make_training, train_plainly, train_step
 
 
 def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> No
     assert [step.step for step in Recorded(folder=tmp_path).steps] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("stage", ["data", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize("stage", PLAIN)
 def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.start()
@@ -45,8 +45,7 @@ def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_p
             raise KeyboardInterrupt
 
     session.loop.clock.open = interrupted  # type: ignore[method-assign]
-    model, batches = make_model(), iter(make_loader(12))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), batches = make_training(), iter(make_loader(12))
     for _ in range(11):
         with suppress(KeyboardInterrupt):
             inputs, targets = next(batches)
