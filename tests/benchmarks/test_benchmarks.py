@@ -100,7 +100,7 @@ def test_a_loop_is_measured_recorded_and_bare_in_one_process() -> None:
 
 
 def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
-    pairs = measure(replace(TIER_1, switched_s=1.0, num_processes=1), "mlp", "cpu", bare_ms=30.0, rounds=1)
+    pairs = measure(replace(TIER_1, switched_s=0.4, num_processes=1), "mlp", "cpu", bare_ms=30.0, rounds=1)
     assert pairs
     assert all(min(pair.tool.cpu_ms, pair.bare.cpu_ms) > 0 for pair in pairs)
     assert pairs[0].own_us is not None
@@ -108,7 +108,7 @@ def test_recorded_and_bare_blocks_take_turns_within_one_recording() -> None:
 
 
 def test_a_whole_run_tells_what_it_cost_beyond_its_allowance() -> None:
-    assert 0 <= run_whole("mlp", "cpu", bare_ms=20.0, seconds=2.0) < 0.5
+    assert 0 <= run_whole("mlp", "cpu", bare_ms=20.0, seconds=0.5) < 0.5
 
 
 def test_a_switch_takes_every_hook_out_and_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorder.loop.test_loop import stages
-from tests.recorder.recording import record_command
+from tests.recorder.recording import record_command, stages
 
 FEW = ("training.steps=1", "data.max_pairs=48", "data.num_workers=0", "training.validation_share=0")
 """One step of all that `experiment` asks for: 5,000 flows at 50 x 50 x 20 take a CPU three seconds."""

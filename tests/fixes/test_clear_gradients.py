@@ -62,8 +62,8 @@ def test_each_optimizer_is_cleared_below_its_own_step_and_an_unknown_one_left_to
     assert f"`{CALL}` and `other.zero_grad(set_to_none=True)`" in fix.summary
     assert fix_of(PLAIN, "").applicability == "manual"
     text = "a.zero_grad()\nfor x in y:\n    b.zero_grad(set_to_none=True); c.zero_grad()\n    zero_grad()\n"
-    assert clearing_lines("train.py", ast.parse(text)) == ("train.py:1", "train.py:3")
-    assert clearing_lines("train.py", None) == ()
+    assert clearing_lines(SourceFile("train.py", text.splitlines())) == ("train.py:1", "train.py:3")
+    assert clearing_lines(SourceFile("train.py")) == ()
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,3 @@ def test_what_is_not_plain_to_see_is_left_to_a_person(text: str) -> None:
     fix = fix_of(text, ".step")
     assert (fix.applicability, fix.changes) == ("manual", ())
     assert "zero_grad" in fix.summary
-
-
-def test_an_unknown_step_is_left_to_a_person() -> None:
-    assert fix_of(PLAIN, "").applicability == "manual"
-
-
-def test_clearings_that_are_there_are_found() -> None:
-    text = "a.zero_grad()\nfor x in y:\n    b.zero_grad(set_to_none=True); c.zero_grad()\n    zero_grad()\n"
-    assert clearing_lines(SourceFile("train.py", text.splitlines())) == ("train.py:1", "train.py:3")
-    assert clearing_lines(SourceFile("train.py")) == ()

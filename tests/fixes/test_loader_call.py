@@ -44,7 +44,7 @@ def test_a_call_over_several_lines_keeps_its_form_and_arguments_are_added_behind
 def test_a_computed_argument_is_a_setting_under_its_own_name_and_so_is_one_without_text():
     (setting,) = change("loader = DataLoader(data, num_workers=config.loader.workers)", num_workers=3)
     assert (setting.name, setting.old, setting.new) == ("config.loader.workers", "0", "3")
-    assert len(set_loader_arguments("train.py", [], None, 4, old=OLD, new={"num_workers": 3})) == 1
+    assert len(set_loader_arguments(SourceFile("train.py"), 4, old=OLD, new={"num_workers": 3})) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,6 @@ def test_a_computed_argument_is_a_setting_under_its_own_name_and_so_is_one_witho
 )
 def test_a_call_whose_arguments_are_not_written_there_is_not_edited(source):
     assert change(source, num_workers=3) == (ConfigurationValue(name="num_workers", old="0", new="3", file="train.py"),)
-
-
-def test_a_file_without_text_gives_the_setting():
-    assert len(set_loader_arguments(SourceFile("train.py"), 4, old=OLD, new={"num_workers": 3})) == 1
 
 
 @pytest.mark.parametrize(

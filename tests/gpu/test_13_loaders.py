@@ -7,7 +7,7 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped, LoaderBuilt
 from tests.gpu.cuda_runs import keep_fixture, needs_cuda, record_text
-from tests.recorder.loop.test_loop import stages
+from tests.recorder.recording import stages
 
 pytestmark = needs_cuda
 

@@ -11,8 +11,8 @@ import torch
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from tests.gpu.cuda_runs import needs_cuda
-from tests.recorder.loop.test_loop import BATCH, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
+from tests.recorder.training import BATCH, make_model
 from tests.simulated_cuda.test_engine_threads import MICRO_BATCHES, Train, step_all_in_the_last_hook
 from tests.simulated_cuda.test_engine_threads import NUM_STEPS as NUM_UPDATES
 

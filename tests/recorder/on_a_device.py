@@ -10,36 +10,32 @@ import pytest
 
 RUN = frozenset(
     {
-        "test_backward_calls", "test_clips", "test_device_data", "test_evaluations", "test_gradient_clearing",
-        "test_loop_hooks", "test_iterators", "test_light_steps", "test_loop", "test_loss_scaling", "test_module_calls",
-        "test_numbers", "test_odd_programs", "test_samples", "test_scalar_reads", "test_scaled_losses",
-        "test_skipped_updates", "test_stalls", "test_threads", "test_triggers", "test_what_fails_alone", "test_windows",
+        "test_clips", "test_device_data", "test_evaluations", "test_light_steps", "test_loop", "test_loss_scaling",
+        "test_numbers", "test_odd_programs", "test_scalar_reads", "test_scaled_losses", "test_skipped_updates",
+        "test_windows",
     }
 )  # fmt: skip
 
 LEFT_OUT = {
-    "test_cuda_graphs": "has devices of its own",
-    "test_holder_count": "the heap is the host's: 6 s",
-    "test_collectors": "records programs in processes of their own",
-    "test_compilation": "torch.compile asks the driver itself",
-    "test_cuda_memory": "has devices of its own",
-    "test_cycles": "the heap is the host's: 3 s",
-    "test_device_time": "has devices of its own",
-    "test_device_use": "has devices of its own",
-    "test_devices": "has devices of its own",
-    "test_environment": "records programs in processes of their own",
-    "test_holders": "records programs in processes of their own",
-    "test_host_memory": "memray is the host's, and sees the simulation's own allocations",
-    "test_hosts": "says where the recorder runs, which no device changes: 4 s",
-    "test_late_numbers": "has devices of its own",
-    "test_more_hooks": "takes 20 s",
-    "test_pickles": "records nothing that lies on a device",
-    "test_promises": "records programs in processes of their own",
-    "test_stage_lengths": "goes by the clock: 9 s",
-    "test_worker_memory": "data workers lie on the CPU: 3 s",
-    "test_writing": "records nothing that lies on a device",
-}
-"""Modules that record in this process, and why they stay on the CPU."""
+    "has devices of its own": (
+        "test_cuda_graphs", "test_cuda_memory", "test_device_time", "test_device_use", "test_devices",
+        "test_gradient_clearing", "test_late_numbers",
+    ),
+    "shows what Python and autograd do, which no device changes": (
+        "test_backward_calls", "test_hosts", "test_iterators", "test_loop_hooks", "test_module_calls",
+        "test_more_hooks", "test_pickles", "test_samples", "test_stalls", "test_what_fails_alone", "test_writing",
+    ),
+    "shows which thread's steps they are; tests/simulated_cuda has the threads of a device": ("test_threads",),
+    "asks when a window opens; that a device's late numbers open one is shown by test_late_numbers": ("test_triggers",),
+    "goes by the clock, or by the host's heap and processes": (
+        "test_cycles", "test_host_memory", "test_stage_lengths", "test_worker_memory",
+    ),
+    "records programs in processes of their own": (
+        "test_collectors", "test_environment", "test_holders", "test_promises",
+    ),
+    "torch.compile asks the driver itself": ("test_compilation",),
+}  # fmt: skip
+"""Why modules that record in this process stay on the CPU."""
 
 _NOT_COMPARED = "values that lie on a device are not compared, which would wait for it"
 _NOT_COUNTED = "bad numbers are not counted on a device, which would wait for it"
@@ -59,9 +55,7 @@ FAIL = {
         "one that lies on a device is left alone"
     ),
     "test_numbers::test_a_bad_loss_is_traced_to_the_operation_that_made_it": _NOT_NAMED,
-    "test_numbers::test_bad_data_is_told_from_the_layers_that_pass_it_on": _NOT_NAMED,
-    "test_numbers::test_a_bad_gradient_of_a_finite_loss_names_the_root_of_zero": _NOT_NAMED,
-    "test_numbers::test_a_bad_gradient_behind_a_mask_names_the_logarithm": _NOT_NAMED,
+    "test_numbers::test_what_makes_a_loss_or_its_gradient_bad_is_named": _NOT_NAMED,
     "test_numbers::test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting": _NOT_COUNTED,
     "test_odd_programs::test_an_update_that_leaves_no_trace_in_the_parameters_version_is_seen": _NOT_COMPARED,
     "test_odd_programs::test_a_gradient_that_is_always_zero_is_no_proof_for_the_others": _NOT_NAMED,
@@ -74,21 +68,19 @@ FAIL = {
     "test_scalar_reads::test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted": (
         "brings a device of its own, beside a loss on the CPU"
     ),
-    "test_what_fails_alone::test_a_getter_that_this_torch_lacks_costs_no_other[get_allocator_backend]": (
-        "nothing is asked of an allocator that cannot be named"
-    ),
     "test_windows::test_an_evaluation_before_a_windows_first_step_puts_it_off": _SEEN_TWICE,
     "test_windows::test_an_evaluation_within_a_window_ends_it": _SEEN_TWICE,
 }
 """Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. Each must fail on a device."""
 
-_IN_ANOTHER_PROCESS = frozenset({"record_script", "record_command", "begin"})
+_RECORDED_ELSEWHERE = frozenset({"record_script", "record_command", "begin", "plain"})
+"""In another process, or once for several tests."""
 
 
 def runs_there(test: pytest.Metafunc) -> bool:
     """Whether it records in this process, and its module is one of those."""
     names = {*test.function.__code__.co_names, *test.fixturenames}
-    return Path(test.module.__file__).stem in RUN and names.isdisjoint(_IN_ANOTHER_PROCESS)
+    return Path(test.module.__file__).stem in RUN and names.isdisjoint(_RECORDED_ELSEWHERE)
 
 
 def why_not(test: pytest.Function) -> str | None:

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,10 @@ EVERY_STEP_IN_FULL = 1.0
 HARDLY_ANY_IN_FULL = 1e-9
 """Shares of the time that recording may cost; of the second the first twenty steps, and those that something asks for,
 are in full."""
+
+UPDATE = ["forward", "backward", "optimizer"]
+PLAIN = ["data", *UPDATE]
+"""The stages of a usual step, without a loader and with one."""
 
 EFPROF = str(Path(sys.executable).parent / "efprof")
 
@@ -78,16 +83,23 @@ def open_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **fiel
     return Session(options, rank_folder, Shell(rank_folder, LineWriter(rank_folder, EVENTS_FILE)))
 
 
+@contextmanager
+def running_session(folder: Path, windows: tuple[tuple[int, int], ...] = (), **options: object) -> Iterator[Session]:
+    """A session in this process while it records."""
+    session = open_session(folder, windows, **options)
+    session.start()
+    try:
+        yield session
+    finally:
+        session.end()
+
+
 def record_here(
     folder: Path, train: Callable[[], object], windows: tuple[tuple[int, int], ...] = (), **options: object
 ) -> Recorded:
     """Record `train` in this process, with these fields of `Options`; every hook is taken out again."""
-    session = open_session(folder, windows, **options)
-    session.start()
-    try:
+    with running_session(folder, windows, **options):
         train()
-    finally:
-        session.end()
     return Recorded(folder=folder)
 
 
@@ -136,3 +148,11 @@ def line_of(path: Path, marker: str) -> int:
         number for number, line in enumerate(path.read_text().splitlines(), start=1) if line.endswith(f"# {marker}")
     ]
     return number
+
+
+def stages(step: StepRecord) -> list[str]:
+    return [span.stage for span in step.spans]
+
+
+def boundaries(step: StepRecord) -> list[str]:
+    return [memory.boundary for memory in step.memory]

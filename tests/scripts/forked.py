@@ -1,8 +1,10 @@
-"""Runs scripts without the recorder, each in a fork of one process: importing torch takes longer than they do.
+"""Runs scripts, bare and recorded, each in a fork of one process: importing torch takes longer than they do.
 
     python -m tests.scripts.forked FOLDER SCRIPT[:RANKS]...
 
-What `name.py` prints becomes FOLDER/name.out, its standard error FOLDER/name.err.
+What `name.py` prints becomes FOLDER/bare/name.out, its standard error FOLDER/bare/name.err. One without ranks is
+recorded as well, as by `efprof record` without options but every step in full: into FOLDER/runs/name, with what it
+prints in FOLDER/recorded.
 """
 
 import os
@@ -10,41 +12,63 @@ import runpy
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import torch._dynamo  # the first optimizer would import it  # noqa: F401
 
+from efprof.artifacts.run_file import write_run_file
+from efprof.recorder.launch.launch import close_run
+from efprof.recorder.launch.start import start
+from efprof.recorder.session.options import VARIABLE, encode_options, parse_options
+from tests.support.builders import make_run_file
 from tests.support.patience import MAX_WAIT_S
+
+ROOT = Path(__file__).parents[2]
 
 
 def main(folder: Path, scripts: list[str]) -> None:
     for text in scripts:
         script, _, ranks = text.partition(":")
-        num_ranks = int(ranks or 1)
-        launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
-        for rank in range(num_ranks):
-            if os.fork() == 0:
-                os.environ.update(launch | {"RANK": str(rank)} if num_ranks > 1 else {})
-                run(script, folder / Path(script).stem)
-                return
-        statuses = [os.wait()[1] for _ in range(num_ranks)]
-        if any(statuses):
-            sys.exit(f"{script} failed; see {folder}")
+        run = folder / "runs" / Path(script).stem
+        sides = {"bare": of_ranks(int(ranks))} if ranks else {"bare": [{}], "recorded": [recording_into(run)]}
+        for side, wanted in sides.items():
+            for environment in wanted:
+                if os.fork() == 0:
+                    os.environ.update(environment)
+                    become(script, folder / side / Path(script).stem)
+                    return
+            statuses = [os.wait()[1] for _ in wanted]
+            if any(statuses):
+                sys.exit(f"{script} failed; see {folder / side}")
+        if not ranks:
+            close_run(run, 0, 1.0)
 
 
-def free_port() -> int:
+def of_ranks(num_ranks: int) -> list[Mapping[str, str]]:
     with socket.socket() as one:
         one.bind(("localhost", 0))
-        port: int = one.getsockname()[1]
-    return port
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(one.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
+    return [{**place, "RANK": str(rank)} for rank in range(num_ranks)]
 
 
-def run(script: str, output: Path) -> None:
+def recording_into(run: Path) -> Mapping[str, str]:
+    run.mkdir(parents=True)
+    write_run_file(run, make_run_file(ended="running"))
+    options = parse_options(overhead="100%")
+    return {VARIABLE: encode_options(msgspec.structs.replace(options, run_folder_name=str(run), root_name=str(ROOT)))}
+
+
+def become(script: str, output: Path) -> None:
     signal.alarm(MAX_WAIT_S)
+    output.parent.mkdir(exist_ok=True)
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     sys.argv = [script]
     sys.path[0] = str(Path(script).parent)  # as Python has it for a script: some import what lies beside them
+    if VARIABLE in os.environ:
+        start()
     runpy.run_path(script, run_name="__main__")
 
 

@@ -19,13 +19,14 @@ from tests.support.patience import MAX_WAIT_S
 
 FOLDER = Path(__file__).parent
 
-NUM_AT_ONCE = 2
-"""Most machines that run tests have two cores to spare."""
 
 PASS = ("forward", "backward")
 MICRO_BATCH = ("data", *PASS)
 PLAIN = (*MICRO_BATCH, "optimizer")
 TWO_MICRO_BATCHES = (*MICRO_BATCH, *PLAIN)
+
+NUM_AT_ONCE = 2
+"""Most machines that run tests have two cores to spare."""
 
 TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2")
 
@@ -46,7 +47,8 @@ class Script:
     name: str
     steps: list[Step]
     evaluates: bool = False
-    launcher: tuple[str, ...] = (sys.executable,)
+    launcher: tuple[str, ...] = ()
+    """By which `efprof record` starts it; what has none is forked."""
 
     @property
     def num_ranks(self) -> int:
@@ -55,10 +57,6 @@ class Script:
     @property
     def path(self) -> str:
         return str(FOLDER / f"{self.name}.py")
-
-    @property
-    def command(self) -> list[str]:
-        return [*self.launcher, self.path]
 
 
 FOUR_BATCHES = Step(stages=(*MICRO_BATCH * 3, *PLAIN), micro_batches=4, samples=32)
@@ -82,11 +80,8 @@ SCRIPTS = (
     Script(name="accelerate_loop", steps=[TWO_BATCHES] * 10, evaluates=True),
     Script(name="ddp", steps=[TWO_BATCHES] * 10, launcher=TORCHRUN),
     Script(name="fsdp2", steps=[Step(samples=4)] * 8, launcher=TORCHRUN),
-    Script(name="lbfgs", steps=[Step(stages=(*PASS, "optimizer") * 4, micro_batches=4, samples=0)] * 8),
-    Script(name="manual_update", steps=[Step(stages=PASS, samples=0)] * 20),
     Script(name="compiled", steps=[Step()] * 12),
     Script(name="checkpointing", steps=[Step()] * 12),
-    Script(name="twice", steps=[Step()] * 20),
     Script(name="threads", steps=[Step(micro_batches=2)] * 12),
     Script(name="evaluation", steps=[Step()] * 20, evaluates=True),
 )
@@ -96,35 +91,36 @@ every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: scr
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Every script that a test of this session asks for, run bare and recorded; what is bare lies in `folder`."""
+    """Every script that a test of this session asks for, run bare and recorded; what was forked lies in `folder`."""
 
     folder: Path
-    bare: Future[None]
-    recorded: dict[str, Future[Recorded]]
+    forked: Future[None]
+    launched: dict[str, Future[Recorded]]
 
 
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     callspecs = [getattr(item, "callspec", None) for item in request.session.items]
     names = {spec.params["script"].name for spec in callspecs if spec is not None and "script" in spec.params}
-    folder = tmp_path_factory.mktemp("bare")
+    folder = tmp_path_factory.mktemp("forked")
     scripts = [script for script in SCRIPTS if script.name in names]
+    launched = [script for script in scripts if script.launcher]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         yield Runs(
             folder=folder,
-            bare=pool.submit(run_bare, scripts, folder),
-            recorded={
-                script.name: pool.submit(record, script, tmp_path_factory.mktemp(script.name)) for script in scripts
-            },
+            forked=pool.submit(run_forked, scripts, folder),
+            launched={one.name: pool.submit(launch, one, tmp_path_factory.mktemp(one.name)) for one in launched},
         )
         pool.shutdown(cancel_futures=True)
 
 
-def run_bare(scripts: list[Script], folder: Path) -> None:
+def run_forked(scripts: list[Script], folder: Path) -> None:
+    orders = [f"{one.path}:{one.num_ranks}" if one.launcher else one.path for one in scripts]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.scripts.forked", folder, *(f"{one.path}:{one.num_ranks}" for one in scripts)],
+        [sys.executable, "-m", "tests.scripts.forked", folder, *orders],
         cwd=folder,
-        env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1])}),
+        # Where a rank crashes, its standard error says in which line.
+        env=environment_of(folder, {"PYTHONPATH": str(FOLDER.parents[1]), "PYTHONFAULTHANDLER": "1"}),
         stderr=subprocess.PIPE,
         text=True,
         timeout=2 * MAX_WAIT_S,
@@ -132,21 +128,30 @@ def run_bare(scripts: list[Script], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def record(script: Script, folder: Path) -> Recorded:
-    # As most people do: with windows. Where a rank crashes, its standard error says in which line.
-    return record_command(folder / "home", script.command, options=(), environment={"PYTHONFAULTHANDLER": "1"})
+def launch(script: Script, folder: Path) -> Recorded:
+    # As most people do: with windows.
+    command = [*script.launcher, script.path]
+    return record_command(folder / "home", command, options=(), environment={"PYTHONFAULTHANDLER": "1"})
+
+
+def printed(folder: Path, script: Script) -> tuple[str, str]:
+    return tuple((folder / f"{script.name}.{suffix}").read_text() for suffix in ("out", "err"))  # type: ignore[return-value]
 
 
 @pytest.fixture
 def bare(script: Script, runs: Runs) -> tuple[str, str]:
     """What the script prints without the recorder, and its standard error."""
-    runs.bare.result()
-    return (runs.folder / f"{script.name}.out").read_text(), (runs.folder / f"{script.name}.err").read_text()
+    runs.forked.result()
+    return printed(runs.folder / "bare", script)
 
 
 @pytest.fixture
 def recorded(script: Script, runs: Runs) -> Recorded:
-    return runs.recorded[script.name].result()
+    if script.launcher:
+        return runs.launched[script.name].result()
+    runs.forked.result()
+    output, errors = printed(runs.folder / "recorded", script)
+    return Recorded(folder=runs.folder / "runs" / script.name, output=output, errors=errors)
 
 
 def steps_of(recorded: Recorded, rank: int = 0) -> list[StepRecord]:
@@ -169,7 +174,7 @@ def test_a_published_script_prints_what_it_prints_without_the_recorder(
     assert (recorded.exit_code, recorded.run.ended) == (0, "finished"), recorded.errors
     assert len(output.splitlines()) >= len(script.steps)
     assert recorded.output == output
-    assert len(recorded.our_lines) == 1
+    assert len(recorded.our_lines) == bool(script.launcher), "that there is a run to read"
     assert num_warnings(recorded.errors) == num_warnings(errors)
 
 

@@ -10,14 +10,11 @@ import torch
 import efprof
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, stages
+from tests.recorder.training import error_of, make_loader, make_model
 from tests.simulated_cuda.cuda import SimulatedCuda
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"]),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_STEPS = 30
 Step = Callable[[torch.Tensor, torch.Tensor], None]
@@ -53,10 +50,11 @@ def train(between: Between, *, scales: bool = False) -> None:
             between(step)
 
 
-def recorded(folder: Path, between: Between, overhead: float, *, scales: bool = False) -> Recorded:
+def recorded(folder: Path, between: Between, *, scales: bool = False) -> Recorded:
+    """The first step to be captured is in full, the second one light."""
     torch.manual_seed(0)
     found = record_here(
-        folder, lambda: train(between, scales=scales), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS
+        folder, lambda: train(between, scales=scales), overhead=HARDLY_ANY_IN_FULL, memory_steps=DEFAULT_MEMORY_STEPS
     )
     assert found.events(CollectorStopped) == []
     return found
@@ -75,15 +73,15 @@ def assert_all_steps_are_there(found: Recorded, *, num_updates: int = 2) -> None
     assert all(span.device_us is not None for one in steps for span in one.spans)
 
 
-def test_a_capture_that_cannot_begin_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_capture_that_cannot_begin_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
     def fail_to_begin(_: Step) -> None:
         with cuda.captured_by_the_driver(), pytest.raises(RuntimeError, match="capturing"):
             torch.cuda.CUDAGraph().capture_begin()
 
-    assert_all_steps_are_there(recorded(tmp_path, fail_to_begin, overhead))
+    assert_all_steps_are_there(recorded(tmp_path, fail_to_begin))
 
 
-def test_a_capture_within_a_capture_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_capture_within_a_capture_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
     def capture_within(step: Step) -> None:
         batch, graph, other = make_batch(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         graph.capture_begin()
@@ -92,10 +90,10 @@ def test_a_capture_within_a_capture_stops_no_recording(overhead: float, cuda: Si
         step(*batch)
         graph.capture_end()
 
-    assert_all_steps_are_there(recorded(tmp_path, capture_within, overhead))
+    assert_all_steps_are_there(recorded(tmp_path, capture_within))
 
 
-def test_a_capture_that_fails_stops_no_recording(overhead: float, cuda: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_capture_that_fails_stops_no_recording(cuda: SimulatedCuda, tmp_path: Path) -> None:
     def capture_a_read(step: Step) -> None:
         batch, graph = make_batch(), torch.cuda.CUDAGraph()
         graph.capture_begin()
@@ -107,12 +105,12 @@ def test_a_capture_that_fails_stops_no_recording(overhead: float, cuda: Simulate
         with pytest.raises(RuntimeError, match="not begun"):
             graph.capture_end()
 
-    assert_all_steps_are_there(recorded(tmp_path, capture_a_read, overhead))
+    assert_all_steps_are_there(recorded(tmp_path, capture_a_read))
 
 
 @pytest.mark.parametrize("scales", [False, True], ids=["plain", "scaled"])
 def test_a_step_that_something_else_captures_has_nothing_of_ours_in_it_and_is_none(
-    scales: bool, overhead: float, cuda: SimulatedCuda, tmp_path: Path
+    scales: bool, cuda: SimulatedCuda, tmp_path: Path
 ) -> None:
     sizes: list[int] = []
 
@@ -125,6 +123,6 @@ def test_a_step_that_something_else_captures_has_nothing_of_ours_in_it_and_is_no
 
     torch.manual_seed(0)
     train(capture, scales=scales)
-    found = recorded(tmp_path, capture, overhead, scales=scales)
+    found = recorded(tmp_path, capture, scales=scales)
     assert sizes[0] == sizes[1] == sizes[2] == sizes[3] > 0
     assert_all_steps_are_there(found, num_updates=3 if scales else 2)

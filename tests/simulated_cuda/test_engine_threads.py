@@ -13,8 +13,14 @@ import efprof
 from efprof.artifacts.events import CollectorStopped, OtherThreadTrained
 from efprof.recorder.session import current
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
+from tests.recorder.recording import (
+    HARDLY_ANY_IN_FULL,
+    Recorded,
+    record_here,
+    record_script,
+    stages,
+)
+from tests.recorder.training import error_of, make_loader, make_model, train, train_step
 from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.patience import MAX_WAIT_S
 
@@ -103,10 +109,7 @@ class Checkpointed(torch.nn.Module):
 def train_checkpointed(device: str, *, is_reentrant: bool) -> None:
     model = Checkpointed(is_reentrant=is_reentrant).to(device)
     optimizer = sgd(model.parameters())
-    for batch in batches(device):
-        error_of(model, *batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, batches(device), optimizer)
 
 
 def checkpoint_by_reentering(device: str) -> None:
@@ -162,10 +165,7 @@ def read_values_in_hooks(device: str) -> None:
     optimizer, norms = sgd(model.parameters()), list[float]()
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: norms.append(gradient.norm().item()))
-    for batch in batches(device):
-        error_of(model, *batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, batches(device), optimizer)
 
 
 ONE_PASS_EACH = [
@@ -179,12 +179,15 @@ MICRO_BATCHES: dict[Train, list[int]] = {
 }
 
 
-def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Recorded:
+def recorded_on(device: str, folder: Path, train: Train) -> Recorded:
+    """The first steps are in full, most of the others light."""
     torch.manual_seed(0)
     if device == "cpu":
-        return record_here(folder, lambda: train("cpu"), overhead=overhead)
+        return record_here(folder, lambda: train("cpu"), overhead=HARDLY_ANY_IN_FULL)
     with SimulatedCuda(2).in_place() as cuda:
-        recorded = record_here(folder, lambda: train(device), overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
+        recorded = record_here(
+            folder, lambda: train(device), overhead=HARDLY_ANY_IN_FULL, memory_steps=DEFAULT_MEMORY_STEPS
+        )
         assert cuda.engine.ident is not None, "backward ran on its thread"
         allowed = ["aten::_local_scalar_dense"] if train is read_values_in_hooks else []
         assert set(cuda.waits_of("efprof/recorder")) <= set(allowed)
@@ -193,11 +196,10 @@ def recorded_on(device: str, folder: Path, train: Train, overhead: float) -> Rec
     return recorded
 
 
-@pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"])
 @pytest.mark.parametrize("train", MICRO_BATCHES)
-def test_what_runs_on_the_devices_thread_is_recorded_as_on_a_cpu(train: Train, overhead: float, tmp_path: Path) -> None:
-    here = recorded_on("cpu", tmp_path / "cpu", train, overhead).steps
-    there = recorded_on("cuda", tmp_path / "cuda", train, overhead).steps
+def test_what_runs_on_the_devices_thread_is_recorded_as_on_a_cpu(train: Train, tmp_path: Path) -> None:
+    here = recorded_on("cpu", tmp_path / "cpu", train).steps
+    there = recorded_on("cuda", tmp_path / "cuda", train).steps
     assert [(one.step, one.micro_batches, one.loss) for one in there] == [
         (one.step, one.micro_batches, one.loss) for one in here
     ]
@@ -209,9 +211,8 @@ def test_what_runs_on_the_devices_thread_is_recorded_as_on_a_cpu(train: Train, o
         assert [(read.site, read.count) for read in other.reads] == [(read.site, read.count) for read in one.reads]
 
 
-@pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"])
 def test_a_thread_that_trains_in_the_place_of_ours_has_the_devices_thread_work_for_it(
-    overhead: float, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     with SimulatedCuda().in_place() as cuda:
 
@@ -224,7 +225,7 @@ def test_a_thread_that_trains_in_the_place_of_ours_has_the_devices_thread_work_f
             thread.start()
             thread.join()
 
-        recorded = record_here(tmp_path, train_elsewhere, overhead=overhead)
+        recorded = record_here(tmp_path, train_elsewhere, overhead=HARDLY_ANY_IN_FULL)
     assert len(recorded.steps) == NUM_STEPS
     assert [one.micro_batches for one in recorded.steps[1:]] == [1] * (NUM_STEPS - 1), "the first pass began unseen"
     assert recorded.events(OtherThreadTrained) == []
@@ -243,9 +244,7 @@ def test_a_thread_that_goes_backward_for_itself_is_none_of_autograds(tmp_path: P
 
     def train() -> None:
         for number, batch in enumerate(make_loader(20)):
-            error_of(model, *batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train_step(model, optimizer, *batch)
             if number == 10:
                 thread = threading.Thread(target=train_other)
                 thread.start()
@@ -344,5 +343,5 @@ def test_stages_that_the_program_names_hold_passes_within_passes(tmp_path: Path)
             optimizer.step()
             optimizer.zero_grad()
 
-    steps = recorded_on("cuda", tmp_path, train, EVERY_STEP_IN_FULL).steps
+    steps = recorded_on("cuda", tmp_path, train).steps
     assert [one.micro_batches for one in steps] == [1] * NUM_STEPS

@@ -14,8 +14,8 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.numbers.step_numbers import outside_modes
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.units import GIB, MIB
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here, stages
+from tests.recorder.training import make_loader, make_training, train_step
 from tests.simulated_cuda.cuda import GARBAGE, SimulatedCuda, snapshot_of
 
 NUM_STEPS = 40
@@ -31,12 +31,9 @@ def cuda() -> Iterator[SimulatedCuda]:
 
 def train(device: str) -> None:
     torch.manual_seed(0)
-    model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training(device)
     for inputs, targets in make_loader(NUM_STEPS):
-        error_of(model, inputs.to(device), targets.to(device)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer, inputs.to(device), targets.to(device))
 
 
 def recorded_on(device: str, folder: Path, overhead: float) -> Recorded:

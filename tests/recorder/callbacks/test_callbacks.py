@@ -16,8 +16,8 @@ from efprof.artifacts.run_file import read_run_file
 from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import Recorded, only_run
+from tests.recorder.training import train_plainly
 from tests.scripts.test_scripts import SCRIPTS, Step, stages_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks; none is ours

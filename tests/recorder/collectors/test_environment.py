@@ -8,7 +8,8 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.recorder.collectors import environment
-from tests.recorder.recording import Recorded, record_command, record_here, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded, record_command, record_here
 
 
 def train() -> None:
@@ -48,10 +49,12 @@ def test_a_package_is_named_only_if_the_program_imported_it(tmp_path: Path, monk
     assert run.versions["numpy"] == sys.modules["numpy"].__version__
 
 
-def test_a_setting_that_torch_refuses_to_tell_is_left_out_and_the_others_are_kept(tmp_path: Path) -> None:
-    run = record_script(tmp_path / "home", NEW_PRECISION).run
-    assert "matmul precision" not in run.settings
-    assert run.settings["deterministic algorithms"] == "False"
+def test_a_setting_that_torch_refuses_to_tell_is_left_out_and_the_others_are_kept(begin: Begin) -> None:
+    child = begin(NEW_PRECISION)
+    assert child.wait() == 0, child.errors
+    settings = Recorded(folder=child.folder).run.settings
+    assert "matmul precision" not in settings
+    assert settings["deterministic algorithms"] == "False"
 
 
 NEEDS_A_DEVICE = {"memory fraction", "CUDA allocator"}

@@ -1,6 +1,7 @@
 """What the recorder sees of evaluations: at the loader alone, without hooks on modules."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,47 +123,33 @@ def test_workers_that_are_kept_keep_the_iterator_but_not_the_evaluation_open(tmp
     assert second.after_step == 2 * NUM_TRAINED - 1
 
 
-def test_training_is_no_evaluation(tmp_path: Path) -> None:
-    assert none_of(record_here(tmp_path, Program().train_epoch))
+def train_beside_a_teacher(program: Program) -> None:
+    teacher = nn.Linear(8, 1024).eval()
+    for (batch,) in program.train_loader:
+        with torch.no_grad():
+            target = teacher(batch)
+        program.optimizer.zero_grad()
+        (program.model(batch) - target).square().mean().backward()
+        program.optimizer.step()
 
 
-def test_training_beside_a_teacher_in_evaluation_mode_is_none(tmp_path: Path) -> None:
-    program, teacher = Program(), nn.Linear(8, 1024).eval()
-
-    def train() -> None:
-        for (batch,) in program.train_loader:
-            with torch.no_grad():
-                target = teacher(batch)
-            program.optimizer.zero_grad()
-            (program.model(batch) - target).square().mean().backward()
+def accumulate(program: Program) -> None:
+    for place, (batch,) in enumerate(program.train_loader, start=1):
+        program.model(batch).square().mean().backward()
+        if place % 3 == 0:
             program.optimizer.step()
-
-    assert none_of(record_here(tmp_path, train))
-
-
-def test_accumulating_over_batches_is_none(tmp_path: Path) -> None:
-    program = Program()
-
-    def train() -> None:
-        for place, (batch,) in enumerate(program.train_loader, start=1):
-            program.model(batch).square().mean().backward()
-            if place % 3 == 0:
-                program.optimizer.step()
-                program.optimizer.zero_grad()
-
-    assert none_of(record_here(tmp_path, train))
+            program.optimizer.zero_grad()
 
 
-def test_looking_at_the_data_with_gradients_on_is_none(tmp_path: Path) -> None:
-    """As for the mean of the inputs: no module is in evaluation mode."""
-    program = Program()
+def look_at_the_data(program: Program) -> None:
+    """As for the mean of the inputs: gradients are on, and no module is in evaluation mode."""
+    assert sum(batch.sum() for (batch,) in program.loader) != 0
+    program.train_epoch()
 
-    def run() -> None:
-        total = sum(batch.sum() for (batch,) in program.loader)
-        assert total != 0
-        program.train_epoch()
 
-    assert none_of(record_here(tmp_path, run))
+@pytest.mark.parametrize("run", [Program.train_epoch, train_beside_a_teacher, accumulate, look_at_the_data])
+def test_what_trains_or_only_looks_at_the_data_is_no_evaluation(run: Callable[[Program], None], tmp_path: Path) -> None:
+    assert none_of(record_here(tmp_path, partial(run, Program())))
 
 
 def test_an_evaluation_in_the_midst_of_an_epoch_divides_no_step(tmp_path: Path) -> None:
@@ -203,11 +190,3 @@ def test_of_a_long_evaluation_a_sample_of_the_readings_is_kept(tmp_path: Path) -
     places = [each.num_batches for each in first.memory]
     assert places == sorted(set(places))
     assert (places[0], places[-1]) == (0, 1000)
-
-
-def test_the_loader_and_the_module_are_given_back(tmp_path: Path) -> None:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    before = _BaseDataLoaderIter.__next__, nn.Module.eval
-    record_here(tmp_path, Program().run)
-    assert (_BaseDataLoaderIter.__next__, nn.Module.eval) == before

@@ -13,22 +13,12 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
-from tests.recorder.loop.test_loop import BATCH, error_of, make_model, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import PLAIN, UPDATE, record_here, stages
+from tests.recorder.training import BATCH, Batch, error_of, evaluate, make_batch, make_training, train_step
 
 NUM_STEPS = 8
 
 LONG = 80
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-WITHOUT_DATA = ["forward", "backward", "optimizer"]
-WITH_DATA = ["data", *WITHOUT_DATA]
-
-
-def make_batch() -> Batch:
-    inputs = torch.randn(BATCH, 3)
-    return inputs, inputs.sum(1, keepdim=True)
 
 
 class Batches:
@@ -85,39 +75,20 @@ class Trainer:
     """Makes one step at a time."""
 
     def __init__(self) -> None:
-        self.model = make_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.model, self.optimizer = make_training()
         self.batches = Batches()
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        error_of(self.model, inputs, targets).backward()
-        self.optimizer.step()
+    def step(self, *batch: torch.Tensor) -> None:
+        train_step(self.model, self.optimizer, *batch)
 
-    def fit(self) -> None:
-        for inputs, targets in self.batches:
-            self.step(inputs, targets)
+    def fit(self, batches: Iterable[Any] | None = None) -> None:
+        for batch in self.batches if batches is None else batches:
+            self.step(*batch)
 
 
 def by_name() -> None:
     trainer, batches = Trainer(), Batches()
     for batch in batches:
-        trainer.step(*batch)
-
-
-def by_attribute() -> None:
-    Trainer().fit()
-
-
-def by_class() -> None:
-    trainer = Trainer()
-    for batch in Batches():
-        trainer.step(*batch)
-
-
-def by_what_it_makes() -> None:
-    trainer, data = Trainer(), Data()
-    for batch in data:
         trainer.step(*batch)
 
 
@@ -127,40 +98,30 @@ def enumerated() -> None:
         trainer.step(*batch)
 
 
-def sliced() -> None:
-    trainer, batches = Trainer(), iter(Batches(2 * NUM_STEPS))
-    for batch, _ in zip(itertools.islice(batches, NUM_STEPS), range(100), strict=False):
-        trainer.step(*batch)
-
-
 def asked_for() -> None:
     trainer, batches = Trainer(), Batches()
     for _ in range(NUM_STEPS):
         trainer.step(*next(batches))
 
 
-def chained() -> None:
-    trainer = Trainer()
-    for batch in itertools.chain(Batches(6), Batches(NUM_STEPS - 6)):
-        trainer.step(*batch)
-
-
-def cycled() -> None:
-    trainer = Trainer()
-    for _, batch in zip(range(NUM_STEPS), itertools.cycle(Batches(100)), strict=False):
-        trainer.step(*batch)
+FED: dict[str, Callable[[], object]] = {
+    "by name": by_name,
+    "by attribute": lambda: Trainer().fit(),
+    "by class": lambda: Trainer().fit(Batches()),
+    "by what it makes": lambda: Trainer().fit(Data()),
+    "enumerated": enumerated,
+    "sliced": lambda: Trainer().fit(itertools.islice(iter(Batches(2 * NUM_STEPS)), NUM_STEPS)),
+    "asked for": asked_for,
+    "chained": lambda: Trainer().fit(itertools.chain(Batches(6), Batches(NUM_STEPS - 6))),
+    "cycled": lambda: Trainer().fit(itertools.islice(itertools.cycle(Batches(100)), NUM_STEPS)),
+    "with a progress bar": lambda: Trainer().fit(progress_bar()(Batches())),
+}
 
 
 def progress_bar() -> Callable[..., Any]:
     """tqdm's, without its thread, and with nobody to see it."""
     tqdm = pytest.importorskip("tqdm", reason="needs tqdm").tqdm
     return functools.partial(type("Bar", (tqdm,), {"monitor_interval": 0}), file=io.StringIO())
-
-
-def with_a_progress_bar() -> None:
-    trainer, tqdm = Trainer(), progress_bar()
-    for batch in tqdm(Batches()):
-        trainer.step(*batch)
 
 
 def in_an_outer_loop() -> None:
@@ -184,36 +145,16 @@ def record(tmp_path: Path) -> Callable[[Callable[[], object]], list[StepRecord]]
 Record = Callable[[Callable[[], object]], list[StepRecord]]
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        by_name,
-        by_attribute,
-        by_class,
-        by_what_it_makes,
-        enumerated,
-        sliced,
-        asked_for,
-        chained,
-        cycled,
-        with_a_progress_bar,
-    ],
-    ids=lambda f: f.__name__,
-)
-def test_steps_begin_where_the_iterator_is_asked_for_a_batch(train: Callable[[], None], record: Record) -> None:
-    steps = record(train)
-    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 4 + [WITH_DATA] * (NUM_STEPS - 4)
+@pytest.mark.parametrize("name", FED)
+def test_steps_begin_where_the_iterator_is_asked_for_a_batch(name: str, record: Record) -> None:
+    steps = record(FED[name])
+    assert [stages(step) for step in steps] == [UPDATE] * 4 + [PLAIN] * (NUM_STEPS - 4)
     assert [step.samples for step in steps] == [0] * 4 + [BATCH] * (NUM_STEPS - 4)
 
 
 def test_many_short_steps_are_seen_like_few(record: Record) -> None:
-    def train() -> None:
-        trainer, batches = Trainer(), Batches(120)
-        for batch in batches:
-            trainer.step(*batch)
-
-    steps = record(train)
-    assert [stages(step) for step in steps[4:]] == [WITH_DATA] * 116
+    steps = record(lambda: Trainer().fit(Batches(120)))
+    assert [stages(step) for step in steps[4:]] == [PLAIN] * 116
     assert {step.samples for step in steps[4:]} == {BATCH}
 
 
@@ -224,17 +165,10 @@ def test_an_inner_loop_over_parts_of_a_batch_is_passed_over(record: Record) -> N
 
 
 def test_a_generator_function_is_seen_from_its_next_epoch_on(record: Record) -> None:
-    data = Yielding()
-
-    def train() -> None:
-        trainer = Trainer()
-        for _ in range(3):
-            for batch in data:
-                trainer.step(*batch)
-
-    steps = record(train)
+    data, trainer = Yielding(), Trainer()
+    steps = record(lambda: [trainer.fit(data) for _ in range(3)])
     assert len(steps) == 12
-    assert [stages(step) for step in steps[5:]] == [WITH_DATA] * 7, "the first item shows that it is a batch"
+    assert [stages(step) for step in steps[5:]] == [PLAIN] * 7, "the first item shows that it is a batch"
     assert {step.samples for step in steps[5:]} == {BATCH}
     assert data.num_closed == 3
 
@@ -268,24 +202,14 @@ GENERATORS: dict[str, Callable[[], Iterable[Batch]]] = {
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_what_a_generator_that_runs_already_takes_is_no_stage(name: str, record: Record) -> None:
-    def train() -> None:
-        trainer = Trainer()
-        for batch in GENERATORS[name]():
-            trainer.step(*batch)
-
-    steps = record(train)
-    assert [stages(step) for step in steps] == [WITHOUT_DATA] * LONG
+    steps = record(lambda: Trainer().fit(GENERATORS[name]()))
+    assert [stages(step) for step in steps] == [UPDATE] * LONG
     assert {(step.samples, step.loader, step.micro_batches) for step in steps} == {(0, None, 1)}
 
 
 def test_an_iterator_is_seen_that_a_generator_takes_from(record: Record) -> None:
-    def train() -> None:
-        trainer = Trainer()
-        for batch in (batch for batch in Batches()):
-            trainer.step(*batch)
-
-    steps = record(train)
-    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 4 + [WITH_DATA] * (NUM_STEPS - 4)
+    steps = record(lambda: Trainer().fit(batch for batch in Batches()))
+    assert [stages(step) for step in steps] == [UPDATE] * 4 + [PLAIN] * (NUM_STEPS - 4)
 
 
 def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record) -> None:
@@ -308,7 +232,7 @@ def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record)
             update(averages)
 
     steps = record(train)
-    assert [stages(step) for step in steps[4:]] == [WITH_DATA] * (NUM_STEPS - 4)
+    assert [stages(step) for step in steps[4:]] == [PLAIN] * (NUM_STEPS - 4)
     assert vars(Averages)["__next__"] is of_averages
     assert vars(Batches)["__next__"] is of_batches
 
@@ -324,7 +248,7 @@ def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> No
             seen.append((epoch, vars(Epochs)["__next__"] is advance))
 
     steps = record(train)
-    assert [stages(step) for step in steps] == [WITHOUT_DATA] * 12
+    assert [stages(step) for step in steps] == [UPDATE] * 12
     assert seen == [(0, False), (1, True), (2, True), (3, True)]
 
 
@@ -342,7 +266,7 @@ def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(reco
     steps = record(train)
     assert len(steps) == 18
     assert seen[-2:] == [True, True]
-    assert [stages(step) for step in steps[-6:]] == [WITHOUT_DATA] * 6
+    assert [stages(step) for step in steps[-6:]] == [UPDATE] * 6
 
 
 def test_the_class_is_as_it_was_in_the_end(record: Record) -> None:
@@ -373,11 +297,8 @@ def test_an_evaluation_on_the_same_class_belongs_to_no_step(record: Record) -> N
     def train() -> None:
         trainer = Trainer()
         for _ in range(2):
-            for batch in Batches():
-                trainer.step(*batch)
-            with torch.no_grad():
-                for inputs, targets in Batches(5):
-                    error_of(trainer.model, inputs, targets)
+            trainer.fit(Batches())
+            evaluate(trainer.model, Batches(5))
 
     steps = record(train)
     assert [step.samples for step in steps[4:]] == [BATCH] * (2 * NUM_STEPS - 4)

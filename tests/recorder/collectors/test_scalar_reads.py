@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import CollectorStopped, LoaderBuilt
 from tests.recorder.recording import line_of, record_here
+from tests.recorder.training import make_weight
 
 HERE = Path(__file__)
 
@@ -22,8 +23,7 @@ def step_with(read: Callable[[torch.Tensor], object]) -> Callable[[], None]:
     """Two training steps that hand their loss to `read`."""
 
     def train() -> None:
-        weight = torch.ones(2, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(2)
         for _ in range(2):
             loss = weight.sum()
             loss.backward()
@@ -233,8 +233,7 @@ def test_where_a_device_is_never_used_the_cpu_stands_for_it(tmp_path: Path) -> N
 
 def test_a_read_of_every_step_is_counted_in_every_step_of_a_long_run(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(2, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(2)
         for _ in range(120):
             loss = weight.sum()
             loss.backward()

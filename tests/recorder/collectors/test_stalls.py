@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from efprof.artifacts.steps import SiteCalls
-from tests.recorder.recording import Recorded, line_of, open_session, record_here
+from tests.recorder.recording import Recorded, line_of, record_here, running_session
+from tests.recorder.training import make_weight
 
 HERE = Path(__file__)
 
@@ -41,8 +42,7 @@ def step_with(stall: Callable[[], object], num_steps: int = 2) -> Callable[[], N
     """So many training steps that call `stall`."""
 
     def train() -> None:
-        weight = torch.ones(2, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(2)
         for _ in range(num_steps):
             weight.sum().backward()
             stall()
@@ -55,29 +55,10 @@ def collect() -> None:
     gc.collect(0)  # collect
 
 
-def empty() -> None:
-    torch.cuda.empty_cache()  # empty
-
-
-def reset_peak() -> None:
-    with suppress(*WITHOUT_DEVICE):
-        torch.cuda.reset_peak_memory_stats()  # reset peak
-
-
 def reset_maximum() -> None:
     with suppress(*WITHOUT_DEVICE), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         torch.cuda.reset_max_memory_allocated()  # reset maximum
-
-
-def synchronize() -> None:
-    with suppress(*WITHOUT_DEVICE):
-        torch.cuda.synchronize()  # synchronize
-
-
-def synchronize_any() -> None:
-    with suppress(*WITHOUT_DEVICE):
-        torch.accelerator.synchronize()  # synchronize any
 
 
 def stalls_of(recorded: Recorded) -> list[SiteCalls]:
@@ -88,11 +69,7 @@ def stalls_of(recorded: Recorded) -> list[SiteCalls]:
     ("stall", "call", "marker"),
     [
         (collect, "gc.collect", "collect"),
-        (empty, "torch.cuda.empty_cache", "empty"),
-        (reset_peak, "torch.cuda.reset_peak_memory_stats", "reset peak"),
         (reset_maximum, "torch.cuda.reset_peak_memory_stats", "reset maximum"),
-        (synchronize, "torch.cuda.synchronize", "synchronize"),
-        (synchronize_any, "torch.accelerator.synchronize", "synchronize any"),
     ],
 )
 def test_a_stall_is_counted_once_at_its_line(
@@ -152,12 +129,8 @@ def test_a_call_outside_of_steps_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_what_the_recorder_collects_itself_is_not_counted(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    try:
+    with running_session(tmp_path) as session:
         step_with(session.shell.guarded("test", gc.collect))()
-    finally:
-        session.end()
     assert stalls_of(Recorded(folder=tmp_path)) == []
 
 

@@ -16,8 +16,8 @@ from efprof.facts.run.run import open_run
 from efprof.recorder.session.options import DEFAULT_MEMORY_STEPS
 from efprof.recorder.session.session import collector_candidates
 from efprof.recorder.session.shell import Shell
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import record_here
+from tests.recorder.training import error_of, make_loader, make_model, update_by_hand
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 MODULES = {
@@ -61,10 +61,7 @@ def train_seeded() -> list[float]:
 def train_by_hand(model: torch.nn.Module) -> None:
     for inputs, targets in make_loader(2):
         error_of(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad  # type: ignore[misc, operator]
-                parameter.grad = None
+        update_by_hand(model)
 
 
 @pytest.fixture(scope="module")

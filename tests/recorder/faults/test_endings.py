@@ -73,4 +73,5 @@ def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(begin: Beg
     assert child.wait() == -2
     recorded = Recorded(folder=child.folder)
     assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyboardInterrupt"]
+    assert [step.step for step in recorded.steps] == [*range(6)], "every finished one"
     assert (recorded.rank / "allocations-1.parquet").exists()

@@ -7,15 +7,13 @@ import struct
 import time
 from pathlib import Path
 
-import pytest
-
 from efprof.artifacts.run_file import read_run_file
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.commands.report import analyse
 from tests.recorder.conftest import Begin
 from tests.support.patience import wait_until
 
-NUM_KILLS = 50
+NUM_KILLS = 20
 
 WINDOW = 20
 """The step of the profiler window in every other run; to open and to write it takes some 0.2 s."""
@@ -52,8 +50,7 @@ def wait_until_finished(place: Path, num_steps: int) -> None:
     wait_until(lambda: num_finished(place) >= num_steps)
 
 
-@pytest.mark.slow
-def test_fifty_kills_at_random_instants_lose_one_step_each_at_most(begin: Begin, tmp_path: Path) -> None:
+def test_kills_at_random_instants_lose_one_step_each_at_most(begin: Begin, tmp_path: Path) -> None:
     dice = random.Random(0)
     counts = []
     for number in range(NUM_KILLS):

@@ -18,8 +18,8 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
 from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import Recorded
+from tests.recorder.training import train_plainly
 from tests.support.patience import FOR_EVER_S, wait_until
 
 

@@ -2,27 +2,20 @@
 
 import asyncio
 import collections
-import queue
 import sys
 import weakref
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
 
 import pytest
 import torch
 
-from efprof.artifacts.holders import Count, Counted, Moment, read_counts
 from efprof.recorder.holders import holder_count as census_module
 from efprof.recorder.holders.holder_count import Census
 from efprof.recorder.holders.paths import Held
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
-from tests.recorder.recording import Recorded, record_here
-
-HOARD: list[torch.Tensor] = []
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +37,6 @@ class Window:
 
     def __init__(self, most: int) -> None:
         self.window: collections.deque[torch.Tensor] = collections.deque(maxlen=most)
-
-
-@dataclass(frozen=True)
-class Grown:
-    """A holder at two counts."""
-
-    before: Counted
-    after: Counted
-
-    @property
-    def num_bytes(self) -> int:
-        return self.after.tensor_bytes - self.before.tensor_bytes
-
-    @property
-    def graph_nodes(self) -> int:
-        return self.after.graph_nodes - self.before.graph_nodes
-
-    @property
-    def length(self) -> int:
-        return self.after.length - self.before.length
 
 
 def count(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -248,138 +221,6 @@ def test_what_hides_its_attributes_is_passed_over(tmp_path: Path) -> None:
     assert ("local", "keep_a_future.losses") in keep_a_future(tmp_path)
 
 
-def keep_in(trainer: Trainer, hoard: Callable[[torch.Tensor], object], tmp_path: Path) -> dict[str, Grown]:
-    """With `trainer` among the locals, as it is in a program."""
-    grown = growth(tmp_path, hoard)
-    del trainer
-    return grown
-
-
-def growth(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Grown]:
-    """By path: what grew in a training of 42 steps that calls `hoard` with each loss."""
-
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for _ in range(42):
-            loss = big_loss(weight)
-            optimizer.zero_grad()
-            loss.backward(retain_graph=True)
-            optimizer.step()
-            hoard(loss)
-
-    return grown_in(record_here(tmp_path, train))
-
-
-def grown_in(recorded: Recorded) -> dict[str, Grown]:
-    """By path: what the second count tells more of than the first one."""
-    before, after = ({one.path: one for one in count.holders} for count in counts_of(recorded)[:2])
-    grown = {path: Grown(before[path], one) for path, one in after.items() if path in before}
-    return {path: one for path, one in grown.items() if one.num_bytes or one.graph_nodes}
-
-
-def counts_of(recorded: Recorded, moment: Moment = "step") -> list[Count]:
-    return [count for count in read_counts(recorded.rank) if count.moment == moment]
-
-
-def test_a_growing_attribute_is_named(tmp_path: Path) -> None:
-    trainer = Trainer()
-    grown = keep_in(trainer, trainer.losses.append, tmp_path)["Trainer.losses"]
-    holder = grown.after
-    assert (holder.scope, holder.owner, holder.name) == ("attribute", "Trainer", "losses")
-    assert grown.length == 20
-    assert holder.graph_bytes - grown.before.graph_bytes >= 20 * 40_000
-
-
-def test_a_growing_entry_of_a_dict_is_named(tmp_path: Path) -> None:
-    trainer = Trainer()
-    assert "Trainer.metrics['loss']" in keep_in(trainer, trainer.metrics["loss"].append, tmp_path)
-
-
-def test_a_growing_global_is_named(tmp_path: Path) -> None:
-    try:
-        holder = growth(tmp_path, HOARD.append)["tests.recorder.holders.test_holder_count.HOARD"].after
-    finally:
-        HOARD.clear()
-    assert (holder.scope, holder.file) == ("global", "tests/recorder/holders/test_holder_count.py")
-
-
-def test_a_running_total_is_named_by_its_growing_graph(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        total = torch.zeros(())
-        for _ in range(42):
-            loss = big_loss(weight)
-            optimizer.zero_grad()
-            loss.backward(retain_graph=True)
-            optimizer.step()
-            total = total + loss
-
-    (grown,) = [one for one in grown_in(record_here(tmp_path, train)).values() if one.after.name == "total"]
-    assert (grown.before.tensors, grown.after.tensors) == (1, 1)
-    assert grown.graph_nodes >= 20
-
-
-def collector() -> Callable[[torch.Tensor], None]:
-    """A function that keeps what it is given in its closure."""
-    seen: list[torch.Tensor] = []
-    return lambda loss: seen.append(loss)
-
-
-def keep_by_function(tmp_path: Path, hoard: Callable[[torch.Tensor], object]) -> dict[str, Grown]:
-    """With the function among the locals, as it is in a program."""
-    grown = growth(tmp_path, hoard)
-    del hoard
-    return grown
-
-
-def test_a_growing_variable_of_a_closure_is_named(tmp_path: Path) -> None:
-    holder = keep_by_function(tmp_path, collector())["collector.seen"].after
-    assert (holder.scope, holder.name, holder.file) == ("local", "seen", "tests/recorder/holders/test_holder_count.py")
-
-
-def keep_in_default(loss: torch.Tensor, kept: list[torch.Tensor] = []) -> None:  # noqa: B006 - the fault it is about
-    kept.append(loss)
-
-
-def test_a_growing_default_argument_is_named(tmp_path: Path) -> None:
-    assert "keep_in_default.kept" in keep_by_function(tmp_path, keep_in_default)
-
-
-class Shared:
-    """Keeps what all its instances were given."""
-
-    losses: ClassVar[list[torch.Tensor]] = []
-
-
-def test_a_growing_attribute_of_a_class_is_named(tmp_path: Path) -> None:
-    try:
-        grown = growth(tmp_path, Shared.losses.append)  # not in the assert, which would keep the list in a local
-        assert "Shared.losses" in grown
-    finally:
-        Shared.losses.clear()
-
-
-@dataclass(slots=True)
-class Slotted:
-    """Has no `__dict__`."""
-
-    losses: list[torch.Tensor] = field(default_factory=list)
-    unset: int = field(init=False)
-
-
-SLOTTED = Slotted()
-
-
-def test_a_growing_slot_is_named(tmp_path: Path) -> None:
-    try:
-        grown = growth(tmp_path, SLOTTED.losses.append)
-        assert "Slotted.losses" in grown
-    finally:
-        SLOTTED.losses.clear()
-
-
 def keeping() -> Generator[None, torch.Tensor, None]:
     """Keeps what is sent to it in a local."""
     kept = []
@@ -387,42 +228,23 @@ def keeping() -> Generator[None, torch.Tensor, None]:
         kept.append((yield))
 
 
-def keep_by_generator(tmp_path: Path) -> dict[str, Grown]:
-    """With the generator among the locals."""
-    generator = keeping()
-    next(generator)
-    return growth(tmp_path, lambda loss: generator.send(loss))
-
-
-def test_a_growing_local_of_a_generator_is_named(tmp_path: Path) -> None:
-    assert "keeping.kept" in keep_by_generator(tmp_path)
-
-
-def keep_by_loop(tmp_path: Path) -> dict[str, Grown]:
+def count_within_a_loop(tmp_path: Path) -> dict[tuple[str, str], Held]:
     """With a generator that only the loop through it knows."""
 
     def batches() -> Generator[torch.Tensor]:
         given = []
-        for _ in range(42):
+        for _ in range(3):
             given.append(torch.ones(10_000))
             yield given[-1]
 
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for batch in batches():
-            optimizer.zero_grad()
-            (weight * batch).sum().backward()
-            optimizer.step()
-
-    return grown_in(record_here(tmp_path, train))
+    for _ in batches():
+        held = count(tmp_path)
+    return held
 
 
-def test_a_growing_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
-    grown = keep_by_loop(tmp_path)["keep_by_loop.<locals>.batches.given"]
-    holder = grown.after
-    assert holder.tensors - grown.before.tensors == 20, "each counted once"
-    assert (holder.scope, holder.name, holder.file) == ("local", "given", "tests/recorder/holders/test_holder_count.py")
+def test_a_local_of_a_generator_that_no_variable_holds_is_named(tmp_path: Path) -> None:
+    held = count_within_a_loop(tmp_path)["local", "count_within_a_loop.<locals>.batches.given"]
+    assert (held.tensors, held.name, held.file) == (3, "given", __file__), "each counted once"
 
 
 def count_with_a_generator(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -451,28 +273,11 @@ def test_a_generator_that_runs_or_has_a_name_is_counted_once(tmp_path: Path) -> 
 class Bank(torch.nn.Module):
     """Keeps keys in a buffer."""
 
-    keys: torch.Tensor
-
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("keys", torch.zeros(0))
+        self.register_buffer("keys", torch.zeros(20))
         self.register_buffer("mask_1", torch.zeros(10))
         self.scale = torch.nn.Parameter(torch.ones(5))
-
-    def keep(self, loss: torch.Tensor) -> None:
-        self.keys = torch.cat([self.keys, torch.ones(1000) * loss.detach()])
-
-
-def keep_in_buffer(tmp_path: Path) -> dict[str, Grown]:
-    bank = Bank()
-    return growth(tmp_path, lambda loss: bank.keep(loss))
-
-
-def test_a_growing_buffer_of_a_module_is_named_as_the_program_does(tmp_path: Path) -> None:
-    grown = keep_in_buffer(tmp_path)
-    holder = grown["Bank.keys"].after
-    assert (holder.scope, holder.owner, holder.name, holder.type) == ("attribute", "Bank", "keys", "Tensor")
-    assert "Bank._buffers" not in grown, "it is counted once"
 
 
 def count_bank(tmp_path: Path) -> dict[tuple[str, str], Held]:
@@ -482,56 +287,30 @@ def count_bank(tmp_path: Path) -> dict[tuple[str, str], Held]:
     return held
 
 
-def test_of_a_modules_tensors_those_that_are_one_of_many_stay_in_their_table(tmp_path: Path) -> None:
+def test_a_modules_tensors_are_named_as_the_program_does_but_those_that_are_one_of_many(tmp_path: Path) -> None:
     held = count_bank(tmp_path)
     assert held["attribute", "Bank._buffers"].tensors == 1
+    keys = held["attribute", "Bank.keys"]
+    assert (keys.owner, keys.name, keys.type, keys.tensor_bytes) == ("Bank", "keys", "Tensor", 80)
     assert held["attribute", "Bank.scale"].tensor_bytes == 20
     assert ("attribute", "Bank._parameters") not in held
 
 
-def keep_in_queue(tmp_path: Path) -> dict[str, Grown]:
-    outbox: queue.Queue[torch.Tensor] = queue.Queue()
-    return growth(tmp_path, lambda loss: outbox.put(loss))
-
-
-def test_what_waits_in_a_queue_is_held_by_the_variable_of_the_queue(tmp_path: Path) -> None:
-    grown = keep_in_queue(tmp_path)["keep_in_queue.outbox"]
-    assert (grown.after.type, grown.after.name) == ("Queue", "outbox")
-    assert grown.length == 20
-
-
-def test_one_tensor_that_is_joined_with_every_next_is_named(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        bank = torch.empty(0)
-        for _ in range(42):
-            optimizer.zero_grad()
-            big_loss(weight).backward()
-            optimizer.step()
-            bank = torch.cat([bank, torch.ones(5_000)])
-
-    (grown,) = [one for one in grown_in(record_here(tmp_path, train)).values() if one.after.name == "bank"]
-    assert grown.num_bytes == 20 * 20_000
+def count_deques(tmp_path: Path) -> dict[tuple[str, str], Held]:
+    limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
+    first, second = Window(300), Window(400)
+    for kept in (limited, endless, first.window, second.window):
+        kept.append(torch.ones(10_000))
+    return count(tmp_path)
 
 
 def test_a_deque_is_counted_with_its_limit_and_several_of_one_name_with_what_they_hold_together(
     tmp_path: Path,
 ) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        limited, endless = collections.deque[torch.Tensor](maxlen=500), collections.deque[torch.Tensor]()
-        first, second = Window(300), Window(400)
-        for _ in range(42):
-            optimizer.zero_grad()
-            weight.square().sum().backward()
-            optimizer.step()
-            for kept in (limited, endless, first.window, second.window):
-                kept.append(torch.ones(10_000))
-
-    holders = [one.after for one in grown_in(record_here(tmp_path, train)).values()]
-    assert {holder.name: holder.max_length for holder in holders} == {"limited": 500, "endless": 0, "window": 700}
+    held = {one.name: (one.max_length, one.tensors) for one in count_deques(tmp_path).values()}
+    assert held["limited"] == (500, 1)
+    assert held["endless"] == (0, 1)
+    assert held["window"] == (700, 2)
 
 
 def test_what_a_finalizer_was_given_is_found(tmp_path: Path) -> None:

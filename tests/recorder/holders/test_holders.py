@@ -23,6 +23,7 @@ from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.programs import growth_programs as programs
 from tests.recorder.recording import Recorded, line_of, record_here, record_script
+from tests.recorder.training import make_weight
 
 
 @pytest.fixture(autouse=True)
@@ -259,29 +260,24 @@ def test_figures_that_nobody_closes_are_a_container_by_pyplots_name(begin: Begin
     assert change.is_within_call
 
 
-@pytest.mark.parametrize(
-    "text", [programs.BOUNDED_CACHE, programs.TRIMMED_WINDOW, programs.BOUNDED_DEQUE, programs.BOUNDED_LRU_CACHE]
-)
-def test_what_is_bounded_does_not_grow_between_two_counts(text: str, begin: Begin) -> None:
-    recorded = record(begin, text)
-    assert len(read_counts(recorded.rank)) >= 2
-    assert [one for count in read_counts(recorded.rank)[:2] for one in count.containers if one.path] == []
+def test_what_is_bounded_does_not_grow_between_two_counts(begin: Begin) -> None:
+    recorded = record(begin, programs.BOUNDED)
+    counts = read_counts(recorded.rank)[:2]
+    kept = {"train.cache", "train.window", "train.recent", "features.cache_info"}
+    assert [kept - {one.path for one in count.holders} for count in counts] == [set()] * 2
+    assert [one for count in counts for one in count.containers if one.path] == []
     assert [one for one in watched(recorded) if one.changes] == []
 
 
-def test_a_limit_is_told_while_it_is_not_reached(begin: Begin) -> None:
-    recorded = record(begin, programs.FILLING_DEQUE)
-    second = read_counts(recorded.rank)[1]
+def test_a_limit_is_told_while_it_is_not_reached_and_when_it_is(begin: Begin) -> None:
+    second = read_counts(record(begin, programs.FILLING_DEQUE).rank)[1]
     holder, container = holder_at(second, "train.recent"), container_at(second, "train.recent")
     assert holder is not None
     assert container is not None
     assert holder.max_length == container.max_length == 1000
-    (limited,) = [
-        one
-        for one in read_counts(record(begin, programs.BOUNDED_LRU_CACHE, folder=recorded.folder / "b").rank)[1].holders
-        if one.type == "lru_cache"
-    ]
-    assert (limited.path, limited.length, limited.max_length) == ("features.cache_info", 8, 8)
+    limited = holder_at(second, "features.cache_info")
+    assert limited is not None
+    assert (limited.type, limited.length, limited.max_length) == ("lru_cache", 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -305,20 +301,11 @@ def test_a_line_that_takes_out_is_seen_too(begin: Begin) -> None:
     assert {(change.how, change.entries // change.times) for change in changes} == {("grew", 3), ("shrank", 2)}
 
 
-@pytest.mark.parametrize(
-    ("kept", "entry"),
-    [
-        ("outputs.append(out.detach())", ["Tensor"]),
-        ("outputs.append((step, out.detach()))", ["tuple", "int", "Tensor"]),
-        ("outputs.append({'at': step, 'out': out.detach()})", ["dict", "int", "Tensor"]),
-        ("outputs.append(out.detach() if step % 2 else [out.detach()])", []),
-    ],
-)
-def test_what_the_last_entries_are_is_told_where_they_are_alike(kept: str, entry: list[str], begin: Begin) -> None:
-    recorded = record(begin, programs.program(kept, first="outputs = []", num_steps=24))
-    holder = holder_at(read_counts(recorded.rank)[0], "train.outputs")
-    assert holder is not None
-    assert holder.entry == entry
+def test_what_the_last_entries_are_is_told_where_they_are_alike(begin: Begin) -> None:
+    count = read_counts(record(begin, programs.ENTRIES).rank)[0]
+    holders = [holder_at(count, f"train.{name}") for name in ("plain", "tuples", "dicts", "mixed")]
+    entries = [holder.entry for holder in holders if holder is not None]
+    assert entries == [["Tensor"], ["tuple", "int", "Tensor"], ["dict", "int", "Tensor"], []]
 
 
 def test_counts_around_the_restart_of_the_loader_show_what_an_epoch_clears(begin: Begin) -> None:
@@ -343,21 +330,18 @@ def test_a_detached_scalar_is_told_with_the_storage_that_it_keeps(begin: Begin) 
 
 
 def test_what_the_end_finds_is_counted_then(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", programs.DICT_IN_HELPER)
+    recorded = record_script(tmp_path / "home", programs.DICT_IN_HELPER)  # a fork's global variables are gone by then
     last = read_counts(recorded.rank)[-1]
     holder = holder_at(last, "__main__.cache")
     assert (last.moment, last.step) == ("end", 59)
     assert holder is not None
     assert holder.length == 60
-    assert [event.file for event in recorded.events(CensusEvent)] == [
-        "holders-1.json",
-        "holders-2.json",
-        "holders-3.json",
-    ]
+    files = [event.file for event in recorded.events(CensusEvent)]
+    assert files == ["holders-1.json", "holders-2.json", "holders-3.json"]
 
 
-def test_nothing_is_counted_where_it_is_forbidden(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", programs.DICT_IN_HELPER, options=("--windows", "none", "--no-holders"))
+def test_nothing_is_counted_where_it_is_forbidden(begin: Begin) -> None:
+    recorded = record(begin, programs.DICT_IN_HELPER, holders=False)
     assert len(recorded.steps) == 60
     assert recorded.events(CensusEvent) == []
 
@@ -422,8 +406,7 @@ def train_for(num_steps: int, kept: list[torch.Tensor] | None = None) -> Callabl
 
     def train() -> None:
         total = torch.zeros(())
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for _ in range(num_steps):
             optimizer.zero_grad()
             weight.sum().backward()

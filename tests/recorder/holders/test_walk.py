@@ -9,6 +9,7 @@ import weakref
 from collections import UserDict, UserList
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,18 @@ def taking(tensor: torch.Tensor) -> Callable[[], None]:
 @pytest.mark.parametrize("hold", [holding, taking, lambda one: functools.partial(print, one)])
 def test_a_list_holds_what_each_of_its_functions_keeps(tmp_path: Path, hold: Callable[[torch.Tensor], object]) -> None:
     assert walked(tmp_path, [hold(torch.ones(1)) for _ in range(100)]) == {"main.kept": 100}
+
+
+@dataclass(slots=True)
+class Slotted:
+    """Has no `__dict__`."""
+
+    losses: list[torch.Tensor]
+    unset: int = field(init=False)
+
+
+def test_what_lies_in_slots_is_found(tmp_path: Path) -> None:
+    assert walked(tmp_path, Slotted([torch.ones(1)])) == {"Slotted.losses": 1}
 
 
 class OfNoModule(type):

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from tests.recorder.loop.test_loop import BATCH, boundaries, error_of, make_loader, make_model, stages, train
-from tests.recorder.recording import record_here
+from tests.recorder.recording import PLAIN, boundaries, record_here, stages
+from tests.recorder.training import BATCH, make_loader, make_model, make_training, train, train_step
 
 NUM_REPLAYS = 5
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 
 class PretendedGraph:
@@ -36,13 +34,11 @@ def captured(model: torch.nn.Module) -> PretendedGraph:
 
 def train_by_graph(graph: torch.cuda.CUDAGraph) -> None:
     """A few steps as usual, one captured, and the rest by replaying it."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     train(model, make_loader(3), optimizer)
     inputs = torch.ones(BATCH, 3)
     graph.capture_begin()
-    error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
-    optimizer.step()
+    train_step(model, optimizer, inputs, inputs.sum(1, keepdim=True))
     graph.capture_end()
     for _ in range(NUM_REPLAYS):
         graph.replay()
@@ -135,8 +131,7 @@ def test_a_graph_without_an_optimizers_step_ends_none(tmp_path: Path, monkeypatc
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for inputs, targets in make_loader(4):
             graph.replay()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs, targets)
 
     steps = record_here(tmp_path, train_and_replay).steps
     assert [stages(step) for step in steps] == [["data", *PLAIN], PLAIN, PLAIN, PLAIN]

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recorder.loop.test_loop import stages
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import UPDATE, Recorded, record_here, running_session, stages
 
 FEW, MANY = 8, 60
-
-PLAIN = ["forward", "backward", "optimizer"]
 
 
 class Plain(torch.nn.Linear):
@@ -42,16 +39,12 @@ def train(model: torch.nn.Module, num_steps: int = FEW, each: Callable[[int], ob
 def test_a_class_whose_calls_are_seen_is_as_it_was(kind: type[torch.nn.Module], tmp_path: Path) -> None:
     before, called = dict(vars(kind)), kind.__call__
     model = kind(3, 1)
-    session = open_session(tmp_path)
-    session.start()
-    try:
+    with running_session(tmp_path):
         train(model)
         assert dict(vars(kind)) == before
         assert kind.__call__ is called
         train(model)
-    finally:
-        session.end()
-    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [PLAIN] * (2 * FEW)
+    assert [stages(step) for step in Recorded(folder=tmp_path).steps] == [UPDATE] * (2 * FEW)
 
 
 def test_a_class_made_of_a_watched_one_is_called_by_its_own_way(tmp_path: Path) -> None:
@@ -85,7 +78,7 @@ def test_a_call_that_the_program_puts_in_meanwhile_is_called_and_outlives_the_re
     recorded = record_here(tmp_path, lambda: train(kind(3, 1), MANY, each=change))
     assert len(called) == 30
     assert vars(kind)["__call__"] is call
-    assert [stages(step) for step in recorded.steps[40:]] == [PLAIN] * 20
+    assert [stages(step) for step in recorded.steps[40:]] == [UPDATE] * 20
 
 
 def test_a_model_that_was_traced_is_seen_again(tmp_path: Path) -> None:
@@ -97,7 +90,7 @@ def test_a_model_that_was_traced_is_seen_again(tmp_path: Path) -> None:
             torch.fx.symbolic_trace(torch.nn.Sequential(model))
 
     recorded = record_here(tmp_path, lambda: train(model, MANY, each=trace))
-    assert sum(stages(step) != PLAIN for step in recorded.steps) <= 2, "the ones after it"
+    assert sum(stages(step) != UPDATE for step in recorded.steps) <= 2, "the ones after it"
 
 
 def test_a_model_that_is_called_by_another_way_is_seen_at_last(tmp_path: Path) -> None:
@@ -111,4 +104,4 @@ def test_a_model_that_is_called_by_another_way_is_seen_at_last(tmp_path: Path) -
             optimizer.step()
 
     recorded = record_here(tmp_path, train_by_name)
-    assert [stages(step) for step in recorded.steps[20:]] == [PLAIN] * 40
+    assert [stages(step) for step in recorded.steps[20:]] == [UPDATE] * 40

@@ -16,13 +16,11 @@ from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.steps import StepRecord
 from tests.recorder.collectors.test_iterators import progress_bar
 from tests.recorder.light import record_both_ways, told
-from tests.recorder.loop.test_loop import BATCH, Loader, error_of, make_loader, make_model, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import PLAIN, record_here, stages
+from tests.recorder.training import BATCH, Loader, error_of, make_loader, make_training, train_step
 
 FEW, MANY = 12, 80
 """Steps: those of a short run are all in full, most of a long one are light."""
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
 
 Batch = tuple[torch.Tensor, ...]
 Optimizer = torch.optim.Optimizer
@@ -37,8 +35,7 @@ class Trainer:
     """Makes one step at a time."""
 
     def __init__(self) -> None:
-        self.model = make_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.model, self.optimizer = make_training()
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -234,14 +231,11 @@ def test_the_last_step_of_every_epoch_of_accelerate_has_its_batch_however_long_t
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         model, optimizer, loader = accelerate.Accelerator(cpu=True).prepare(model, optimizer, make_loader(MANY))
         for _ in range(2):
-            for inputs, targets in loader:
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            for batch in loader:
+                train_step(model, optimizer, *batch)
 
     _, steps, num_light = record_both_ways(train)
     assert num_light > MANY / 3

@@ -20,11 +20,8 @@ from efprof.model import EfprofError
 from efprof.recorder.session import current
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages, train_plainly
-from tests.recorder.recording import Recorded, environment_of, line_of, only_run, record_script
-from tests.support.patience import MAX_WAIT_S
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
+from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
 
 
 @pytest.fixture(autouse=True)
@@ -146,20 +143,6 @@ def test_a_program_that_exits_within_ends_as_its_code_says(code: object, ended: 
     assert recorded.events(TrainingRaised) == []
 
 
-def test_an_error_that_becomes_an_exit_within_is_told(home: Path) -> None:
-    def train() -> None:
-        try:
-            end_by(KeyError("the user's own"))()
-        except KeyError:
-            raise SystemExit(3) from None
-
-    with pytest.raises(SystemExit), efprof.record(windows="none"):
-        train()
-    recorded = Recorded(folder=only_run(home))
-    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
-    assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyError"]
-
-
 def test_an_error_of_before_is_not_the_one_that_ended_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = ValueError("of an earlier cell")
     monkeypatch.setattr(sys, "last_value", older, raising=False)
@@ -256,15 +239,13 @@ def test_a_loop_of_accelerate_is_recorded_inside_a_with_statement(
     assert recorded.events(CollectorStopped) == []
 
 
-@pytest.mark.parametrize("num_steps", [12, 80])
 @pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_], ids=lambda clip: clip.__name__)
 def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
-    clip: Callable[[object, float], object], num_steps: int
+    clip: Callable[[object, float], object],
 ) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for inputs, targets in make_loader(num_steps):
+        model, optimizer = make_training()
+        for inputs, targets in make_loader(80):
             optimizer.zero_grad()
             error_of(model, inputs, targets).backward()
             clip(model.parameters(), 1.0)
@@ -273,14 +254,13 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
     with efprof.record(windows="none", overhead="100%") as recording:
         train()
     steps = Recorded(folder=recording.folder).steps
-    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * (num_steps - 1)
-    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * num_steps
+    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 79
+    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 80
 
 
 def test_a_penalty_by_a_name_bound_before_leaves_steps_and_stages_as_they_are() -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(12):
             outputs = model(inputs.requires_grad_())
             (slope,) = grad(outputs.sum(), inputs, create_graph=True)
@@ -326,7 +306,7 @@ def start(home: Path, main: str, **environment: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_in_a_recorded_process_it_changes_nothing(home: Path) -> None:
+def test_in_a_recorded_process_it_changes_nothing(begin: Begin) -> None:
     main = """
 train()
 with efprof.record("inner") as recording, efprof.record("nested"):
@@ -334,11 +314,10 @@ with efprof.record("inner") as recording, efprof.record("nested"):
 train()
 print(recording.folder)
 """
-    recorded = record_script(home, SCRIPT.format(main=main))
-    assert recorded.exit_code == 0, recorded.errors
-    assert recorded.output == f"{recorded.folder}\n"
-    assert (recorded.run.name, recorded.run.ended) == ("train", "finished")
-    assert [step.step for step in recorded.steps] == list(range(18))
+    child = begin(SCRIPT.format(main=main))
+    assert child.wait() == 0, child.errors
+    assert child.output == f"{child.folder}\n"
+    assert [step.step for step in Recorded(folder=child.folder).steps] == list(range(18))
 
 
 def test_a_signal_that_ends_the_program_within_is_the_ending(home: Path, begin_unrecorded: Begin) -> None:
@@ -353,19 +332,19 @@ with efprof.record(windows="none"):
     assert len(recorded.steps) >= 3
 
 
-def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path) -> None:
+def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path, begin_unrecorded: Begin) -> None:
     main = """
 from efprof.recorder.launch.in_code import begin_recording
 begin_recording(windows="none")
 train(then=lambda step: 1 / 0)  # the error
 """
-    process = start(home, main)
-    errors = process.communicate(timeout=MAX_WAIT_S)[1]
+    child = begin_unrecorded(SCRIPT.format(main=main), home)
+    assert child.wait() == 1
     recorded = Recorded(folder=only_run(home))
-    assert "ZeroDivisionError" in errors
+    assert "ZeroDivisionError" in child.errors
     assert recorded.run.ended == "raised"
     (raised,) = recorded.events(TrainingRaised)
-    assert raised.sites[0] == f"train.py:{line_of(home.parent / 'train.py', 'the error')}:<module>"
+    assert f"train.py:{line_of(child.script, 'the error')}:<module>" in raised.sites
 
 
 def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path, begin_unrecorded: Begin) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.run_file import read_run_file, read_sources
-from efprof.artifacts.steps import read_steps
 from tests.recorder.recording import (
     EFPROF,
     Recorded,
@@ -96,7 +95,7 @@ def test_the_script_is_named_as_it_lies_in_the_working_folder(healthy: Recorded)
 
 def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     """Not by 8 bytes a step, a pointer in a list, once the last window is over."""
-    text = training(epochs=10).replace("losses.append(loss.item())", "loss.item()")
+    text = training(epochs=8).replace("losses.append(loss.item())", "loss.item()")
     recorded = record_script(tmp_path / "home", text, options=("--trace-steps", "5:7,30:32", "--no-holders"))
     if recorded.run.memory_source != "C allocator (malloc)":
         pytest.skip("needs glibc's mallinfo2")
@@ -104,9 +103,9 @@ def test_the_recorder_itself_lets_no_memory_grow(tmp_path: Path) -> None:
     # The least of each stretch: what waits to be written together comes and goes, by some KB. Not before step 800: up
     # to there the lists of the last few hundred steps fill up, by another 5 KB.
     early, late = (
-        min(size for step, size in allocated if step in steps) for steps in (range(800, 1000), range(1800, 2000))
+        min(size for step, size in allocated if step in steps) for steps in (range(800, 1000), range(1400, 1600))
     )
-    assert late - early < 1000 * 8
+    assert late - early < 600 * 8
 
 
 @contextmanager
@@ -137,20 +136,6 @@ def child_of(process: "subprocess.Popen[bytes]") -> int:
 def count_lines(home: Path) -> int:
     path = only_run(home) / "rank0" / "steps.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def test_a_training_that_is_killed_misses_one_step_at_most(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    with running_training(home) as process:
-        assert process.stdout is not None
-        for _ in range(20):
-            process.stdout.readline()
-        os.kill(child_of(process), signal.SIGKILL)
-        num_printed = 21 + process.stdout.read().count(b"\n")
-    steps, num_torn = read_steps(only_run(home) / "rank0")
-    assert num_printed - len(steps) <= 1
-    assert num_torn <= 1
-    assert (process.returncode, read_run_file(only_run(home)).ended) == (137, "killed")
 
 
 def test_a_training_goes_on_recording_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ from efprof.recorder.numbers.late_values import LateValues, on_device
 from efprof.recorder.windows import profiled_window
 from efprof.recorder.windows.allocation_rows import WindowEvents
 from efprof.units import MIB
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
-from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.training import make_loader, make_model, make_training, train_step
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 NUM_STEPS = 40
 
-SHARES = [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL]
+BOTH_KINDS = HARDLY_ANY_IN_FULL
+"""The first twenty steps are in full, and most of the others light."""
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,12 +33,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def train(device: str, num_steps: int = NUM_STEPS, after: Callable[[int], object] = lambda _: None) -> None:
     """A model that is moved there; the current device stays as it was. `after` is called after each step."""
     torch.manual_seed(0)
-    model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        optimizer.zero_grad()
-        error_of(model, inputs.to(device), targets.to(device)).backward()
-        optimizer.step()
+        train_step(model, optimizer, inputs.to(device), targets.to(device))
         after(number)
 
 
@@ -63,11 +62,10 @@ def allocated(recorded: Recorded) -> list[int]:
 # A device that is not the current one.
 
 
-@pytest.mark.parametrize("overhead", SHARES)
-def test_a_device_that_is_not_current_is_recorded_and_no_other_is_touched(overhead: float, tmp_path: Path) -> None:
-    bare = record_here(tmp_path / "cpu", lambda: train("cpu"), overhead=overhead).steps
+def test_a_device_that_is_not_current_is_recorded_and_no_other_is_touched(tmp_path: Path) -> None:
+    bare = record_here(tmp_path / "cpu", lambda: train("cpu"), overhead=BOTH_KINDS).steps
     with SimulatedCuda(2).in_place() as cuda:
-        recorded = record_here(tmp_path / "cuda", lambda: train("cuda:1"), overhead=overhead)
+        recorded = record_here(tmp_path / "cuda", lambda: train("cuda:1"), overhead=BOTH_KINDS)
     assert cuda.contexts == {1}
     assert [(step.step, step.loss) for step in recorded.steps] == [(step.step, step.loss) for step in bare]
     assert min(allocated(recorded)) > 0
@@ -108,20 +106,18 @@ def test_a_window_has_the_allocations_of_that_device(tmp_path: Path, monkeypatch
     assert wanted == [torch.device("cuda:1")]
 
 
-@pytest.mark.parametrize("overhead", SHARES)
-def test_a_value_that_its_own_device_has_not_computed_yet_is_not_read(overhead: float, tmp_path: Path) -> None:
-    bare = record_here(tmp_path / "cpu", lambda: train("cpu"), overhead=overhead).steps
+def test_a_value_that_its_own_device_has_not_computed_yet_is_not_read(tmp_path: Path) -> None:
+    bare = record_here(tmp_path / "cpu", lambda: train("cpu"), overhead=BOTH_KINDS).steps
     with SimulatedCuda(2).in_place() as cuda:
         recorded = record_here(
-            tmp_path / "cuda", lambda: train("cuda:1", after=lambda _: cuda.launch(15, device=1)), overhead=overhead
+            tmp_path / "cuda", lambda: train("cuda:1", after=lambda _: cuda.launch(15, device=1)), overhead=BOTH_KINDS
         )
     assert [step.loss for step in recorded.steps] == [step.loss for step in bare]
     pairs = [(step.gradient_norm, one.gradient_norm) for step, one in zip(recorded.steps, bare, strict=True)]
     assert all(norm == pytest.approx(other) for norm, other in pairs if norm is not None and other is not None)
 
 
-@pytest.mark.parametrize("overhead", SHARES)
-def test_a_value_is_copied_on_the_stream_that_makes_it(overhead: float, tmp_path: Path) -> None:
+def test_a_value_is_copied_on_the_stream_that_makes_it(tmp_path: Path) -> None:
     """Each step runs on a stream of the program's own; it ends where the next batch is fetched, outside of that."""
 
     def train_aside(device: str) -> None:
@@ -131,13 +127,11 @@ def test_a_value_is_copied_on_the_stream_that_makes_it(overhead: float, tmp_path
         for inputs, targets in make_loader(NUM_STEPS):
             with torch.cuda.stream(aside):
                 cuda.launch(15)
-                optimizer.zero_grad()
-                error_of(model, inputs.to(device), targets.to(device)).backward()
-                optimizer.step()
+                train_step(model, optimizer, inputs.to(device), targets.to(device))
 
     with SimulatedCuda().in_place() as cuda:
-        bare = record_here(tmp_path / "cpu", lambda: train_aside("cpu"), overhead=overhead).steps
-        recorded = record_here(tmp_path / "cuda", lambda: train_aside("cuda"), overhead=overhead)
+        bare = record_here(tmp_path / "cpu", lambda: train_aside("cpu"), overhead=BOTH_KINDS).steps
+        recorded = record_here(tmp_path / "cuda", lambda: train_aside("cuda"), overhead=BOTH_KINDS)
     assert [step.loss for step in recorded.steps] == [step.loss for step in bare]
     norms = [step.gradient_norm for step in recorded.steps if step.is_full]
     assert norms[:20] == pytest.approx([step.gradient_norm for step in bare[:20]])
@@ -165,10 +159,9 @@ def test_a_program_that_changes_the_current_device_keeps_its_device_times(tmp_pa
     assert spans_without_device_times(recorded) == []
 
 
-@pytest.mark.parametrize("overhead", SHARES)
-def test_losses_and_gradients_on_two_devices_are_added_up(overhead: float, tmp_path: Path) -> None:
+def test_losses_and_gradients_on_two_devices_are_added_up(tmp_path: Path) -> None:
     with SimulatedCuda(2).in_place():
-        recorded = record_here(tmp_path, train_on_both, overhead=overhead)
+        recorded = record_here(tmp_path, train_on_both, overhead=BOTH_KINDS)
     assert [step.loss for step in recorded.steps] == [8.0] * NUM_STEPS
     assert {step.gradient_norm for step in recorded.steps if step.is_full} == {5.0}
     assert recorded.events(CollectorStopped) == []
@@ -221,9 +214,8 @@ def test_a_critic_on_another_device_does_not_have_the_memory_read_there(tmp_path
 # Other allocators, and devices that refuse.
 
 
-@pytest.mark.parametrize("overhead", SHARES)
 def test_an_allocator_without_statistics_costs_the_memory_alone_and_that_is_said_once(
-    overhead: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train_and_evaluate() -> None:
         train("cuda")
@@ -233,7 +225,7 @@ def test_an_allocator_without_statistics_costs_the_memory_alone_and_that_is_said
                 model(inputs.to("cuda"))
 
     with SimulatedCuda(backend="pluggable").in_place():
-        recorded = record_here(tmp_path, train_and_evaluate, overhead=overhead)
+        recorded = record_here(tmp_path, train_and_evaluate, overhead=BOTH_KINDS)
     assert [step.step for step in recorded.steps] == list(range(NUM_STEPS))
     assert all(isinstance(step.loss, float) for step in recorded.steps)
     assert [len(step.memory) for step in recorded.steps] == [0] * NUM_STEPS
@@ -244,11 +236,10 @@ def test_an_allocator_without_statistics_costs_the_memory_alone_and_that_is_said
     assert len([warning for warning in warnings_of(open_run(tmp_path)) if "'device_memory' stopped" in warning]) == 1
 
 
-@pytest.mark.parametrize("overhead", SHARES)
 @pytest.mark.parametrize("call", ["current_stream", "mem_get_info", "get_device_properties", "Event", "current_device"])
-@pytest.mark.parametrize("num_good", [0, 30])
+@pytest.mark.parametrize("num_good", [0, 30], ids=["from the first call on", "later"])
 def test_whatever_a_device_refuses_no_step_and_no_update_is_lost(
-    overhead: float, call: str, num_good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, num_good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SimulatedCuda().in_place():
         original, num_calls = getattr(torch.cuda, call), 0
@@ -262,15 +253,14 @@ def test_whatever_a_device_refuses_no_step_and_no_update_is_lost(
 
         with monkeypatch.context() as patched:
             patched.setattr(torch.cuda, call, refuse)
-            recorded = record_here(tmp_path, lambda: train("cuda"), overhead=overhead)
+            recorded = record_here(tmp_path, lambda: train("cuda"), overhead=BOTH_KINDS)
     assert [step.step for step in recorded.steps] == list(range(NUM_STEPS))
 
 
-@pytest.mark.parametrize("overhead", SHARES)
 @pytest.mark.parametrize("method", ["record", "query", "elapsed_time"])
-@pytest.mark.parametrize("num_good", [0, 30])
+@pytest.mark.parametrize("num_good", [0, 30], ids=["from the first call on", "later"])
 def test_an_event_that_fails_costs_no_step(
-    overhead: float, method: str, num_good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, num_good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SimulatedCuda().in_place():
         original, num_calls = getattr(torch.cuda.Event, method), 0
@@ -283,17 +273,16 @@ def test_an_event_that_fails_costs_no_step(
             return original(*args)
 
         monkeypatch.setattr(torch.cuda.Event, method, fail)
-        recorded = record_here(tmp_path, lambda: train("cuda"), overhead=overhead)
+        recorded = record_here(tmp_path, lambda: train("cuda"), overhead=BOTH_KINDS)
     assert [step.step for step in recorded.steps] == list(range(NUM_STEPS))
 
 
 # What it takes.
 
 
-@pytest.mark.parametrize("overhead", SHARES)
-def test_pinned_memory_is_made_once_however_far_the_device_is_behind(overhead: float, tmp_path: Path) -> None:
+def test_pinned_memory_is_made_once_however_far_the_device_is_behind(tmp_path: Path) -> None:
     with SimulatedCuda().in_place() as cuda:
-        recorded = record_here(tmp_path, lambda: train("cuda", after=lambda _: cuda.launch(10)), overhead=overhead)
+        recorded = record_here(tmp_path, lambda: train("cuda", after=lambda _: cuda.launch(10)), overhead=BOTH_KINDS)
     assert all(isinstance(step.loss, float) for step in recorded.steps)
     assert cuda.calls["cudaHostAlloc"] == 1
 

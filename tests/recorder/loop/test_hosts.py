@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import PLAIN, UPDATE, record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader
 
 NUM_STEPS = 60
-
-PLAIN = ["forward", "backward", "optimizer"]
 
 Batch = list[torch.Tensor]
 
@@ -56,7 +54,7 @@ def test_a_trainer_that_is_a_module_is_no_forward_pass(is_fed: bool, num_calls: 
     assert recorded.events(CollectorStopped) == []
     assert len(recorded.steps) == NUM_STEPS
     assert stages(recorded.steps[0]) == ["optimizer"], "which shows it"
-    expected = ["data", *PLAIN] if is_fed else PLAIN
+    expected = PLAIN if is_fed else UPDATE
     starts = {NUM_STEPS // num_calls * call for call in range(1, num_calls)} if is_fed else set()
     for number, step in enumerate(recorded.steps[1:], 1):
         assert stages(step) == (["data", *expected] if number in starts else expected)
@@ -70,7 +68,7 @@ def test_a_module_that_makes_one_step_in_each_call_is_no_forward_pass(tmp_path: 
             trainer(batch)
 
     steps = record_here(tmp_path, train).steps
-    assert [stages(step) for step in steps[1:]] == [["data", *PLAIN]] * (NUM_STEPS - 1)
+    assert [stages(step) for step in steps[1:]] == [PLAIN] * (NUM_STEPS - 1)
     assert [step.samples for step in steps] == [BATCH] * NUM_STEPS
     assert None not in [step.loss for step in steps[1:]]
 
@@ -97,7 +95,7 @@ def test_a_watched_class_that_later_trains_itself_is_no_forward_pass_any_more(tm
 
     steps = record_here(tmp_path, train).steps
     assert len(steps) == 2 * NUM_STEPS
-    assert [stages(step) for step in steps[-NUM_STEPS + 2 :]] == [["data", *PLAIN]] * (NUM_STEPS - 2)
+    assert [stages(step) for step in steps[-NUM_STEPS + 2 :]] == [PLAIN] * (NUM_STEPS - 2)
 
 
 def test_a_model_that_fits_something_else_on_its_way_is_in_its_forward_pass(tmp_path: Path) -> None:
@@ -124,4 +122,4 @@ def test_a_model_that_fits_something_else_on_its_way_is_in_its_forward_pass(tmp_
             optimizer.step()
 
     steps = record_here(tmp_path, train).steps
-    assert [stages(step) for step in steps[1:]] == [["data", *PLAIN]] * (NUM_STEPS - 1)
+    assert [stages(step) for step in steps[1:]] == [PLAIN] * (NUM_STEPS - 1)

@@ -2,65 +2,54 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from efprof.artifacts.events import LoaderBuilt, StepsWithoutOptimizer
-from efprof.artifacts.steps import STEPS_FILE, StepRecord
+from efprof.artifacts.steps import STEPS_FILE
+from efprof.facts.overview.run_warnings import WITHOUT_OPTIMIZER, warnings_of
+from efprof.facts.run.run import open_run
 from efprof.model import BOUNDARIES
 from efprof.recorder.hooks.loop_hooks import failed_stage
 from efprof.recorder.loop import step_ends
-from tests.recorder.recording import Recorded, line_of, open_session, record_here
-
-BATCH = 4
-
-Loader = DataLoader[tuple[torch.Tensor, ...]]
-
-
-def make_loader(num_batches: int, **settings: object) -> Loader:
-    inputs = torch.randn(num_batches * BATCH, 3)
-    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, **settings)  # type: ignore[arg-type]
-
-
-def make_model() -> torch.nn.Sequential:
-    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-
-
-def error_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.mse_loss(model(inputs), targets)
-
-
-def train(model: torch.nn.Module, loader: Loader, optimizer: torch.optim.Optimizer) -> None:
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        error_of(model, inputs, targets).backward()
-        optimizer.step()
-
-
-def train_plainly(num_steps: int = 6) -> None:
-    model = make_model()
-    train(model, make_loader(num_steps), torch.optim.SGD(model.parameters(), lr=0.01))
+from tests.recorder import training
+from tests.recorder.recording import (
+    PLAIN,
+    UPDATE,
+    Recorded,
+    boundaries,
+    line_of,
+    record_here,
+    running_session,
+    stages,
+)
+from tests.recorder.training import (
+    BATCH,
+    Batch,
+    error_of,
+    evaluate,
+    make_batch,
+    make_loader,
+    make_model,
+    make_training,
+    train,
+    train_plainly,
+    train_step,
+    update_by_hand,
+)
 
 
-def stages(step: StepRecord) -> list[str]:
-    return [span.stage for span in step.spans]
-
-
-def boundaries(step: StepRecord) -> list[str]:
-    return [memory.boundary for memory in step.memory]
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Recorded:
-    return record_here(tmp_path, train_plainly)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record_here(tmp_path_factory.mktemp("plain"), train_plainly)
 
 
 def test_every_step_has_its_four_stages_in_order(plain: Recorded) -> None:
-    assert [stages(step) for step in plain.steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+    assert [stages(step) for step in plain.steps[1:]] == [PLAIN] * 5
 
 
 def test_making_the_loader_start_is_data_too(plain: Recorded) -> None:
@@ -94,15 +83,13 @@ def test_samples_micro_batches_and_loader_are_counted(plain: Recorded) -> None:
 
 
 def test_the_line_that_called_backward_is_kept(plain: Recorded) -> None:
-    text = "        error_of(model, inputs, targets).backward()"
-    line = Path(__file__).read_text().splitlines().index(text) + 1
-    assert {step.backward_site for step in plain.steps} == {f"tests/recorder/loop/test_loop.py:{line}:train"}
+    site = f"tests/recorder/training.py:{line_of(Path(training.__file__), 'backward')}:train_step"
+    assert {step.backward_site for step in plain.steps} == {site}
 
 
 def test_accumulated_micro_batches_make_one_step(tmp_path: Path) -> None:
     def accumulate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, (inputs, targets) in enumerate(make_loader(12), start=1):
             (error_of(model, inputs, targets) / 4).backward()
             if number % 4 == 0:
@@ -115,27 +102,26 @@ def test_accumulated_micro_batches_make_one_step(tmp_path: Path) -> None:
     assert boundaries(steps[1]) == [*BOUNDARIES[:4]] * 4 + ["post_optimizer_step"]
 
 
-def test_an_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_gradients", [False, True], ids=["without gradients", "in evaluation mode"])
+def test_an_evaluation_between_steps_belongs_to_no_step(keeps_gradients: bool, tmp_path: Path) -> None:
     def train_and_evaluate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        training, validation = make_loader(4), make_loader(5)
+        model, optimizer = make_training()
+        loader, validation = make_loader(4), make_loader(5)
         for _ in range(3):
-            train(model, training, optimizer)
-            with torch.no_grad():
-                for inputs, targets in validation:
-                    error_of(model, inputs, targets)
+            train(model.train(), loader, optimizer)
+            with torch.set_grad_enabled(keeps_gradients):
+                for batch in validation:
+                    error_of(model.train(not keeps_gradients), *batch)
 
     steps = record_here(tmp_path, train_and_evaluate).steps
     assert [(step.loader, step.samples) for step in steps] == [(0, BATCH)] * 12
-    assert all(stages(step)[-3:] == ["forward", "backward", "optimizer"] for step in steps)
+    assert all(stages(step)[-3:] == UPDATE for step in steps)
     assert all(stages(step).count("data") <= 2 for step in steps)
 
 
 def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Path) -> None:
     def accumulate_over_epochs() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         training, validation = make_loader(3), make_loader(5)
         for epoch in range(6):
             model.train()
@@ -145,27 +131,26 @@ def test_an_evaluation_between_accumulated_batches_adds_no_samples(tmp_path: Pat
                     optimizer.step()
                     optimizer.zero_grad()
             model.eval()
-            with torch.no_grad():
-                for inputs, targets in validation:
-                    error_of(model, inputs, targets)
+            evaluate(model, validation)
 
     steps = record_here(tmp_path, accumulate_over_epochs).steps
     assert [(step.micro_batches, step.samples) for step in steps] == [(2, 2 * BATCH)] * 9
 
 
-def test_a_batch_that_a_teacher_sees_first_counts_between_accumulated_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_accumulated", [1, 3])
+def test_a_batch_that_a_teacher_sees_first_counts(num_accumulated: int, tmp_path: Path) -> None:
     def distil() -> None:
-        model, teacher = make_model(), make_model().eval()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (model, optimizer), teacher = make_training(), make_model().eval()
         for number, (inputs, _) in enumerate(make_loader(6), start=1):
             with torch.no_grad():
                 targets = teacher(inputs)
             error_of(model, inputs, targets).backward()
-            if number % 3 == 0:
+            if number % num_accumulated == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    assert [step.samples for step in record_here(tmp_path, distil).steps] == [3 * BATCH] * 2
+    steps = record_here(tmp_path, distil).steps
+    assert [step.samples for step in steps] == [num_accumulated * BATCH] * (6 // num_accumulated)
 
 
 def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
@@ -188,25 +173,21 @@ def test_a_batch_that_was_only_looked_at_is_of_no_step(tmp_path: Path) -> None:
 
 def test_two_batches_of_one_loader_for_a_step_both_count(tmp_path: Path) -> None:
     def train_on_pairs() -> None:
-        loader, model = make_loader(4), make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader, (model, optimizer) = make_loader(4), make_training()
         for _ in range(3):
             (first, _), (second, targets) = next(iter(loader)), next(iter(loader))
-            error_of(model, first + second, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, first + second, targets)
 
     assert [step.samples for step in record_here(tmp_path, train_on_pairs).steps][1:] == [2 * BATCH] * 2
 
 
 def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(tmp_path: Path) -> None:
-    model, loader = make_model(), make_loader(4, num_workers=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), loader = make_training(), make_loader(4, num_workers=0)
 
     def train_twice() -> None:
         for _ in range(2):
             for batch in loader:  # first used
-                error_of(model, *batch).backward()
-                optimizer.step()
+                train_step(model, optimizer, *batch)
 
     recorded = record_here(tmp_path, train_twice)
     (built,) = recorded.events(LoaderBuilt)
@@ -216,33 +197,20 @@ def test_a_loader_built_before_the_recording_is_known_by_where_it_is_first_used(
     assert [step.loader for step in recorded.steps] == [0] * 8
 
 
-def test_a_teacher_without_gradients_is_part_of_the_step(tmp_path: Path) -> None:
-    def distil() -> None:
-        model, teacher = make_model(), make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for inputs, _ in make_loader(5):
-            with torch.no_grad():
-                targets = teacher(inputs)
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+@pytest.mark.parametrize(
+    "make", [lambda: (make_batch() for _ in range(5)), lambda: list(make_loader(5))], ids=["made", "listed beforehand"]
+)
+def test_a_loop_without_a_loader_steps_from_forward_to_forward(
+    make: Callable[[], Iterable[Batch]], tmp_path: Path
+) -> None:
+    def train_without_a_loader() -> None:
+        model, optimizer = make_training()
+        train(model, make(), optimizer)
 
-    assert [step.samples for step in record_here(tmp_path, distil).steps] == [BATCH] * 5
-
-
-def test_a_loop_without_a_loader_steps_from_forward_to_forward(tmp_path: Path) -> None:
-    def train_on_made_tensors() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(5):
-            inputs = torch.randn(BATCH, 3)
-            optimizer.zero_grad()
-            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
-            optimizer.step()
-
-    steps = record_here(tmp_path, train_on_made_tensors).steps
-    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
+    steps = record_here(tmp_path, train_without_a_loader).steps
+    assert [stages(step) for step in steps] == [UPDATE] * 5
     assert [boundaries(step) for step in steps] == [list(BOUNDARIES)] * 5
+    assert {step.micro_batches for step in steps} == {1}
 
 
 def test_a_loop_without_modules_steps_from_backward_to_backward(tmp_path: Path) -> None:
@@ -259,21 +227,6 @@ def test_a_loop_without_modules_steps_from_backward_to_backward(tmp_path: Path) 
     steps = record_here(tmp_path, descend).steps
     assert [stages(step) for step in steps] == [["backward", "optimizer"]] * 4
     assert [step.loss for step in steps] == [3.0, 12.0, 12.0, 12.0]
-
-
-def test_batches_listed_beforehand_are_no_loader_of_the_loop(tmp_path: Path) -> None:
-    def train_on_a_list() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = list(make_loader(5))
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
-
-    steps = record_here(tmp_path, train_on_a_list).steps
-    assert [stages(step) for step in steps] == [["forward", "backward", "optimizer"]] * 5
-    assert {step.micro_batches for step in steps} == {1}
 
 
 def test_two_optimizers_that_take_turns_make_one_step_per_batch(tmp_path: Path) -> None:
@@ -318,47 +271,52 @@ def test_what_updates_share_of_a_batch_is_counted_at_the_one_that_fetched_it(tmp
     assert [set(stages(step)[:-5]) for step in steps[2:]] == [{"data"}, set()] * 7
 
 
-def test_a_critic_that_steps_more_often_on_a_batch_makes_each_update_a_step(tmp_path: Path) -> None:
+class Adversaries:
+    """A generator, and a critic of what it makes; each of their updates needs both."""
+
+    def __init__(self) -> None:
+        self.generator, self.critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        self.optimizers = {
+            name: torch.optim.SGD(model.parameters(), lr=0.01)
+            for name, model in (("critic", self.critic), ("generator", self.generator))
+        }
+
+    def update(self, *names: str) -> None:
+        for name in names:
+            self.critic(self.generator(torch.randn(BATCH, 2))).mean().backward()
+            self.optimizers[name].step()
+
+
+CRITIC, GENERATOR, BOTH = ("critic",), ("generator",), ("critic", "generator")
+OF_ADVERSARIES = ["forward", *UPDATE]
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        (3 * CRITIC + GENERATOR, [["data", *OF_ADVERSARIES], *[OF_ADVERSARIES] * 3]),
+        (2 * BOTH, [["data", *2 * OF_ADVERSARIES], 2 * OF_ADVERSARIES]),
+    ],
+    ids=["each update, where one steps more often", "each round, where they take turns"],
+)
+def test_adversaries_that_step_several_times_on_a_batch_make_several_steps(
+    updates: tuple[str, ...], expected: list[list[str]], tmp_path: Path
+) -> None:
     def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        adversaries = Adversaries()
         for _ in make_loader(6):
-            for optimizer in (critics, critics, critics, generators):
-                critic(generator(torch.randn(BATCH, 2))).mean().backward()
-                optimizer.step()
+            adversaries.update(*updates)
 
     steps = record_here(tmp_path, train_adversaries).steps
-    assert len(steps) == 24
-    update = ["forward", "forward", "backward", "optimizer"]
-    assert [stages(step) for step in steps[8:]] == [["data", *update], update, update, update] * 4
-    assert [step.samples for step in steps] == [BATCH, 0, 0, 0] * 6
-
-
-def test_optimizers_that_take_turns_twice_on_a_batch_make_one_step_per_round(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
-        for _ in make_loader(6):
-            for optimizer in (critics, generators) * 2:
-                critic(generator(torch.randn(BATCH, 2))).mean().backward()
-                optimizer.step()
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    update = ["forward", "forward", "backward", "optimizer"]
-    assert [stages(step) for step in steps[4:]] == [["data", *update, *update], [*update, *update]] * 4
+    assert [stages(step) for step in steps[-4 * len(expected) :]] == expected * 4, "two batches show it"
+    assert [step.samples for step in steps] == [BATCH, *[0] * (len(expected) - 1)] * 6
 
 
 def test_an_optimizer_that_steps_twice_on_one_batch_in_three_divides_no_other_batch(tmp_path: Path) -> None:
     def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
+        adversaries = Adversaries()
         for number, _ in enumerate(make_loader(12)):
-            for optimizer in (critics, critics, generators) if number % 3 == 0 else (critics, generators):
-                critic(generator(torch.randn(BATCH, 2))).mean().backward()
-                optimizer.step()
+            adversaries.update(*(CRITIC + BOTH if number % 3 == 0 else BOTH))
 
     steps = record_here(tmp_path, train_adversaries).steps
     assert [step.micro_batches for step in steps if step.samples][1::3] == [2] * 4
@@ -371,9 +329,7 @@ def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_p
         (inputs, targets) = next(iter(loader))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for number in range(12):
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs, targets)
             if number % 4 == 2:
                 with torch.no_grad():
                     for place, batch in enumerate(loader):
@@ -383,15 +339,14 @@ def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_p
 
     steps = record_here(tmp_path, look_and_train).steps
     assert len(steps) == 12
-    assert [stages(step) for step in steps[2:]] == [["forward", "backward", "optimizer"]] * 10
+    assert [stages(step) for step in steps[2:]] == [UPDATE] * 10
     assert [step.samples for step in steps[1:]] == [0] * 11
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
 def test_epochs_follow_each_other_without_a_step_between(workers: dict[str, object], tmp_path: Path) -> None:
     def train_epochs() -> None:
-        model, loader = make_model(), make_loader(3, **workers)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (model, optimizer), loader = make_training(), make_loader(3, **workers)
         for _ in range(3):
             train(model, loader, optimizer)
 
@@ -429,7 +384,7 @@ def test_an_optimizer_that_calls_another_is_one_stage(tmp_path: Path) -> None:
         train(model, make_loader(4), Wrapped(inner, model.parameters()))
 
     steps = record_here(tmp_path, train_wrapped).steps
-    assert [stages(step)[-4:] for step in steps] == [["data", "forward", "backward", "optimizer"]] * 4
+    assert [stages(step)[-4:] for step in steps] == [PLAIN] * 4
 
 
 class Failing(torch.optim.SGD):
@@ -469,7 +424,7 @@ def in_a_thread(function: Callable[[], object]) -> threading.Thread:
 
 def test_a_loop_in_another_thread_is_the_training_where_ours_trains_nothing(tmp_path: Path) -> None:
     steps = record_here(tmp_path, lambda: in_a_thread(train_plainly).join()).steps
-    assert [stages(step) for step in steps[1:]] == [["data", "forward", "backward", "optimizer"]] * 5
+    assert [stages(step) for step in steps[1:]] == [PLAIN] * 5
 
 
 def test_training_goes_on_in_our_thread_once_the_other_one_is_over(tmp_path: Path) -> None:
@@ -490,30 +445,6 @@ def test_what_another_thread_trains_beside_ours_is_not_mixed_in(tmp_path: Path) 
     assert [step.samples for step in steps] == [BATCH] * 4
 
 
-def test_several_threads_that_call_backward_work_for_one_step(tmp_path: Path) -> None:
-    def train_in_threads() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def work() -> None:
-            inputs = torch.randn(BATCH, 3)
-            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()
-
-        for _ in range(4):
-            optimizer.zero_grad()
-            for thread in [in_a_thread(work) for _ in range(2)]:
-                thread.join()
-            optimizer.step()
-
-    steps = record_here(tmp_path, train_in_threads).steps
-    assert [step.micro_batches for step in steps] == [2] * 4
-    assert [stages(step)[-1] for step in steps] == ["optimizer"] * 4
-    assert [{*stages(step)} for step in steps] == [{"forward", "backward", "optimizer"}] * 4
-    for step in steps:
-        instants = [instant for span in step.spans for instant in (span.start_us, span.end_us)]
-        assert instants == sorted(instants)
-
-
 def test_a_closure_s_passes_are_no_part_of_the_optimizer(tmp_path: Path) -> None:
     def fit() -> None:
         model, inputs = make_model(), torch.randn(BATCH, 3)
@@ -531,24 +462,27 @@ def test_a_closure_s_passes_are_no_part_of_the_optimizer(tmp_path: Path) -> None
     steps = record_here(tmp_path, fit).steps
     assert len(steps) == 4
     for step in steps:
-        assert stages(step) == ["forward", "backward", "optimizer"] * step.micro_batches
+        assert stages(step) == UPDATE * step.micro_batches
         assert step.gradient_norm is not None
 
 
-def test_updates_by_hand_divide_steps_at_the_loader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_updates_by_hand_divide_steps_at_the_loader_or_else_at_the_forward_pass(
+    has_loader: bool, tmp_path: Path
+) -> None:
     def train_by_hand() -> None:
         model = make_model()
-        for inputs, targets in make_loader(5):
-            error_of(model, inputs, targets).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
-                    parameter.grad = None
+        for batch in make_loader(5) if has_loader else [make_batch() for _ in range(5)]:
+            error_of(model, *batch).backward()
+            update_by_hand(model)
 
     recorded = record_here(tmp_path, train_by_hand)
-    assert [stages(step)[-3:] for step in recorded.steps] == [["data", "forward", "backward"]] * 5
-    assert [step.samples for step in recorded.steps] == [BATCH] * 5
+    whole = ["data", "forward", "backward"][not has_loader :]
+    assert [stages(step)[-len(whole) :] for step in recorded.steps] == [whole] * 5
+    assert [(step.samples, step.micro_batches) for step in recorded.steps] == [(BATCH * has_loader, 1)] * 5
+    assert [(boundaries(step)[-1], step.is_skipped) for step in recorded.steps] == [("post_optimizer_step", False)] * 5
     assert len(recorded.events(StepsWithoutOptimizer)) == 1
+    assert WITHOUT_OPTIMIZER in warnings_of(open_run(tmp_path))
 
 
 def test_updates_by_hand_without_loader_or_module_divide_steps_at_backward(tmp_path: Path) -> None:
@@ -610,8 +544,7 @@ def test_hooks_that_only_look_at_gradients_update_nothing(tmp_path: Path) -> Non
 
 def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Path) -> None:
     def accumulate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, (inputs, targets) in enumerate(make_loader(8), start=1):
             error_of(model, inputs, targets).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -646,37 +579,21 @@ def test_adversaries_without_a_loader_make_one_step_per_round(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_a_critic_that_steps_more_often_makes_each_update_a_step(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
-        for _ in range(4):
-            for optimizer in (critics, critics, generators):
-                critic(generator(torch.randn(BATCH, 2))).mean().backward()
-                optimizer.step()
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert [stages(step) for step in steps] == [["forward", "forward", "backward", "optimizer"]] * 12
-
-
-def test_a_critic_that_is_trained_ahead_takes_turns_once_a_whole_round_has_shown_it(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
-        for optimizer in [critics] * 4 + [critics, generators] * 4:
-            critic(generator(torch.randn(BATCH, 2))).mean().backward()
-            optimizer.step()
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert [stages(step).count("optimizer") for step in steps] == [1] * 8 + [2] * 2
+@pytest.mark.parametrize(
+    ("updates", "num_optimizers"),
+    [(4 * (2 * CRITIC + GENERATOR), [1] * 12), (4 * CRITIC + 4 * BOTH, [1] * 8 + [2] * 2)],
+    ids=["more often than the other", "ahead, until a whole round has shown that they take turns"],
+)
+def test_without_a_loader_a_critic_that_steps_by_itself_makes_each_update_a_step(
+    updates: tuple[str, ...], num_optimizers: list[int], tmp_path: Path
+) -> None:
+    steps = record_here(tmp_path, lambda: Adversaries().update(*updates)).steps
+    assert [stages(step) for step in steps] == [number * OF_ADVERSARIES for number in num_optimizers]
 
 
 def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
     def train_on_schedule() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
         for inputs, targets in make_loader(4):
             error_of(model, inputs, targets).backward()
@@ -687,19 +604,6 @@ def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
     steps = record_here(tmp_path, train_on_schedule).steps
     assert [stages(step)[-6:] for step in steps] == [["data", "forward", "backward", *["optimizer"] * 3]] * 4
     assert [step.learning_rate for step in steps] != [0.01] * 4
-
-
-def test_an_evaluation_that_keeps_gradients_on_belongs_to_no_step(tmp_path: Path) -> None:
-    def train_and_evaluate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(2):
-            train(model.train(), make_loader(3), optimizer)
-            model.eval()
-            for inputs, targets in make_loader(4):
-                error_of(model, inputs, targets)
-
-    assert [step.samples for step in record_here(tmp_path, train_and_evaluate).steps] == [BATCH] * 6
 
 
 def test_fine_tuning_in_evaluation_mode_is_training(tmp_path: Path) -> None:
@@ -719,8 +623,7 @@ def test_a_program_that_never_trains_leaves_no_rank_folder(tmp_path: Path) -> No
 
 
 def fail_in(stage: str) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for number, (inputs, targets) in enumerate(make_loader(3)):
         if stage == "data":
             next(iter(DataLoader([None], collate_fn=lambda _: 1 / 0)))  # type: ignore[arg-type]
@@ -733,11 +636,7 @@ def fail_in(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", ["data", "forward", "backward", "other"])
 def test_the_stage_that_an_error_ended_is_known(stage: str, tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    try:
+    with running_session(tmp_path):
         with pytest.raises((RuntimeError, KeyError, ZeroDivisionError)) as raised:
             fail_in(stage)
         assert (failed_stage(raised.value) or "other") == stage
-    finally:
-        session.end()

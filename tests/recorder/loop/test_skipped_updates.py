@@ -10,14 +10,13 @@ import torch
 from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.recording import record_here
+from tests.recorder.recording import PLAIN, record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 
 def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1) -> None:
     """Clear the gradients instead of applying them, as where their norm is not finite."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for number, (inputs, targets) in enumerate(make_loader(num_steps * micro_batches)):
         step, micro_batch = divmod(number, micro_batches)
         error_of(model, inputs * (math.nan if step in skipped else 1), targets).backward()
@@ -33,8 +32,7 @@ LONG = 60
 
 def train_cleared_late(skipped: Container[int], place: str, num_steps: int = 12, loads: bool = True) -> None:
     """What a batch left is cleared in the round of the next one: at its "top", or just before its "backward"."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     made = [(torch.randn(BATCH, 3), torch.randn(BATCH, 1))] * num_steps
     for number, (inputs, targets) in enumerate(make_loader(num_steps) if loads else made):
         if place == "top":
@@ -80,7 +78,7 @@ def test_so_is_one_whose_gradients_are_cleared_when_the_next_one_has_come(
     assert [step.step for step in steps if step.loss == "nan"] == [3, 9]
     assert [step.micro_batches for step in steps] == [1] * 12
     assert [step.samples for step in steps] == [BATCH * loads] * 12
-    assert stages(steps[3]) == ["data", "forward", "backward", "optimizer"][not loads :]
+    assert stages(steps[3]) == PLAIN[not loads :]
     assert stages(steps[4]) == stages(steps[5])
 
 
@@ -95,8 +93,7 @@ def test_the_next_batch_takes_its_times_and_memory_along(tmp_path: Path) -> None
 
 def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Path) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, (inputs, targets) in enumerate(make_loader(12)):
             try:
                 error_of(model, inputs, targets).backward()
@@ -115,8 +112,7 @@ def test_an_error_that_the_program_catches_leaves_a_step_of_its_own(tmp_path: Pa
 
 def test_so_does_an_update_that_is_left_out_without_a_loader(tmp_path: Path) -> None:
     def train() -> None:
-        model, inputs = make_model(), torch.randn(BATCH, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
         for number in range(12):
             model(inputs).sum().backward()
             if number != 7:
@@ -136,8 +132,7 @@ def test_accumulated_batches_are_thrown_away_together(tmp_path: Path) -> None:
 
 def gather_clipped_gradients() -> None:
     """Of single batches, more or fewer for each update, as in differentially private training."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     batches = iter(make_loader(64))
     for number in (3, 3, 5, 2, 1, 4, 1, 2):
         sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -154,8 +149,7 @@ def gather_clipped_gradients() -> None:
 
 def sharpen() -> None:
     """SAM: the first gradients only move the weights to where the second are taken; here with zero_grad in between."""
-    model, inputs = make_model(), torch.randn(BATCH, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
     for _ in range(12):
         for rho in (0.05, -0.05):
             model(inputs).square().mean().backward()
@@ -170,8 +164,7 @@ def sharpen() -> None:
 
 def sharpen_on_batches() -> None:
     """The same with a loader, as written by those who clear before each of the two backward passes."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for batch in make_loader(12):
         for rho in (0.05, -0.05):
             error = error_of(model, *batch)
@@ -185,8 +178,7 @@ def sharpen_on_batches() -> None:
 
 def learn_to_learn() -> None:
     """Two batches for each update: on one the weights are moved by hand, on the other the gradients are taken."""
-    model, batches = make_model(), iter(make_loader(24))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), batches = make_training(), iter(make_loader(24))
     for _ in range(12):
         for moves in (True, False):
             error = error_of(model, *next(batches))
@@ -200,8 +192,7 @@ def learn_to_learn() -> None:
 
 def attack() -> None:
     """Adversarial training with a random number of steps of the adversary, without a loader."""
-    model, inputs = make_model(), torch.randn(BATCH, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
     for number in (0, 0, 3, 1, 2, 5, 1, 4):
         moved = inputs.clone().requires_grad_()
         for _ in range(number):
@@ -265,9 +256,7 @@ def update_by_hand_after_an_optimizer() -> None:
             for parameter in other.parameters():
                 parameter -= 0.01 * parameter.grad  # type: ignore[operator]
                 parameter.grad = None
-        error_of(model, *next(batches)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer, *next(batches))
 
 
 def look_at_saliency() -> None:
@@ -318,17 +307,3 @@ def test_a_program_that_clears_gradients_all_the_time_has_other_reasons(tmp_path
 
 def test_a_backward_pass_that_only_explains_an_evaluation_is_no_skipped_update(tmp_path: Path) -> None:
     assert skipped_in(record_here(tmp_path, look_at_saliency).steps) == []
-
-
-def test_updates_by_hand_are_not_skipped(tmp_path: Path) -> None:
-    def train() -> None:
-        model = make_model()
-        for batch in make_loader(12):
-            error_of(model, *batch).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
-                    parameter.grad = None
-
-    steps = record_here(tmp_path, train).steps
-    assert [(step.micro_batches, step.is_skipped) for step in steps] == [(1, False)] * 12

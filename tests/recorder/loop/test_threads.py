@@ -14,8 +14,9 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.overview.run_warnings import warnings_of
 from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, record_here, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, UPDATE, Recorded, record_here, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
 
 NUM_UPDATES = 40
 """More than are in full at the start."""
@@ -71,7 +72,7 @@ def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, lambda: train_by_turns(step))
     steps = recorded.steps
     assert [record.step for record in steps] == list(range(NUM_UPDATES))
-    assert [stages(record) for record in steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [stages(record) for record in steps] == [UPDATE] * NUM_UPDATES
     assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
     assert [record.loss for record in steps[2:]] == pytest.approx(losses[2:])
     assert follow_one_another(steps)
@@ -81,24 +82,19 @@ def test_two_threads_that_train_by_turns_are_one_loop(tmp_path: Path) -> None:
 
 
 def test_threads_that_train_by_turns_fetch_their_own_batches(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def train() -> None:
         batches = iter(make_loader(NUM_UPDATES))
 
         def step() -> None:
-            optimizer.zero_grad()
-            error_of(model, *next(batches)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            train_step(model, optimizer, *next(batches))
 
         train_by_turns(step)
 
     steps = record_here(tmp_path, train).steps
     assert [record.samples for record in steps[2:]] == [BATCH] * (NUM_UPDATES - 2)
-    assert [stages(record) for record in steps[2:]] == [["data", "forward", "backward", "optimizer"]] * (
-        NUM_UPDATES - 2
-    )
+    assert [stages(record) for record in steps[2:]] == [PLAIN] * (NUM_UPDATES - 2)
 
 
 def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> None:
@@ -111,9 +107,7 @@ def test_a_loader_that_another_thread_reads_joins_no_steps(tmp_path: Path) -> No
                 step()
 
     steps = record_here(tmp_path, train).steps
-    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [
-        (1, ["forward", "backward", "optimizer"])
-    ] * 10
+    assert [(step.micro_batches, stages(step)[-3:]) for step in steps] == [(1, UPDATE)] * 10
 
 
 def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path) -> None:
@@ -159,7 +153,7 @@ def test_no_window_is_open_over_the_steps_of_several_threads(first: int, tmp_pat
 
 @pytest.mark.parametrize("is_daemon", [True, False])
 def test_a_thread_for_every_step_trains_to_its_end_under_the_windows_of_a_recording(
-    is_daemon: bool, tmp_path: Path
+    is_daemon: bool, begin: Begin
 ) -> None:
     program = f"""
 import threading, torch
@@ -174,8 +168,9 @@ for _ in range(40):
     thread.start()
     thread.join()
 """
-    recorded = record_script(tmp_path / "home", program, options=("--trace-steps", "5:7,20:21,39:60"))
-    assert recorded.exit_code == 0, recorded.errors
+    child = begin(program, trace_steps=((5, 7), (20, 21), (39, 60)))
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     assert [record.micro_batches for record in recorded.steps] == [1] * 40
     assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
 
@@ -218,7 +213,7 @@ def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.o
 def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_told_of(tmp_path: Path) -> None:
     barrier = threading.Barrier(2)
     recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait)] * 2))
-    assert [stages(step) for step in recorded.steps] == [["forward", "backward", "optimizer"]] * NUM_UPDATES
+    assert [stages(step) for step in recorded.steps] == [UPDATE] * NUM_UPDATES
     assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
@@ -259,8 +254,7 @@ def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_i
 
 
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def work() -> None:
         inputs = torch.randn(BATCH, 3)

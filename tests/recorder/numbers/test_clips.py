@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recorder.loop.test_loop import make_loader
 from tests.recorder.numbers.test_numbers import two_weights
 from tests.recorder.recording import record_here
+from tests.recorder.training import make_loader, make_weight
 
 
 def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_two(tmp_path: Path) -> None:
@@ -48,8 +48,7 @@ def test_the_norm_of_one_module_is_not_taken_for_that_of_two_that_are_clipped_by
 
 def test_gradients_that_are_clipped_after_each_backward_pass_have_the_last_norm(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight()
         for _ in make_loader(4):
             for factor in (3.0, 6.0):
                 (weight * factor).sum().backward()

@@ -16,8 +16,8 @@ from efprof.recorder.numbers import numbers
 from efprof.recorder.numbers.late_values import Answer, OnDevice
 from efprof.recorder.numbers.step_numbers import StepNumbers, late_numbers
 from efprof.recorder.session import session as session_module
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here
+from tests.recorder.training import error_of, make_loader, make_model, make_training, train_step
 from tests.simulated_cuda.cuda import SimulatedCuda
 from tests.support.builders import make_step
 
@@ -39,8 +39,7 @@ def train_on(cuda: SimulatedCuda, step_ms: float, then: Callable[[], object] = l
     model[0].register_forward_pre_hook(lambda *_: cuda.launch(step_ms))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, targets in make_loader(NUM_STEPS):
-        error_of(model, inputs.to("cuda"), targets.to("cuda")).backward()
-        optimizer.step()
+        train_step(model, optimizer, inputs.to("cuda"), targets.to("cuda"))
         then()
 
 
@@ -146,11 +145,9 @@ def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path)
     session.options = msgspec.structs.replace(session.options, triggers=("non-finite",))
     session.start()
     collector = numbers.Numbers(session)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for number, batch in enumerate(make_loader(12)):
-        error_of(model, *batch).backward()
-        optimizer.step()
+        train_step(model, optimizer, *batch)
         if number == 4:
             step = session.loop.step
             assert isinstance(step, OpenStep)
@@ -179,8 +176,7 @@ def test_a_device_that_starts_after_a_batch_was_looked_at_is_still_described(
 def train_and_skip(device: str, step_ms: float = 0.0, launch: Callable[[float], None] = lambda _: None) -> None:
     """The loss of step 60 is NaN, and applied by nobody."""
     torch.manual_seed(0)
-    model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training(device)
     for number, (inputs, targets) in enumerate(make_loader(80)):
         loss = error_of(model, inputs.to(device), targets.to(device)) * (math.nan if number == 60 else 1.0)
         loss.backward()

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
 from efprof.recorder.numbers.step_numbers import weighted_losses
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
+from tests.recorder.training import make_loader, make_training, make_weight, train
 
 
 def descend(gradients: list[float], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -46,87 +46,112 @@ def test_loss_and_gradient_norm_are_exact_in_every_precision(dtype: torch.dtype,
     assert numbers_of(record_here(tmp_path, descend([2.0, -0.5], dtype))) == [(2.0, 2.0), (-0.5, 0.5)]
 
 
-def test_the_norm_of_half_precision_gradients_does_not_overflow(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(4, requires_grad=True, dtype=torch.float16)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        (weight * 60000).sum(dtype=torch.float32).backward()
+def of_large_halves() -> None:
+    weight = torch.ones(4, requires_grad=True, dtype=torch.float16)
+    (weight * 60000).sum(dtype=torch.float32).backward()
+    torch.optim.SGD([weight], lr=0.0).step()
+
+
+def of_mixed_precision() -> None:
+    weights = [torch.ones(1, requires_grad=True, dtype=kind) for kind in (torch.float64, torch.float32, torch.half)]
+    (weights[0] * 2 + weights[1] * 3 + weights[2] * 6).sum().backward()
+    torch.optim.SGD(weights, lr=0.0).step()
+
+
+def of_micro_batches() -> None:
+    weight, optimizer = make_weight()
+    for part in (1.0, 2.0, 4.0):
+        (weight * part).sum().backward()
+    optimizer.step()
+
+
+def of_a_complex_loss() -> None:
+    weight, optimizer = make_weight()
+    (weight * 1j).sum().backward(torch.tensor(1j))
+    optimizer.step()
+
+
+def of_clipped_gradients() -> None:
+    weight, optimizer = make_weight()
+    (weight * 5).sum().backward()
+    assert torch.nn.utils.clip_grad_norm_([weight], 1.0).item() == 5.0
+    optimizer.step()
+
+
+def of_two_optimizers() -> None:
+    weights, optimizers = two_weights()
+    (weights[0] * 3 + weights[1] * 4).sum().backward()
+    for optimizer in optimizers:
         optimizer.step()
 
-    ((_, norm),) = numbers_of(record_here(tmp_path, train))
-    assert norm == pytest.approx(120000, rel=1e-2)
+
+def of_sparse_gradients() -> None:
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    torch.nn.init.ones_(embedding.weight)
+    embedding(torch.tensor([1])).sum().backward()
+    torch.optim.SGD(embedding.parameters(), lr=0.1).step()
 
 
-def test_gradients_of_mixed_precision_share_one_norm(tmp_path: Path) -> None:
-    def train() -> None:
-        weights = [torch.ones(1, requires_grad=True, dtype=kind) for kind in (torch.float64, torch.float32, torch.half)]
-        optimizer = torch.optim.SGD(weights, lr=0.0)
-        (weights[0] * 2 + weights[1] * 3 + weights[2] * 6).sum().backward()
-        optimizer.step()
-
-    assert numbers_of(record_here(tmp_path, train)) == [(11.0, 7.0)]
-
-
-def test_the_losses_of_accumulated_micro_batches_are_added(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for part in (1.0, 2.0, 4.0):
-            (weight * part).sum().backward()
-        optimizer.step()
-
-    assert numbers_of(record_here(tmp_path, train)) == [(7.0, 7.0)]
+@pytest.mark.parametrize(
+    ("step", "loss", "norm", "num_gradients"),
+    [
+        (of_large_halves, 240000.0, pytest.approx(120000, rel=1e-2), 1),
+        (of_mixed_precision, 11.0, 7.0, 3),
+        (of_micro_batches, 7.0, 7.0, 1),
+        (of_a_complex_loss, None, 1.0, 1),
+        (of_clipped_gradients, 5.0, 5.0, 1),
+        (of_two_optimizers, 7.0, 5.0, 2),
+        (of_sparse_gradients, 2.0, None, 1),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_numbers_of_a_step_are_those_of_all_its_losses_and_gradients_before_they_are_clipped(
+    step: Callable[[], None], loss: object, norm: object, num_gradients: int, tmp_path: Path
+) -> None:
+    recorded = record_here(tmp_path, step)
+    assert numbers_of(recorded) == [(loss, norm)]
+    assert recorded.steps[0].num_gradients == num_gradients
 
 
 @pytest.mark.parametrize("overhead", [EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL], ids=["full", "light"])
 def test_a_loss_counts_as_often_as_the_gradient_says_that_backward_is_given(overhead: float, tmp_path: Path) -> None:
-    num_steps = 60
-
     def train() -> None:
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         torch.nn.init.ones_(model.weight)
-        for number, _ in enumerate(make_loader(num_steps)):
+        for number, _ in enumerate(make_loader(60)):
             optimizer.zero_grad()
-            score = model(torch.full((1,), 3.0 + number)).sum()
-            score.backward(torch.tensor(-0.5))
+            model(torch.full((1,), 3.0 + number)).sum().backward(gradient=torch.tensor(-0.5))
+            model(torch.tensor([1.0])).sum().backward()
             optimizer.step()
 
     steps = record_here(tmp_path, train, overhead=overhead).steps
-    assert [step.loss for step in steps] == [-0.5 * (3.0 + n) for n in range(num_steps)]
+    assert [step.loss for step in steps] == [1.0 - 0.5 * (3.0 + number) for number in range(60)]
 
 
-def call_backward_in_every_way(weight: torch.Tensor, number: int) -> None:
-    """Of losses of 2 and 3, one a step or both."""
-    two, three, half, minus_one = (weight * 2).sum(), (weight * 3).sum(), torch.tensor(0.5), torch.tensor(-1.0)
-    if number == 0:
-        torch.autograd.backward(two)
-    elif number == 1:
-        torch.autograd.backward(two, half)
-    elif number == 2:
-        torch.autograd.backward([two, three], [half, minus_one])
-    elif number == 3:
-        torch.autograd.backward((two, three), grad_tensors=(None, half))
-    elif number == 4:
-        torch.autograd.backward(tensors=two, grad_tensors=[minus_one])
-    elif number == 5:
-        torch.autograd.backward(two, grad_variables=half)
-    else:
-        torch.autograd.backward([two], None, None, False, [minus_one])
+BACKWARD: list[tuple[Callable[..., object], float, float]] = [
+    (lambda two, three, half, minus: torch.autograd.backward(two), 2.0, 2.0),
+    (lambda two, three, half, minus: torch.autograd.backward([two, three]), 5.0, 5.0),
+    (lambda two, three, half, minus: torch.autograd.backward(two, half), 1.0, 1.0),
+    (lambda two, three, half, minus: torch.autograd.backward([two, three], [half, minus]), -2.0, 2.0),
+    (lambda two, three, half, minus: torch.autograd.backward((two, three), grad_tensors=(None, half)), 3.5, 3.5),
+    (lambda two, three, half, minus: torch.autograd.backward(tensors=two, grad_tensors=[minus]), -2.0, 2.0),
+    (lambda two, three, half, minus: torch.autograd.backward(two, grad_variables=half), 1.0, 1.0),
+    (lambda two, three, half, minus: torch.autograd.backward([two], None, None, False, [minus]), -2.0, 2.0),
+]
+"""Ways to go backward from losses of 2 and 3, one or both, with the loss and the norm that this makes."""
 
 
 @pytest.mark.filterwarnings("ignore:`grad_variables` is deprecated")
 def test_a_gradient_counts_however_backward_is_given_it(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for number in range(7):
+        weight, optimizer = make_weight()
+        for backward, _, _ in BACKWARD:
             optimizer.zero_grad()
-            call_backward_in_every_way(weight, number)
+            backward((weight * 2).sum(), (weight * 3).sum(), torch.tensor(0.5), torch.tensor(-1.0))
             optimizer.step()
 
-    losses_and_norms = [(2.0, 2.0), (1.0, 1.0), (-2.0, 2.0), (3.5, 3.5), (-2.0, 2.0), (1.0, 1.0), (-2.0, 2.0)]
-    assert numbers_of(record_here(tmp_path, train)) == losses_and_norms
+    assert numbers_of(record_here(tmp_path, train)) == [(loss, norm) for _, loss, norm in BACKWARD]
 
 
 def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
@@ -138,58 +163,9 @@ def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
     assert weighted_losses([torch.ones(2), loss], [torch.ones(2), None]) == [(loss, None)]
 
 
-def test_a_complex_loss_has_no_number_and_stops_nothing(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        (weight * 1j).sum().backward(torch.tensor(1j))
-        optimizer.step()
-
-    assert numbers_of(record_here(tmp_path, train)) == [(None, 1.0)]
-
-
-def test_losses_with_and_without_such_a_gradient_are_added_in_light_steps_too(tmp_path: Path) -> None:
-    def train() -> None:
-        model = torch.nn.Linear(1, 1, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        torch.nn.init.ones_(model.weight)
-        for _ in make_loader(60):
-            optimizer.zero_grad()
-            model(torch.tensor([3.0])).sum().backward(gradient=torch.tensor(-1.0))
-            model(torch.tensor([1.0])).sum().backward()
-            optimizer.step()
-
-    recorded = record_here(tmp_path, train, overhead=HARDLY_ANY_IN_FULL)
-    assert [step.loss for step in recorded.steps] == [-2.0] * 60
-
-
-def test_the_norm_of_two_optimizers_in_a_step_covers_both(tmp_path: Path) -> None:
-    def train() -> None:
-        weights, optimizers = two_weights()
-        (weights[0] * 3 + weights[1] * 4).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    recorded = record_here(tmp_path, train)
-    assert numbers_of(recorded) == [(7.0, 5.0)]
-    assert (recorded.steps[0].num_gradients, recorded.steps[0].gradient_bytes) == (2, 8)
-
-
-def test_the_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        (weight * 5).sum().backward()
-        assert torch.nn.utils.clip_grad_norm_([weight], 1.0).item() == 5.0
-        optimizer.step()
-
-    assert numbers_of(record_here(tmp_path, train)) == [(5.0, 5.0)]
-
-
 def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
     def train() -> None:
-        weight = torch.ones(5, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight, optimizer = make_weight(5)
         weight.grad = torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0])
         optimizer.step()
 
@@ -199,15 +175,21 @@ def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
     assert [event.what for event in recorded.events(NonFiniteSeen)] == ["gradient"]
 
 
-def test_numbers_on_a_device_that_nothing_can_be_copied_from_in_passing_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+def test_numbers_on_a_device_that_nothing_can_be_copied_from_in_passing_are_left_alone(
+    clips: bool, tmp_path: Path
+) -> None:
     def train() -> None:
         weight = torch.ones(3, device="meta", requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.5)
-        weight.sum().backward()
-        optimizer.step()
+        for _ in make_loader(4):
+            weight.sum().backward()
+            if clips:
+                torch.nn.utils.clip_grad_norm_([weight], 1.0)
+            optimizer.step()
 
     recorded = record_here(tmp_path, train)
-    assert numbers_of(recorded) == [(None, None)]
+    assert numbers_of(recorded) == [(None, None)] * 4
     assert recorded.steps[0].learning_rate == 0.5
 
 
@@ -227,65 +209,52 @@ def test_a_learning_rate_that_is_a_tensor_is_read_in_every_step(tmp_path: Path) 
     assert rates == [0.5] + [0.25] * 59
 
 
-def test_a_norm_on_such_a_device_is_not_waited_for_either(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(3, device="meta", requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.5)
-        for _ in make_loader(4):
-            weight.sum().backward()
-            torch.nn.utils.clip_grad_norm_([weight], 1.0)
-            optimizer.step()
-
-    assert numbers_of(record_here(tmp_path, train)) == [(None, None)] * 4
-
-
-def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.tensor([1.0, 0.0], requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        weight.log().mean().backward()
-        optimizer.step()
-
-    recorded = record_here(tmp_path, train)
-    (seen,) = recorded.events(NonFiniteSeen)
-    assert (seen.step, seen.what, seen.value) == (0, "loss", "-inf")
-    assert [(suspect.node, suspect.num_bad) for suspect in seen.suspects] == [("LogBackward0", 1)]
-    assert recorded.steps[0].loss == "-inf"
-
-
-def suspects_of(tmp_path: Path, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[str, str]]:
-    """The nodes named for the first step of a weight of one and zero."""
+def seen_in(
+    tmp_path: Path, loss_of: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[NonFiniteSeen, list[tuple[str, str]]]:
+    """What is told of the first step of a weight of one and zero, and the nodes named for it."""
 
     def train() -> None:
         weight = torch.tensor([1.0, 0.0], requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        loss = loss_of(weight)
+        loss = loss_of(weight)  # its graph is there when the gradient turns out to be bad
         loss.backward()
-        optimizer.step()
+        torch.optim.SGD([weight], lr=0.0).step()
 
     recorded = record_here(tmp_path, train)
     assert recorded.events(CollectorStopped) == []
     (seen,) = recorded.events(NonFiniteSeen)
-    return [(suspect.node, suspect.operand) for suspect in seen.suspects]
+    return seen, [(suspect.node, suspect.operand) for suspect in seen.suspects]
 
 
-def test_bad_data_is_told_from_the_layers_that_pass_it_on(tmp_path: Path) -> None:
-    data = torch.tensor([[1.0, math.nan]])
-    bad = "data that is NaN or Inf already"
-    assert suspects_of(tmp_path, lambda weight: torch.relu(weight * data).mean()) == [("MulBackward0", bad)]
+def test_a_bad_loss_is_traced_to_the_operation_that_made_it(tmp_path: Path) -> None:
+    seen, _ = seen_in(tmp_path, lambda weight: weight.log().mean())
+    assert (seen.step, seen.what, seen.value) == (0, "loss", "-inf")
+    assert [(suspect.node, suspect.num_bad) for suspect in seen.suspects] == [("LogBackward0", 1)]
+
+
+BAD_DATA = torch.tensor([[1.0, math.nan]])
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "suspects"),
+    [
+        (lambda w: torch.relu(w * BAD_DATA).mean(), [("MulBackward0", "data that is NaN or Inf already")]),
+        (lambda w: (w * 0).sqrt().sum(), [("SqrtBackward0", "a root of zero")]),
+        (
+            lambda w: torch.where(w > 0, (w * (w > 0)).log(), torch.zeros(2)).sum(),
+            [("LogBackward0", "a logarithm of zero that a mask hides")],
+        ),
+    ],
+    ids=["bad data, told from the layers that pass it on", "the root of zero", "the logarithm behind a mask"],
+)
+def test_what_makes_a_loss_or_its_gradient_bad_is_named(
+    loss_of: Callable[[torch.Tensor], torch.Tensor], suspects: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert seen_in(tmp_path, loss_of)[1] == suspects
 
 
 def test_the_square_of_an_exploded_value_is_no_suspect(tmp_path: Path) -> None:
-    assert suspects_of(tmp_path, lambda weight: (weight * 1e30).pow(2).mean()) == []
-
-
-def test_a_bad_gradient_of_a_finite_loss_names_the_root_of_zero(tmp_path: Path) -> None:
-    assert suspects_of(tmp_path, lambda weight: (weight * 0).sqrt().sum()) == [("SqrtBackward0", "a root of zero")]
-
-
-def test_a_bad_gradient_behind_a_mask_names_the_logarithm(tmp_path: Path) -> None:
-    names = suspects_of(tmp_path, lambda w: torch.where(w > 0, (w * (w > 0)).log(), torch.zeros(2)).sum())
-    assert names == [("LogBackward0", "a logarithm of zero that a mask hides")]
+    assert seen_in(tmp_path, lambda weight: (weight * 1e30).pow(2).mean())[1] == []
 
 
 def test_only_the_first_bad_value_is_searched_for(tmp_path: Path) -> None:
@@ -311,30 +280,14 @@ def test_a_training_that_goes_on_with_nan_is_not_slowed_down_by_counting(clips: 
     assert counted == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
-def test_sparse_gradients_are_counted_without_a_norm(tmp_path: Path) -> None:
-    def train() -> None:
-        embedding = torch.nn.Embedding(5, 2, sparse=True)
-        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
-        embedding(torch.tensor([1])).sum().backward()
-        optimizer.step()
-
-    recorded = record_here(tmp_path, train)
-    assert (recorded.steps[0].num_gradients, recorded.steps[0].gradient_norm) == (1, None)
-    assert recorded.events(CollectorStopped) == []
-
-
 @pytest.mark.usefixtures("swapping")
-@pytest.mark.parametrize(("num_steps", "window_ends_at"), [(1, 0), (5, 0), (5, 9), (100, 0)])
+@pytest.mark.parametrize(("num_steps", "window_ends_at"), [(5, 0), (5, 9), (100, 0)])
 def test_parameters_can_be_swapped_between_steps(num_steps: int, window_ends_at: int, tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
 
     def train_twice() -> None:
         for _ in range(2):
-            for inputs, targets in make_loader(num_steps):
-                optimizer.zero_grad()
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
+            train(model, make_loader(num_steps), optimizer)
             optimizer.zero_grad()
             model.double().float()
 

@@ -246,31 +246,41 @@ queue = queues.Queue()
 
 # Healthy.
 
-BOUNDED_CACHE = program(
-    """cache[step] = out.detach()
-        if len(cache) > 8:
-            del cache[next(iter(cache))]""",
-    first="cache = {}",
-)
 
-TRIMMED_WINDOW = program(
-    """window.append(out.detach())
-        del window[:-10]""",
-    first="window = []",
-)
-
-BOUNDED_DEQUE = program("recent.append(out.detach())", first="recent = collections.deque(maxlen=10)")
-
-FILLING_DEQUE = program("recent.append(out.detach())  # fed", first="recent = collections.deque(maxlen=1000)")
-
-BOUNDED_LRU_CACHE = program(
-    "features(step)",
-    before="""
+FEATURES = """
 @functools.lru_cache(maxsize=8)
 def features(step):
     return torch.ones(100) * step
-""",
+"""
+
+BOUNDED = program(
+    """cache[step] = out.detach()
+        if len(cache) > 8:
+            del cache[next(iter(cache))]
+        window.append(out.detach())
+        del window[:-10]
+        recent.append(out.detach())
+        features(step)""",
+    first="cache, window, recent = {}, [], collections.deque(maxlen=10)",
+    before=FEATURES,
 )
+
+FILLING_DEQUE = program(
+    """recent.append(out.detach())
+        features(step)""",
+    first="recent = collections.deque(maxlen=1000)",
+    before=FEATURES,
+)
+
+ENTRIES = program(
+    """plain.append(out.detach())
+        tuples.append((step, out.detach()))
+        dicts.append({"at": step, "out": out.detach()})
+        mixed.append(out.detach() if step % 2 else [out.detach()])""",
+    first="plain, tuples, dicts, mixed = [], [], [], []",
+    num_steps=24,
+)
+
 
 FILLS_FASTER_THAN_IT_FALLS = program(
     """outputs.extend([out.detach(), x, y])

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import efprof
-from tests.recorder.loop.test_loop import BATCH, error_of, make_loader, make_model, stages
-from tests.recorder.recording import Recorded
-
-PLAIN = ["data", "forward", "backward", "optimizer"]
+from tests.recorder.recording import PLAIN, Recorded, stages
+from tests.recorder.training import BATCH, error_of, make_loader, make_training, train, train_step
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +54,9 @@ def test_a_loop_that_cannot_be_seen_is_recorded_by_its_marks() -> None:
 
 def test_only_marks_divide_steps_once_there_is_one() -> None:
     with efprof.record(windows="none") as recording:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for _ in range(3):
-            for inputs, targets in make_loader(2):
-                optimizer.zero_grad()
-                error_of(model, inputs, targets).backward()
-                optimizer.step()
+            train(model, make_loader(2), optimizer)
             efprof.step()
     steps = Recorded(folder=recording.folder).steps
     assert [step.micro_batches for step in steps] == [1, 1, 2, 2]
@@ -80,12 +74,9 @@ def test_an_evaluation_between_marked_steps_belongs_to_none(feeds: bool) -> None
                 error_of(model, inputs, targets)
 
     with efprof.record(windows="none") as recording:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(6):
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs, targets)
             efprof.step()
             evaluate(model)
     steps = Recorded(folder=recording.folder).steps

@@ -2,37 +2,34 @@
 
 import gzip
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped, StepsWithoutOptimizer, WindowClosed, WindowOpened
+from efprof.artifacts.events import CollectorStopped, WindowOpened
 from efprof.artifacts.trace import trace_paths
-from efprof.commands.report import analyse
-from efprof.facts.overview.run_warnings import WITHOUT_OPTIMIZER
 from efprof.model import EfprofError
-from efprof.recorder.session.options import DEFAULT_TRACE_STEPS, parse_options
-from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
-from tests.recorder.loop.test_loop import BATCH, boundaries, error_of, make_loader, make_model, stages, train_plainly
+from efprof.recorder.session.options import DEFAULT_OVERHEAD, DEFAULT_TRACE_STEPS, parse_options
+from tests.recorder.conftest import Begin
+from tests.recorder.faults.programs import training
 from tests.recorder.recording import (
-    EFPROF,
+    PLAIN,
     Recorded,
-    environment_of,
     line_of,
-    only_run,
     record_command,
     record_here,
-    record_script,
+    stages,
 )
-from tests.support.patience import FOR_EVER_S, MAX_WAIT_S, wait_until
+from tests.recorder.training import (
+    BATCH,
+    make_loader,
+    make_training,
+    train_plainly,
+    train_step,
+)
 
 MIB = 1024**2
 
@@ -40,16 +37,13 @@ HERE = Path(__file__)
 
 
 def hoard_at(step: int, num_steps: int) -> None:
-    """Allocate and touch 200 MiB at the end of this step, which lasts long enough for the next reading."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    """Allocate and touch 64 MiB at the end of this step, which lasts long enough for the next reading."""
+    model, optimizer = make_training()
     kept = []
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
-        optimizer.zero_grad()
-        error_of(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        train_step(model, optimizer, inputs, targets)
         if number == step:
-            kept.append(torch.ones(200 * MIB, dtype=torch.uint8))
+            kept.append(torch.ones(64 * MIB, dtype=torch.uint8))
             time.sleep(0.03)
 
 
@@ -57,7 +51,7 @@ def test_each_step_has_the_resident_size_of_the_process(tmp_path: Path) -> None:
     sizes = [step.rss_bytes for step in record_here(tmp_path, lambda: hoard_at(10, 20)).steps]
     assert len(sizes) == 20
     assert all(size > 0 for size in sizes)
-    assert sizes[-1] - sizes[8] > 150 * MIB
+    assert sizes[-1] - sizes[8] > 48 * MIB
 
 
 NO_NETWORK = """
@@ -102,8 +96,7 @@ def test_neither_efprof_nor_the_training_makes_a_socket_of_the_network(without_o
 
 def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
     def train() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for inputs, targets in make_loader(4):
             optimizer.zero_grad()
             outputs = model(inputs)
@@ -111,39 +104,10 @@ def test_backward_of_several_losses_is_one_stage(tmp_path: Path) -> None:
             optimizer.step()
 
     steps = record_here(tmp_path, train).steps
-    assert [stages(step)[-4:] for step in steps] == [["data", "forward", "backward", "optimizer"]] * 4
+    assert [stages(step)[-4:] for step in steps] == [PLAIN] * 4
     assert [step.micro_batches for step in steps] == [1] * 4
     site = f"tests/recorder/session/test_promises.py:{line_of(HERE, 'both')}:{train.__qualname__}"
     assert {step.backward_site for step in steps} == {site}
-
-
-def test_the_losses_that_backward_is_called_on_together_are_added(tmp_path: Path) -> None:
-    def train() -> None:
-        weight = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for _ in range(60):
-            torch.autograd.backward([(weight * 2).sum(), (weight * 5).sum()])
-            optimizer.step()
-
-    assert [step.loss for step in record_here(tmp_path, train).steps] == [7.0] * 60
-
-
-def test_updates_by_hand_divide_steps_at_the_forward_pass_and_the_report_says_so(tmp_path: Path) -> None:
-    def train_by_hand() -> None:
-        model = make_model()
-        for _ in range(6):
-            inputs = torch.randn(BATCH, 3)
-            error_of(model, inputs, inputs.sum(1, keepdim=True)).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad  # type: ignore[misc, operator]
-                    parameter.grad = None
-
-    recorded = record_here(tmp_path, train_by_hand)
-    assert [stages(step) for step in recorded.steps] == [["forward", "backward"]] * 6
-    assert [boundaries(step)[-1] for step in recorded.steps] == ["post_optimizer_step"] * 6
-    assert len(recorded.events(StepsWithoutOptimizer)) == 1
-    assert WITHOUT_OPTIMIZER in analyse(tmp_path).warnings
 
 
 @pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
@@ -171,94 +135,19 @@ def test_windows_are_named_as_ranges_of_steps_and_triggers_by_their_names() -> N
         parse_options(trace_steps="10:14,12:20")
 
 
-@contextmanager
-def recording(home: Path, text: str, *options: str, num_printed: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """A training of this text under `efprof record`, after the losses of so many steps were read from it."""
-    (home.parent / "train.py").write_text(text)
-    with subprocess.Popen(
-        [EFPROF, "record", *options, "--", sys.executable, "train.py"],
-        env=environment_of(home, {}), cwd=home.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for _ in range(num_printed):
-            assert process.stdout.readline()
-        yield process
-        process.stdout.read()  # what it has still to say would meet a closed pipe
-
-
-def test_a_request_sent_to_efprof_itself_opens_a_window_in_the_training(tmp_path: Path) -> None:
-    options = ("--trace-steps", "none", "--triggers", "signal")
-    text = training(STOPS_WHEN_TOLD, num_steps=30_000)
-    with recording(tmp_path / "home", text, *options, num_printed=10) as process:
-        process.send_signal(signal.SIGUSR1)
-        recorded = Recorded(folder=only_run(tmp_path / "home"))
-        wait_until(lambda: recorded.events(WindowClosed))
-        (tmp_path / "stop").touch()
-    assert process.returncode == 0
-    (opened,), (closed,) = recorded.events(WindowOpened), recorded.events(WindowClosed)
-    assert opened.why == "SIGUSR1 asked for it"
-    assert [step.step for step in recorded.steps if step.window] == [opened.step, opened.step + 1]
-    assert all((recorded.rank / file).exists() for file in closed.files)
-
-
-def test_ctrl_c_in_a_training_leaves_every_finished_step(tmp_path: Path) -> None:
-    text = training(f"__import__('time').sleep({FOR_EVER_S}) if step == 80 else None", num_steps=400)
-    with recording(tmp_path / "home", text, num_printed=81) as process:
-        os.killpg(process.pid, signal.SIGINT)
-    recorded = Recorded(folder=only_run(tmp_path / "home"))
-    assert (process.returncode, recorded.run.exit_code, recorded.run.ended) == (130, 130, "interrupted")
-    assert [step.step for step in recorded.steps] == list(range(81))
-
-
-@pytest.fixture(scope="module")
-def bare_output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The losses of a training that nobody records."""
-    folder = tmp_path_factory.mktemp("bare")
-    (folder / "train.py").write_text(training())
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=environment_of(folder, {}), capture_output=True, text=True
-    )
-    assert len(done.stdout.split()) == 40
-    return done.stdout
-
-
-@pytest.mark.parametrize("option", ["--holders", "--host-memory"])
-def test_the_losses_are_the_same_to_the_bit_in_the_deep_tier(option: str, bare_output: str, tmp_path: Path) -> None:
-    recorded = record_script(tmp_path / "home", training(), options=(option,))
-    assert recorded.output == bare_output
-    assert recorded.events(CollectorStopped) == []
-    assert len(recorded.steps) == 40
-
-
-def test_data_workers_that_are_forked_take_no_step_and_no_folder(tmp_path: Path) -> None:
-    text = training(workers=2).replace("num_workers=2", "num_workers=2, multiprocessing_context='fork'")
-    recorded = record_script(tmp_path / "home", text)
-    assert (recorded.exit_code, len(recorded.output.splitlines())) == (0, 40)
-    assert [step.step for step in recorded.steps] == list(range(40))
-    assert sorted(path.name for path in recorded.folder.iterdir()) == ["rank0", "run.json"]
-
-
-WAIT = "while not __import__('os').path.exists('go'): __import__('time').sleep(0.01)"
-
-
-@pytest.mark.slow
-def test_two_trainings_recorded_at_once_have_a_run_with_all_steps_each(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    both = []
-    for name, num_steps in (("shorter", 30), ("longer", 50)):
-        (tmp_path / f"{name}.py").write_text(training(WAIT, num_steps=num_steps))
-        command = [EFPROF, "record", "--windows", "none", "--", sys.executable, f"{name}.py"]
-        both.append(subprocess.Popen(command, env=environment_of(home, {}), cwd=tmp_path, stdout=subprocess.PIPE))
-    try:
-        for process in both:
-            assert process.stdout is not None
-            assert process.stdout.readline(), "it has begun, and waits for the other one"
-    finally:
-        (tmp_path / "go").touch()
-    for process in both:
-        process.communicate(timeout=MAX_WAIT_S)
-    assert [process.returncode for process in both] == [0, 0]
-    runs = [Recorded(folder=folder) for folder in (home / "runs").iterdir()]
-    assert {run.run.name: len(run.steps) for run in runs} == {"shorter": 30, "longer": 50}
-    assert len(runs) == 2
+def test_the_losses_are_the_same_to_the_bit_in_the_deep_tier(
+    begin: Begin, begin_unrecorded: Begin, tmp_path: Path
+) -> None:
+    bare = begin_unrecorded(training(), tmp_path / "home")
+    assert bare.wait() == 0, bare.errors
+    output = bare.output
+    assert len(output.split()) == 40
+    for option in ("holders", "host_memory"):
+        place = tmp_path / option
+        place.mkdir()
+        child = begin(training(), place=place, overhead=DEFAULT_OVERHEAD, **{option: True})
+        assert child.wait() == 0, child.errors
+        assert child.output == output
+        recorded = Recorded(folder=child.folder)
+        assert recorded.events(CollectorStopped) == []
+        assert len(recorded.steps) == 40

@@ -9,8 +9,8 @@ import pytest
 import efprof
 from efprof.artifacts.events import OutOfMemory, TrainingRaised
 from efprof.recorder.session import current
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import Recorded, only_run
+from tests.recorder.training import train_plainly
 
 SHORTAGE = "this batch is too large"
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped
-from efprof.recorder.collectors import environment
 from efprof.recorder.collectors.host_memory import HostMemory
 from efprof.recorder.doctor import device
 from efprof.recorder.loop.open_step import OpenStep
-from tests.recorder.collectors.test_environment import train
 from tests.recorder.doctor.test_doctor import NVMLError, fake_pynvml, named
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, stages, train_plainly
-from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.recording import PLAIN, Recorded, open_session, record_here, stages
+from tests.recorder.training import make_loader, make_training, train_plainly, train_step
 
 
 def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> None:
@@ -33,7 +31,7 @@ def test_ctrl_c_within_the_recorder_loses_no_finished_step(tmp_path: Path) -> No
     assert [step.step for step in Recorded(folder=tmp_path).steps] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("stage", ["data", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize("stage", PLAIN)
 def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_path: Path) -> None:
     session = open_session(tmp_path)
     session.start()
@@ -47,14 +45,11 @@ def test_an_interrupt_within_the_recorder_leaves_no_stage_open(stage: str, tmp_p
             raise KeyboardInterrupt
 
     session.loop.clock.open = interrupted  # type: ignore[method-assign]
-    model, batches = make_model(), iter(make_loader(12))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    (model, optimizer), batches = make_training(), iter(make_loader(12))
     for _ in range(11):
         with suppress(KeyboardInterrupt):
             inputs, targets = next(batches)
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, inputs, targets)
     session.end()
     steps = Recorded(folder=tmp_path).steps
     assert num_interrupts == 1
@@ -77,26 +72,6 @@ def test_an_end_that_is_interrupted_leaves_no_hook_behind(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         session.end()
     assert torch.autograd.backward is backward
-
-
-GETTERS = [
-    (torch, "get_num_threads"),
-    (torch, "is_anomaly_enabled"),
-    (torch, "get_float32_matmul_precision"),
-    (torch.cuda.memory, "get_allocator_backend"),
-]
-
-
-@pytest.mark.parametrize(("owner", "name"), GETTERS)
-def test_a_getter_that_this_torch_lacks_costs_no_other(
-    owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "_has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)
-    monkeypatch.delattr(owner, name)
-    recorded = record_here(tmp_path, train)
-    assert recorded.events(CollectorStopped) == []
-    assert recorded.run.settings["default dtype"] == "torch.float32"
 
 
 def test_a_device_that_nvml_cannot_reach_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import open_session
+from tests.recorder.training import train_plainly
 from tests.support.builders import make_step
 
 
@@ -107,7 +107,9 @@ def test_a_run_folder_that_vanishes_is_warned_of_once(tmp_path: Path, capsys: py
     assert capsys.readouterr().err.count("recording stops, training goes on") == 1
 
 
-def test_a_full_disk_takes_every_hook_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_takes_every_hook_out_and_leaves_word_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = num_global_hooks()
     session = open_session(tmp_path, windows=((1, 3),))
     (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
@@ -117,6 +119,8 @@ def test_a_full_disk_takes_every_hook_out(tmp_path: Path, capsys: pytest.Capture
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("efprof:")] == [
         f"efprof: {tmp_path} cannot be written (No space left on device): recording stops, training goes on"
     ]
+    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
+    assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
 
 
 def test_a_collector_that_meets_a_full_disk_ends_the_recording(
@@ -143,16 +147,6 @@ def test_a_guarded_function_lets_an_interrupt_through(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         shell.guarded("loop", interrupt)()
-
-
-def test_a_recording_that_breaks_off_leaves_word_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session = open_session(tmp_path)
-    (session.rank_folder / "steps.jsonl").symlink_to("/dev/full")
-    session.start()
-    train_plainly(3)
-    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
-    assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
-    assert "recording stops" in capsys.readouterr().err
 
 
 def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from efprof.recorder.windows.cuda_memory import (
     start,
     write_snapshot,
 )
-from tests.recorder.loop.test_loop import train_plainly
 from tests.recorder.recording import Recorded, open_session, record_here
+from tests.recorder.training import train_plainly
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "oom", "size": 512}]]}

@@ -15,8 +15,9 @@ from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.recorder.session.options import ALL_TRIGGERS, Trigger
 from efprof.recorder.session.session import Session
 from efprof.recorder.windows.triggers import MemoryPeaks, SlowSteps, Triggers
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model
-from tests.recorder.recording import Recorded, open_session, record_script
+from tests.recorder.conftest import Begin
+from tests.recorder.recording import Recorded, open_session
+from tests.recorder.training import error_of, make_loader, make_training
 
 MIB = 1024**2
 
@@ -166,8 +167,7 @@ def record_triggered(
 
 
 def train_with(before_update: Callable[[int], object], num_steps: int) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = make_training()
     for number, (inputs, targets) in enumerate(make_loader(num_steps)):
         optimizer.zero_grad()
         error_of(model, inputs, targets).backward()
@@ -209,9 +209,10 @@ for number in range(400):
 """
 
 
-def test_a_step_that_leaves_more_memory_opens_a_window(tmp_path: Path) -> None:
-    options = ("--trace-steps", "none", "--triggers", "memory-peak")
-    recorded = record_script(tmp_path / "home", LEAVES_MORE, options=options)
+def test_a_step_that_leaves_more_memory_opens_a_window(begin: Begin) -> None:
+    child = begin(LEAVES_MORE, triggers=("memory-peak",))
+    assert child.wait() == 0, child.errors
+    recorded = Recorded(folder=child.folder)
     (opened,) = recorded.events(WindowOpened)
     assert opened.step > 30, "as soon as memory is read again, which not every step can afford"
     assert opened.why.endswith(" more memory allocated than any before it")
@@ -220,8 +221,7 @@ def test_a_step_that_leaves_more_memory_opens_a_window(tmp_path: Path) -> None:
 
 def test_a_non_finite_value_opens_a_window_at_the_next_step(tmp_path: Path) -> None:
     def train(_: Session) -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, batch in enumerate(make_loader(10)):
             (error_of(model, *batch) * (math.nan if number == 4 else 1.0)).backward()
             optimizer.step()
@@ -258,8 +258,7 @@ def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) ->
 @pytest.mark.parametrize("why", ["non-finite", "signal"])
 def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, why: Trigger) -> None:
     def train(_: Session) -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, batch in enumerate(make_loader(200)):
             optimizer.zero_grad()
             is_it = number == 120

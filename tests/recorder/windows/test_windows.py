@@ -19,8 +19,17 @@ from efprof.artifacts.trace import read_trace, trace_paths
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites
-from tests.recorder.loop.test_loop import error_of, make_loader, make_model, train, train_plainly
 from tests.recorder.recording import Recorded, line_of, record_here
+from tests.recorder.training import (
+    error_of,
+    evaluate,
+    make_loader,
+    make_model,
+    make_training,
+    train,
+    train_plainly,
+    train_step,
+)
 from tests.support.patience import MAX_WAIT_S
 
 HERE = Path(__file__)
@@ -166,8 +175,7 @@ def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone
             if number == 2:
                 thread.start()
                 assert begun.wait(MAX_WAIT_S)
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
             was_on.append(torch.autograd._profiler_enabled())
             if number == last:
                 may_end.set()
@@ -181,15 +189,13 @@ def test_a_thread_that_begins_to_profile_within_a_window_costs_that_window_alone
 
 def test_a_profiler_that_the_program_starts_within_a_window_takes_over(tmp_path: Path) -> None:
     def train_and_profile() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for number, batch in enumerate(make_loader(6)):
             if number == 3:
                 with torch.profiler.profile() as profiler:
                     error_of(model, *batch).backward()
                 assert profiler.key_averages()
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
 
     recorded = record_here(tmp_path, train_and_profile, windows=((2, 5),))
     assert [event.step for event in recorded.events(WindowClosed)] == [3]
@@ -209,13 +215,10 @@ def test_a_python_profiler_of_the_program_keeps_counting(tmp_path: Path) -> None
 
 def test_an_evaluation_before_a_windows_first_step_puts_it_off(tmp_path: Path) -> None:
     def train_and_evaluate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for _ in range(3):
             train(model, make_loader(3), optimizer)
-            with torch.no_grad():
-                for inputs, targets in make_loader(4):
-                    error_of(model, inputs, targets)
+            evaluate(model, make_loader(4))
 
     recorded = record_here(tmp_path, train_and_evaluate, windows=((3, 5),))
     assert [step.step for step in recorded.steps if step.window] == [4, 5]
@@ -225,13 +228,10 @@ def test_an_evaluation_before_a_windows_first_step_puts_it_off(tmp_path: Path) -
 
 def test_an_evaluation_within_a_window_ends_it(tmp_path: Path) -> None:
     def train_and_evaluate() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         for _ in range(2):
             train(model, make_loader(3), optimizer)
-            with torch.no_grad():
-                for inputs, targets in make_loader(4):
-                    error_of(model, inputs, targets)
+            evaluate(model, make_loader(4))
 
     recorded = record_here(tmp_path, train_and_evaluate, windows=((2, 5),))
     assert [step.step for step in recorded.steps if step.window] == [2]
@@ -262,14 +262,12 @@ def test_ctrl_c_while_a_window_opens_ends_that_window_only(
     was_on = []
 
     def train_on() -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = make_training()
         batches = iter(make_loader(9))
         for number in range(9):
             with suppress(KeyboardInterrupt):
                 batch = next(batches)
-            error_of(model, *batch).backward()
-            optimizer.step()
+            train_step(model, optimizer, *batch)
             if number in (3, 4):
                 was_on.append(torch.autograd._profiler_enabled())
 
