@@ -5,11 +5,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from efprof.fixes.source_edit import text_of
-from efprof.model import Change, CodeEdit, ConfigurationValue
+from efprof.fixes.source_edit import set_arguments, text_of, written_arguments
+from efprof.model import Change, ConfigurationValue
 from efprof.units import GIB, MIB
 
-POSITIONAL_WITH_WORKERS = 6
+NUM_BEFORE_WORKERS = 5
 """DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)."""
 
 
@@ -27,7 +27,7 @@ def set_loader_arguments(
     `old` and `new` map the arguments of DataLoader to their values.
     """
     call = _find_call(tree, line) if tree else None
-    edit = _edit_call(file, lines, call, _written(call), new) if call else None
+    edit = set_arguments(file, lines, call, new, num_before=NUM_BEFORE_WORKERS) if call else None
     return (
         (edit,) if edit else tuple(loader_setting(file, lines, tree, line, name, old[name], new[name]) for name in new)
     )
@@ -37,7 +37,8 @@ def loader_setting(
     file: str, lines: Sequence[str], tree: ast.Module | None, line: int, name: str, old: object, new: object
 ) -> ConfigurationValue:
     """An argument of DataLoader, under the name that its value has in the call on that line."""
-    value = _written(_find_call(tree, line) if tree else None).get(name)
+    call = _find_call(tree, line) if tree else None
+    value = written_arguments(call).get(name) if call else None
     written = name if value is None or isinstance(value, ast.Constant) else text_of(lines, value)
     return ConfigurationValue(name=written, old=str(old), new=str(new), file=file)
 
@@ -50,44 +51,6 @@ def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
             case ast.Name(id=name) | ast.Attribute(attr=name) if name.endswith("Loader") or name == "__init__":
                 return call
     return None
-
-
-def _written(call: ast.Call | None) -> dict[str, ast.expr]:
-    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
-
-
-def _edit_call(
-    file: str, lines: Sequence[str], call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
-) -> CodeEdit | None:
-    """One edit of the whole call; None where an argument's value is computed, or arguments are passed on unseen."""
-    absent = [name for name in new if name not in written]
-    is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) >= POSITIONAL_WITH_WORKERS
-    if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
-        return None
-    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
-    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
-    if last is None:
-        return None
-    added = "".join(f", {name}={new[name]}" for name in absent)
-    text_of_last = next((text for value, text in replaced if value is last), text_of(lines, last))
-    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
-    first_line, last_line = call.lineno, call.end_lineno or call.lineno
-    edited = [line.encode() for line in lines[first_line - 1 : last_line]]
-    for value, text in sorted(replaced, key=lambda item: _end(item[0]), reverse=True):
-        _replace(edited, value, text, first_line)
-    old_text = "\n".join(lines[first_line - 1 : last_line])
-    return CodeEdit(file=file, line=first_line, old=old_text, new=b"\n".join(edited).decode())
-
-
-def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -> None:
-    """Put `text` where `value` stands in the lines that begin at `first_line`; syntax trees count bytes of UTF-8."""
-    start, end = value.lineno - first_line, (value.end_lineno or value.lineno) - first_line
-    joined = edited[start][: value.col_offset] + text.encode() + edited[end][value.end_col_offset or 0 :]
-    edited[start : end + 1] = [joined, *[b""] * (end - start)]
-
-
-def _end(value: ast.expr) -> tuple[int, int]:
-    return value.end_lineno or value.lineno, value.end_col_offset or 0
 
 
 PLACE = "{batch}"

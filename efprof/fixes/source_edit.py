@@ -1,7 +1,7 @@
-"""Replaced expressions and deleted statements of the user's source as a CodeEdit of whole lines."""
+"""Replaced expressions, set arguments and deleted statements of the user's source as a CodeEdit of whole lines."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from efprof.model import CodeEdit
 
@@ -45,6 +45,39 @@ def delete_statement(file: str, lines: Sequence[str], tree: ast.Module | None, l
     return None
 
 
+def set_arguments(
+    file: str, lines: Sequence[str], call: ast.Call, new: Mapping[str, object], *, num_before: int
+) -> CodeEdit | None:
+    """One edit of the whole call that gives these arguments by name.
+
+    None where an argument's value is computed, or arguments are passed on unseen; `num_before` arguments come before
+    the first of them in the order of the signature.
+    """
+    written = written_arguments(call)
+    absent = [name for name in new if name not in written]
+    is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) > num_before
+    if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
+        return None
+    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
+    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
+    if last is None:
+        return None
+    added = "".join(f", {name}={new[name]}" for name in absent)
+    text_of_last = next((text for value, text in replaced if value is last), text_of(lines, last))
+    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
+    first_line, last_line = call.lineno, call.end_lineno or call.lineno
+    edited = [line.encode() for line in lines[first_line - 1 : last_line]]
+    for value, text in sorted(replaced, key=lambda item: _end(item[0]), reverse=True):
+        _replace(edited, value, text, first_line)
+    old_text = "\n".join(lines[first_line - 1 : last_line])
+    return CodeEdit(file=file, line=first_line, old=old_text, new=b"\n".join(edited).decode())
+
+
+def written_arguments(call: ast.Call) -> dict[str, ast.expr]:
+    """Those that the call gives by name."""
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+
+
 def text_of(lines: Sequence[str], expression: ast.expr | ast.keyword) -> str:
     """The expression, or the named argument, as the user wrote it, its line breaks kept."""
     first, last = expression.lineno, expression.end_lineno or expression.lineno
@@ -60,6 +93,17 @@ def as_receiver(lines: Sequence[str], expression: ast.expr) -> str:
     """The expression's text, in parentheses where `.method()` would bind to its last part only."""
     text = text_of(lines, expression)
     return text if isinstance(expression, ATOMS) else f"({text})"
+
+
+def _replace(edited: list[bytes], value: ast.expr, text: str, first_line: int) -> None:
+    """Put `text` where `value` stands in the lines that begin at `first_line`; syntax trees count bytes of UTF-8."""
+    start, end = value.lineno - first_line, (value.end_lineno or value.lineno) - first_line
+    joined = edited[start][: value.col_offset] + text.encode() + edited[end][value.end_col_offset or 0 :]
+    edited[start : end + 1] = [joined, *[b""] * (end - start)]
+
+
+def _end(value: ast.expr) -> tuple[int, int]:
+    return value.end_lineno or value.lineno, value.end_col_offset or 0
 
 
 def _cut(line: str, offset: int) -> tuple[str, str]:
