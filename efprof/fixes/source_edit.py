@@ -61,7 +61,8 @@ def set_arguments(
     replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
     last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=_end, default=None)
     if last is None:
-        return None
+        given = ", ".join(f"{name}={value}" for name, value in new.items())
+        return replace_expression(file, lines, call, f"{text_of(lines, call.func)}({given})")
     added = "".join(f", {name}={new[name]}" for name in absent)
     text_of_last = next((text for value, text in replaced if value is last), text_of(lines, last))
     replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
