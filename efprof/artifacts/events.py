@@ -32,6 +32,16 @@ class LoaderBuilt(_Event, tag="loader_built"):
     num_batches: int | None
 
 
+class ScalerBuilt(_Event, tag="scaler_built"):
+    """A gradient scaler that is enabled was made at `site`, None where nobody saw it; its settings are those then."""
+
+    site: str | None
+    init_scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+
+
 class WindowOpened(_Event, tag="window_opened"):
     """A costly collector was turned on before this step."""
 
@@ -238,6 +248,7 @@ class DeviceData(_Event, tag="device_data"):
 
 Event = (
     LoaderBuilt
+    | ScalerBuilt
     | StepsWithoutOptimizer
     | OtherThreadTrained
     | WindowOpened

@@ -1,16 +1,20 @@
-"""Settings to change: the CUDA allocator's, the arguments of a DataLoader, the size of a batch in a command."""
+"""Settings to change: the CUDA allocator's, arguments of a DataLoader or a scaler, the batch size in a command."""
 
 import ast
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
-from efprof.fixes.source_edit import end_of, replace_parts, text_of
-from efprof.model import Change, CodeEdit, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
+from efprof.fixes.source_edit import set_arguments, text_of, written_arguments
+from efprof.model import Change, ConfigurationValue, EnvironmentVariable, Fix, SourceFile
 from efprof.units import GIB, MIB
 
-POSITIONAL_WITH_WORKERS = 6
+NUM_BEFORE_WORKERS = 5
 """DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)."""
+
+SCALER = "GradScaler"
+"""How the names of torch's own end, and of classes derived from it."""
 
 PLACE = "{batch}"
 """What stands for the size in a command of `efprof fit`."""
@@ -30,15 +34,35 @@ def set_loader_arguments(
     `old` and `new` map the arguments of DataLoader to their values.
     """
     call = _find_call(file.tree, line)
-    edit = _edit_call(file, call, _written(call), new) if call else None
+    edit = set_arguments(file, call, new, num_before=NUM_BEFORE_WORKERS) if call else None
     return (edit,) if edit else tuple(loader_setting(file, line, name, old[name], new[name]) for name in new)
 
 
 def loader_setting(file: SourceFile, line: int, name: str, old: object, new: object) -> ConfigurationValue:
     """An argument of DataLoader, under the name that its value has in the call on that line."""
-    value = _written(_find_call(file.tree, line)).get(name)
+    value = written_arguments(_find_call(file.tree, line)).get(name)
     written = name if value is None or isinstance(value, ast.Constant) else text_of(file, value)
     return ConfigurationValue(name=written, old=str(old), new=str(new), file=file.name)
+
+
+def set_scaler_arguments(
+    file: SourceFile, line: int, *, old: Mapping[str, object], new: Mapping[str, object]
+) -> tuple[Change, ...]:
+    """The edit of the one call on that line that makes a scaler, where its text allows one; else the settings.
+
+    Their file is left out where another call makes the scaler, as a framework's does.
+    """
+    calls = [node for node in ast.walk(file.tree) if _makes_scaler(node) and node.lineno == line]
+    is_plain = len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args)
+    edit = set_arguments(file, calls[0], new, num_before=_num_before_scale(calls[0])) if is_plain else None
+    if edit is not None:
+        return (edit,)
+    written = written_arguments(calls[0]) if is_plain else {}
+    names = {name: text_of(file, written[name]) if name in written else name for name in new}
+    where = file.name if is_plain else None
+    return tuple(
+        ConfigurationValue(name=names[name], old=str(old[name]), new=str(new[name]), file=where) for name in new
+    )
 
 
 def prove_by_fit(command: Sequence[str], batch: int, budget_bytes: int, change: ConfigurationValue | None) -> str:
@@ -85,26 +109,20 @@ def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
     return None
 
 
-def _written(call: ast.Call | None) -> dict[str, ast.expr]:
-    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
+def _makes_scaler(node: ast.AST) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name.endswith(SCALER)
+    return False
 
 
-def _edit_call(
-    file: SourceFile, call: ast.Call, written: Mapping[str, ast.expr], new: Mapping[str, object]
-) -> CodeEdit | None:
-    """One edit of the whole call; None where an argument's value is computed, or arguments are passed on unseen."""
-    absent = [name for name in new if name not in written]
-    is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) >= POSITIONAL_WITH_WORKERS
-    if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
-        return None
-    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
-    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=end_of, default=None)
-    if last is None:
-        return None
-    added = "".join(f", {name}={new[name]}" for name in absent)
-    text_of_last = next((text for value, text in replaced if value is last), text_of(file, last))
-    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
-    return replace_parts(file, call, replaced)
+def _num_before_scale(call: ast.Call) -> int:
+    """`torch.amp.GradScaler(device, init_scale, ...)`; that of `torch.cuda.amp` knows its device."""
+    is_of_any_device = not any(part in ast.unparse(call.func) for part in ("cuda", "cpu"))
+    is_named = bool(call.args) and not (
+        isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, int | float)
+    )
+    return int(is_of_any_device and is_named)
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:

@@ -1,7 +1,7 @@
-"""Replaced expressions and deleted statements of the user's source as a CodeEdit of whole lines."""
+"""Replaced expressions, set arguments and deleted statements of the user's source as a CodeEdit of whole lines."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from efprof.model import CodeEdit, SourceFile
 
@@ -55,6 +55,33 @@ def delete_statement(file: SourceFile, line: int) -> CodeEdit | None:
                 indent = old[: len(old) - len(old.lstrip())]
                 return CodeEdit(file=file.name, line=line, old=old, new="" if len(block) > 1 else f"{indent}pass")
     return None
+
+
+def set_arguments(file: SourceFile, call: ast.Call, new: Mapping[str, object], *, num_before: int) -> CodeEdit | None:
+    """One edit of the whole call that gives these arguments by name.
+
+    None where an argument's value is computed, or arguments are passed on unseen; `num_before` arguments come before
+    the first of them in the order of the signature.
+    """
+    written = written_arguments(call)
+    absent = [name for name in new if name not in written]
+    is_opaque = any(keyword.arg is None for keyword in call.keywords) or len(call.args) > num_before
+    if not all(isinstance(written.get(name), ast.Constant | None) for name in new) or (absent and is_opaque):
+        return None
+    replaced = [(written[name], str(value)) for name, value in new.items() if name in written]
+    last = max((*call.args, *(keyword.value for keyword in call.keywords)), key=end_of, default=None)
+    if last is None:
+        given = ", ".join(f"{name}={value}" for name, value in new.items())
+        return replace_expression(file, call, f"{text_of(file, call.func)}({given})")
+    added = "".join(f", {name}={new[name]}" for name in absent)
+    text_of_last = next((text for value, text in replaced if value is last), text_of(file, last))
+    replaced = [(value, text) for value, text in replaced if value is not last] + [(last, text_of_last + added)]
+    return replace_parts(file, call, replaced)
+
+
+def written_arguments(call: ast.Call | None) -> dict[str, ast.expr]:
+    """Those that the call gives by name."""
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
 
 
 def text_of(file: SourceFile, expression: ast.expr | ast.keyword) -> str:

@@ -1,13 +1,16 @@
-"""Watches GradScaler: the loss before it was scaled, the scale itself, and the steps that were held back."""
+"""Watches GradScaler: where it was made, the loss before it was scaled, the scale, the steps that were held back."""
 
 import functools
 import gc
+import sys
+import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 import torch
 
+from efprof.artifacts.events import ScalerBuilt
 from efprof.recorder.hooks.loop_hooks import updating
 from efprof.recorder.hooks.patching import Undo, replace
 from efprof.recorder.loop.loop import Loop
@@ -25,19 +28,42 @@ def start(session: Session) -> None:
     def watch() -> None:
         session.undo_at_end(_watch_scalers(session.loop, session.shell))
 
-    made_one = session.shell.guarded("loss_scaling", watch)
-    if any(issubclass(type(one), kind) and _is_enabled(one) for one in gc.get_objects()):  # made before the recording
-        watch()
-    makers = ("__init__", "__setstate__")
-    session.undo_at_end([replace(kind, name, _then(getattr(kind, name), made_one)) for name in makers])
+    def note_built(scaler: Any) -> None:
+        session.note(_event(session.loop.number, scaler, session.sites.of_caller(sys._getframe())))
+
+    def note_found(scaler: Any) -> None:
+        session.note(_event(session.loop.number, scaler, None))
+
+    watched = session.shell.guarded("loss_scaling", watch)
+    built, found = (session.shell.guarded("scalers", note) for note in (note_built, note_found))
+    for scaler in [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_enabled(one)]:
+        watched()  # made before the recording
+        found(scaler)
+    makers = {"__init__": built, "__setstate__": found}
+    session.undo_at_end(
+        [replace(kind, name, _then(getattr(kind, name), watched, note)) for name, note in makers.items()]
+    )
 
 
-def _then(original: Callable[..., None], made_one: Callable[[], None]) -> Callable[..., None]:
+def _event(step: int, scaler: Any, site: str | None) -> ScalerBuilt:
+    return ScalerBuilt(
+        at_ns=time.time_ns(),
+        step=step,
+        site=site,
+        init_scale=float(scaler._init_scale),
+        growth_factor=float(scaler._growth_factor),
+        backoff_factor=float(scaler._backoff_factor),
+        growth_interval=int(scaler._growth_interval),
+    )
+
+
+def _then(original: Callable[..., None], watch: Callable[[], None], note: Callable[[Any], None]) -> Callable[..., None]:
     @functools.wraps(original)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if _is_enabled(self):
-            made_one()
+            watch()
+            note(self)
 
     return make
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
+from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, ScalerBuilt
 from efprof.recorder.numbers.numbers import MAX_HELD_BACK
 from tests.recorder.numbers.test_numbers import two_weights
-from tests.recorder.recording import Recorded, record_here, stages
+from tests.recorder.recording import Recorded, line_of, record_here, stages
 from tests.recorder.training import error_of, make_loader, make_training, make_weight
 
 SGD = torch.optim.SGD
@@ -251,6 +251,34 @@ def test_a_scaler_that_is_loaded_is_watched(tmp_path: Path) -> None:
     gc.collect()
     recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(saved))())  # noqa: S301 - our own
     assert recorded_steps(recorded) == [(1.0, 16.0, False)]
+
+
+def built_within(recorded: Recorded) -> list[tuple[str | None, float, float, float, int]]:
+    """Of each scaler that was noted: its line, its scale, and its other settings; none that failed to be."""
+    assert recorded.events(CollectorStopped) == []
+    return [
+        (event.site, event.init_scale, event.growth_factor, event.backoff_factor, event.growth_interval)
+        for event in recorded.events(ScalerBuilt)
+    ]
+
+
+def test_a_scaler_is_noted_with_its_line_and_settings(tmp_path: Path) -> None:
+    def train() -> None:
+        torch.amp.GradScaler("cpu", enabled=False)
+        scaled_by(torch.amp.GradScaler("cpu", init_scale=16.0, backoff_factor=0.25, growth_interval=7))()  # made here
+
+    gc.collect()
+    ((site, *settings),) = built_within(record_here(tmp_path, train))
+    name = "tests/recorder/numbers/test_loss_scaling.py"
+    assert site == f"{name}:{line_of(Path(__file__), 'made here')}:{train.__qualname__}"
+    assert settings == [16.0, 2.0, 0.25, 7]
+
+
+def test_of_a_scaler_made_before_the_recording_or_loaded_no_line_is_noted(tmp_path: Path) -> None:
+    gc.collect()
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    recorded = record_here(tmp_path, lambda: scaled_by(pickle.loads(pickle.dumps(scaler)))())  # noqa: S301 - our own
+    assert built_within(recorded) == [(None, 16.0, 2.0, 0.5, 2000)] * 2
 
 
 def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""The steps that a gradient scaler held back although it had had time to find its scale, and where it was made."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from efprof.artifacts.events import ScalerBuilt, read_events
+from efprof.artifacts.steps import StepRecord
+from efprof.facts.numbers.nonfinite import NonFinite
+from efprof.facts.run.run import Run
+from efprof.facts.steps.step_times import StepTime, StepTimes, mean_interval
+from efprof.model import Evidence, Narrative, Numbers, Series, SeriesLine
+
+SEARCH_STEPS = 50
+"""From 2**16, where scalers begin, 16 skipped steps lead down to 1; the others are for gradients that still settle."""
+
+LEAST_INTERVAL = 2000
+"""torch's own growth_interval: a larger scale that does not fit costs one step of so many."""
+MOST_GROWTH, MOST_BACKOFF = 2.0, 0.5
+"""torch's own factors: one held step takes back what one growth gave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkippedSteps:
+    """Of the steps after the search for a scale, up to the first whose loss or gradient is not finite by itself.
+
+    `num_steps` are those of which a skip would be known, `skipped` those that were, `num_late` and `num_late_skipped`
+    the same of their second half. `scales` are (step, scale after it) of all full steps, none where nothing was scaled.
+    `skipped_ms` is the typical length of a skipped step, `lost_ms_interval` what skipping took of each step on average.
+    `scaler` is None where none, or several that differ, were seen to be made; `site` is its line, or that of backward.
+    """
+
+    num_steps: int
+    skipped: tuple[int, ...]
+    num_late: int
+    num_late_skipped: int
+    scales: tuple[tuple[int, float], ...]
+    skipped_ms: float
+    lost_ms_interval: tuple[float, float]
+    scaler: ScalerBuilt | None
+    site: str | None
+    is_resumed: bool
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read steps and events; raises NotRecorded without a finished step."""
+        bad_from, scaler = _first_bad_step(run), _scaler(run)
+        times = [time for time in run.get(StepTimes).every if time.step < bad_from]
+        after = _seen(times[SEARCH_STEPS:])
+        late = after[len(after) // 2 :]
+        skipped = [time for time in after if time.record.is_skipped]
+        scales = tuple((time.step, scale) for time in times if (scale := time.record.scaler_scale) is not None)
+        skipped_ms = _typical_ms(skipped)
+        return cls(
+            num_steps=len(after),
+            skipped=tuple(time.step for time in skipped),
+            num_late=len(late),
+            num_late_skipped=sum(time.record.is_skipped for time in late),
+            scales=scales,
+            skipped_ms=skipped_ms,
+            lost_ms_interval=mean_interval([skipped_ms * time.record.is_skipped for time in after] or [0.0]),
+            scaler=scaler,
+            site=(scaler.site if scaler else None) or _backward_site([time.record for time in skipped]),
+            is_resumed=scaler is not None and bool(scales) and not _begins_with(scaler, scales[0][1]),
+        )
+
+    @property
+    def share(self) -> float:
+        """How many of the steps were skipped."""
+        return len(self.skipped) / max(1, self.num_steps)
+
+    @property
+    def late_share(self) -> float:
+        """The same of the second half."""
+        return self.num_late_skipped / max(1, self.num_late)
+
+    @property
+    def lowest_scale(self) -> float:
+        """The one that the run fell to, and at which it held no step back."""
+        return min(scale for _, scale in self.scales)
+
+    @property
+    def lost_ms(self) -> float:
+        """What skipping took of each step, on average."""
+        return self.share * self.skipped_ms
+
+    @property
+    def saved_ms(self) -> float:
+        """What of that is saved where a scale that is too large is tried once in `LEAST_INTERVAL` steps."""
+        return max(0.0, self.lost_ms - self.skipped_ms / LEAST_INTERVAL)
+
+    @property
+    def saved_interval_ms(self) -> tuple[float, float]:
+        """The same of the interval's ends."""
+        low, high = (max(0.0, end - self.skipped_ms / LEAST_INTERVAL) for end in self.lost_ms_interval)
+        return low, high
+
+    @property
+    def settings(self) -> dict[str, tuple[float, float]]:
+        """(as it is, as it should be) of each setting of the scaler that let this happen; none that is not known."""
+        if self.scaler is None:
+            return {}
+        old = self.scaler
+        pairs = {
+            "init_scale": (old.init_scale, min(old.init_scale, _power_of_two_below(self.lowest_scale))),
+            "growth_factor": (old.growth_factor, min(old.growth_factor, MOST_GROWTH)),
+            "backoff_factor": (old.backoff_factor, min(old.backoff_factor, MOST_BACKOFF)),
+            "growth_interval": (old.growth_interval, max(old.growth_interval, LEAST_INTERVAL)),
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def skip_evidence(found: SkippedSteps) -> tuple[Evidence, ...]:
+    """The scale, what the advice was computed from, and how that is known."""
+    interval = found.scaler.growth_interval if found.scaler else None
+    numbers = Numbers.of(
+        f"Steps after the first {SEARCH_STEPS}",
+        ("of which a skip would be known", found.num_steps, "count"),
+        ("held back", len(found.skipped), "count"),
+        ("a step that is held back, median", found.skipped_ms, "ms"),
+        ("lost per step, mean", found.lost_ms, "ms", found.lost_ms_interval),
+        ("lowest scale of the run", found.lowest_scale, ""),
+        ("growth interval", interval, "count"),
+    )
+    paragraphs = (
+        "A scaler holds an update back where a gradient is not finite under its scale, and makes the scale smaller; "
+        "after `growth_interval` steps without that it tries a larger one. With torch's own interval of "
+        f"{LEAST_INTERVAL:,}, that costs one step in as many.",
+        "The prediction is the time of the steps that were held back, spread over all steps, less that one: it is felt "
+        "in how many steps the training needs, not in how long a step takes.",
+        "It is wrong where gradients are not finite at any scale: the scale then goes on falling, whatever it begins "
+        "with. And under a scale that is too small, small gradients turn to zero in float16.",
+    )
+    return _scale_series(found), numbers, Narrative(paragraphs=paragraphs)
+
+
+def _scale_series(found: SkippedSteps) -> Series:
+    steps, scales = zip(*((float(step), scale) for step, scale in found.scales), strict=True)
+    line = SeriesLine(label="scale", x=steps, y=scales, is_highlighted=True)
+    return Series(title="The scaler's scale", y_label="scale", y_unit="", lines=(line,), is_stepped=True)
+
+
+def _power_of_two_below(scale: float) -> float:
+    """Multiplying by it is exact."""
+    return 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
+
+
+def _first_bad_step(run: Run) -> float:
+    first = run.get(NonFinite).first_step
+    return math.inf if first is None else first
+
+
+def _seen(times: Sequence[StepTime]) -> list[StepTime]:
+    """Those of which a skip would be known: an optimizer that skips on the device tells of it in full steps alone."""
+    light = [time for time in times if not time.record.is_full]
+    is_told_of_all = any(time.record.is_skipped for time in light)
+    has_skipped = any(time.record.is_skipped for time in times)
+    return [time for time in times if is_told_of_all or not has_skipped or time.record.is_full]
+
+
+def _typical_ms(skipped: Sequence[StepTime]) -> float:
+    """The median, of those that nothing else made longer where there are any."""
+    plain = [time.total_ms for time in skipped if time.record.window is None and not time.record.has_pause]
+    return statistics.median(plain or [time.total_ms for time in skipped] or [0.0])
+
+
+def _scaler(run: Run) -> ScalerBuilt | None:
+    built = [event for event in read_events(run.rank_folder)[0] if isinstance(event, ScalerBuilt)]
+    alike = {(one.site, one.init_scale, one.growth_factor, one.backoff_factor, one.growth_interval) for one in built}
+    return built[-1] if len(alike) == 1 else None
+
+
+def _backward_site(records: Sequence[StepRecord]) -> str | None:
+    sites = Counter(record.backward_site for record in records if record.backward_site is not None)
+    return sites.most_common(1)[0][0] if sites else None
+
+
+def _begins_with(scaler: ScalerBuilt, scale: float) -> bool:
+    """Whether the scale after the first step can come of the one it was made with, not of a saved state."""
+    return scale in (scaler.init_scale, *(scaler.init_scale * f for f in (scaler.growth_factor, scaler.backoff_factor)))

@@ -1,0 +1,213 @@
+"""skipped_updates: fires on the line that makes a scaler which goes on skipping, is silent while it finds its scale."""
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efprof.artifacts.events import ScalerBuilt
+from efprof.artifacts.steps import StepRecord
+from efprof.audits.nonfinite_loss import nonfinite_loss
+from efprof.audits.skipped_updates import skipped_updates
+from efprof.facts.run.run import Run
+from efprof.model import CodeEdit, ConfigurationValue, Finding, NotRecorded, ThinEvidence
+from tests.support.builders import START_NS, make_step, write_run
+
+TRAIN = """\
+def train(model, optimizer, loader):
+    scaler = torch.amp.GradScaler("cuda", growth_interval=10)
+    for batch in loader:
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+BUILT, BACKWARD = "train.py:2:train", "train.py:4:train"
+SEARCH = range(4)
+OFTEN = (*SEARCH, *range(12, 150, 10))
+"""The scaler finds its scale in four steps, and tries a larger one ten steps after each that it held back."""
+
+
+def built(**fields: Any) -> ScalerBuilt:
+    defaults: dict[str, Any] = {
+        "at_ns": START_NS,
+        "step": 0,
+        "site": BUILT,
+        "init_scale": 65536.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 10,
+    }
+    return ScalerBuilt(**{**defaults, **fields})
+
+
+def scaled_steps(skipped: Container[int], num_steps: int = 150, lowest: float = 4096.0) -> list[StepRecord]:
+    """Of 15.5 ms each; the scale is `lowest` from step 3 on."""
+    return [
+        make_step(
+            step,
+            backward_site=BACKWARD,
+            is_skipped=step in skipped,
+            gradient_norm="inf" if step in skipped else 1.0,
+            scaler_scale=max(lowest, 2.0 ** (15 - min(step, 60))),
+        )
+        for step in range(num_steps)
+    ]
+
+
+def run_of(folder: Path, steps: list[StepRecord], *events: ScalerBuilt, source: str = TRAIN) -> Run:
+    return write_run(folder / "run", steps=steps, events=events or (built(),), sources={"train.py": source})
+
+
+def found_in(folder: Path, steps: list[StepRecord], *events: ScalerBuilt, source: str = TRAIN) -> Finding:
+    (finding,) = skipped_updates(run_of(folder, steps, *events, source=source)).findings
+    return finding
+
+
+def test_it_blames_the_line_that_makes_the_scaler(tmp_path: Path) -> None:
+    finding = found_in(tmp_path, scaled_steps(OFTEN))
+    assert (str(finding.blame), finding.blame.text) == (
+        "train.py:2",
+        'scaler = torch.amp.GradScaler("cuda", growth_interval=10)',
+    )
+    assert (
+        "Of 100 steps after the first 50, the gradient scaler held back 10 (10 %), which took 15.5 ms"
+        in finding.message
+    )
+    assert finding.severity == "high"
+
+
+def test_it_sets_the_scale_that_held_and_a_longer_interval(tmp_path: Path) -> None:
+    fix = found_in(tmp_path, scaled_steps(OFTEN)).fix
+    (change,) = fix.changes
+    assert isinstance(change, CodeEdit)
+    assert change.new == '    scaler = torch.amp.GradScaler("cuda", growth_interval=2000, init_scale=4096.0)'
+    assert fix.summary.endswith("init_scale: 65,536 -> 4,096, growth_interval: 10 -> 2,000.")
+
+
+def test_the_gain_is_the_time_of_what_was_skipped_less_what_torchs_interval_costs(tmp_path: Path) -> None:
+    gain = found_in(tmp_path, scaled_steps(OFTEN)).gain
+    assert gain.step_ms == pytest.approx(15.5 * (10 / 100 - 1 / 2000))
+    low, high = gain.step_ms_interval or (0.0, 0.0)
+    assert 0.0 < low < gain.step_ms < high
+
+
+def test_what_is_set_already_is_not_suggested(tmp_path: Path) -> None:
+    made = built(init_scale=4096.0, growth_interval=3000, backoff_factor=0.99)
+    fix = found_in(tmp_path, scaled_steps(OFTEN), made).fix
+    assert fix.summary.endswith(
+        "less often: backoff_factor: 0.99 -> 0.5, in the saved state too, which was loaded over these."
+    )
+
+
+def test_a_scaler_whose_state_was_loaded_is_mended_by_hand(tmp_path: Path) -> None:
+    fix = found_in(tmp_path, scaled_steps(OFTEN), built(init_scale=1024.0)).fix
+    assert (fix.applicability, fix.changes) == ("manual", ())
+    assert "in the saved state too" in fix.summary
+
+
+def test_a_scaler_that_a_framework_makes_has_its_settings_named_without_a_file(tmp_path: Path) -> None:
+    source = TRAIN.replace('torch.amp.GradScaler("cuda", growth_interval=10)', "Trainer()")
+    finding = found_in(tmp_path, scaled_steps(OFTEN), source=source)
+    assert str(finding.blame) == "train.py:2"
+    assert finding.fix.changes == (
+        ConfigurationValue(name="init_scale", old="65536.0", new="4096.0"),
+        ConfigurationValue(name="growth_interval", old="10", new="2000"),
+    )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [(built(site=None),), (built(), built(site="train.py:1:train"))],
+    ids=["before the recording", "twice, who knows which"],
+)
+def test_where_the_scalers_line_is_not_known_the_backward_pass_is_blamed(
+    tmp_path: Path, made: tuple[ScalerBuilt, ...]
+) -> None:
+    finding = found_in(tmp_path, scaled_steps(OFTEN), *made)
+    assert str(finding.blame) == "train.py:4"
+    assert not any(isinstance(change, CodeEdit) for change in finding.fix.changes)
+
+
+def test_an_older_recording_that_tells_nothing_of_the_scaler_is_judged_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=scaled_steps(OFTEN), sources={"train.py": TRAIN})
+    (finding,) = skipped_updates(run).findings
+    assert str(finding.blame) == "train.py:4"
+    assert "init_scale=4096.0" in finding.fix.summary
+
+
+def test_gradients_that_overflow_below_a_scale_of_one_are_not_the_scalers_fault(tmp_path: Path) -> None:
+    fix = found_in(tmp_path, scaled_steps(OFTEN, lowest=2.0**-4)).fix
+    assert (fix.applicability, fix.changes) == ("manual", ())
+    assert "overflow at a scale of 0.0625 too" in fix.summary
+
+
+def test_light_steps_count(tmp_path: Path) -> None:
+    steps = scaled_steps(OFTEN)
+    for step in steps[50:]:
+        step.is_full, step.scaler_scale, step.gradient_norm = step.step % 4 == 0, None, None
+    assert "Of 100 steps after the first 50, the gradient scaler held back 10" in found_in(tmp_path, steps).message
+
+
+def test_light_steps_whose_optimizer_skips_on_the_device_do_not_count(tmp_path: Path) -> None:
+    steps = scaled_steps((*SEARCH, *range(61, 150, 20)))
+    for step in steps[50::2]:
+        step.is_full, step.scaler_scale, step.gradient_norm = False, None, None
+    assert "Of 50 steps after the first 50, the gradient scaler held back 5" in found_in(tmp_path, steps).message
+
+
+@pytest.mark.parametrize(
+    "skipped",
+    [range(17), range(60), (*SEARCH, 9, 30, 70, 110), (*SEARCH, *range(52, 62))],
+    ids=["from 2**16 down to 1", "from a scale far too large", "now and then", "for some time, and then no more"],
+)
+def test_a_scaler_that_finds_its_scale_is_no_fault(tmp_path: Path, skipped: Container[int]) -> None:
+    assert skipped_updates(run_of(tmp_path, scaled_steps(skipped))).findings == ()
+
+
+def test_one_skip_in_each_interval_of_a_long_run_is_no_fault(tmp_path: Path) -> None:
+    steps = scaled_steps((*SEARCH, *range(2003, 14_000, 2001)), num_steps=14_000)
+    examination = skipped_updates(run_of(tmp_path, steps))
+    assert examination.findings == ()
+    assert examination.looked_at == "13,950 steps under a gradient scaler, of which it held back 6"
+
+
+def test_an_optimizer_that_guards_itself_without_a_scaler_is_no_fault(tmp_path: Path) -> None:
+    steps = scaled_steps(OFTEN)
+    for step in steps:
+        step.scaler_scale = None
+    assert skipped_updates(run_of(tmp_path, steps)).findings == ()
+
+
+def test_what_nonfinite_loss_tells_is_not_said_twice(tmp_path: Path) -> None:
+    steps = scaled_steps((*SEARCH, *range(110, 150)))
+    for step in steps[110:]:
+        step.loss = "nan"
+    run = run_of(tmp_path, steps)
+    assert len(nonfinite_loss(run).findings) == 1
+    assert skipped_updates(run).findings == ()
+
+
+def test_a_scaler_that_holds_back_every_second_step_is_told_once(tmp_path: Path) -> None:
+    run = run_of(tmp_path, scaled_steps(range(0, 150, 2)))
+    assert len(nonfinite_loss(run).findings) == 1
+    with pytest.raises(ThinEvidence, match="before a loss or gradient that is not finite"):
+        skipped_updates(run)
+
+
+def test_a_short_run_is_no_evidence(tmp_path: Path) -> None:
+    with pytest.raises(ThinEvidence, match="Only 49 steps after the first 50"):
+        skipped_updates(run_of(tmp_path, scaled_steps(OFTEN, num_steps=99)))
+
+
+def test_skips_without_a_line_are_no_evidence(tmp_path: Path) -> None:
+    steps = scaled_steps(OFTEN)
+    for step in steps:
+        step.backward_site = None
+    with pytest.raises(ThinEvidence, match="neither the scaler's line nor that of backward"):
+        skipped_updates(run_of(tmp_path, steps, built(site=None)))
+
+
+def test_a_run_without_steps_is_not_applicable(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"steps\.jsonl"):
+        skipped_updates(run_of(tmp_path, []))
