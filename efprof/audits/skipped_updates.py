@@ -50,6 +50,8 @@ def skipped_updates(run: Run) -> Examination:
             f"and before a loss or gradient that is not finite: {LEAST_STEPS} are needed; record a longer run."
         )
     looked_at = f"{found.num_steps:,} steps under a gradient scaler, of which it held back {len(found.skipped):,}"
+    if found.lowest_scale == found.highest_scale:
+        return Examination(looked_at=f"{looked_at}; its scale stayed as it was")
     if len(found.skipped) < LEAST_SKIPPED or min(found.share, found.late_share) < LEAST_SHARE:
         return Examination(looked_at=looked_at)
     if found.site is None:
@@ -90,7 +92,7 @@ def _fix(sources: Sources, found: SkippedSteps, blame: SourceLine) -> Fix:
     settings = found.settings
     if not settings:
         return Fix(
-            summary=f"Give the scaler init_scale={found.lowest_scale}, at which it held nothing back, and a "
+            summary=f"Give the scaler init_scale={found.lowest_scale}, the lowest scale of the run, and a "
             f"growth_interval of {LEAST_INTERVAL:,} or more.",
             applicability="manual",
         )

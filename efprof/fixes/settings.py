@@ -54,7 +54,8 @@ def set_scaler_arguments(
     """
     calls = [node for node in ast.walk(file.tree) if _makes_scaler(node) and node.lineno == line]
     is_plain = len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args)
-    edit = set_arguments(file, calls[0], new, num_before=_num_before_scale(calls[0])) if is_plain else None
+    num_before = int(_takes_a_device(calls[0], file.tree)) if is_plain else 0
+    edit = set_arguments(file, calls[0], new, num_before=num_before) if is_plain else None
     if edit is not None:
         return (edit,)
     written = written_arguments(calls[0]) if is_plain else {}
@@ -116,13 +117,13 @@ def _makes_scaler(node: ast.AST) -> TypeGuard[ast.Call]:
     return False
 
 
-def _num_before_scale(call: ast.Call) -> int:
-    """`torch.amp.GradScaler(device, init_scale, ...)`; that of `torch.cuda.amp` knows its device."""
-    is_of_any_device = not any(part in ast.unparse(call.func) for part in ("cuda", "cpu"))
-    is_named = bool(call.args) and not (
-        isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, int | float)
-    )
-    return int(is_of_any_device and is_named)
+def _takes_a_device(call: ast.Call, tree: ast.Module) -> bool:
+    """Whether it is `torch.amp.GradScaler(device, init_scale, ...)`; that of `torch.cuda.amp` knows its device."""
+    if isinstance(call.func, ast.Attribute):
+        return ast.unparse(call.func.value) == "torch.amp"
+    name = ast.unparse(call.func)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "torch.amp"]
+    return any((alias.asname or alias.name) == name for node in imports for alias in node.names)
 
 
 def _place_of_batch(command: Sequence[str], batch: int) -> int | None:

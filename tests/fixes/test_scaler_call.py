@@ -9,8 +9,8 @@ OLD: dict[str, object] = {"init_scale": 65536.0, "growth_interval": 10}
 NEW: dict[str, object] = {"init_scale": 1024.0, "growth_interval": 2000}
 
 
-def changes_of(source: str) -> tuple[Change, ...]:
-    return set_scaler_arguments(SourceFile("train.py", source.splitlines()), 1, old=OLD, new=NEW)
+def changes_of(source: str, *imports: str) -> tuple[Change, ...]:
+    return set_scaler_arguments(SourceFile("train.py", [source, *imports]), 1, old=OLD, new=NEW)
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,18 @@ def changes_of(source: str) -> tuple[Change, ...]:
     ],
 )
 def test_arguments_are_set_by_name(old: str, new: str) -> None:
-    (change,) = changes_of(f"scaler = {old}  # mine")
+    (change,) = changes_of(f"scaler = {old}  # mine", "from torch.amp import GradScaler")
     assert isinstance(change, CodeEdit)
     assert change.new == f"scaler = {new}  # mine"
 
 
 @pytest.mark.parametrize(
     "call",
-    ["GradScaler('cuda', 65536.0)", "torch.cuda.amp.GradScaler(scale)", "GradScaler(65536.0)", "GradScaler(**given)"],
-)
+    [
+        "torch.amp.GradScaler('cuda', 65536.0)", "torch.cuda.amp.GradScaler(scale)", "torch.cpu.amp.GradScaler(scale)",
+        "GradScaler(2.0**16)", "GradScaler(start)", "GradScaler(**given)",
+    ],
+)  # fmt: skip
 def test_a_scale_that_is_given_by_its_place_or_unseen_is_not_set_twice(call: str) -> None:
     assert changes_of(call) == (
         ConfigurationValue(name="init_scale", old="65536.0", new="1024.0", file="train.py"),

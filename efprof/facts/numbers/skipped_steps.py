@@ -79,8 +79,13 @@ class SkippedSteps:
 
     @property
     def lowest_scale(self) -> float:
-        """The one that the run fell to, and at which it held no step back."""
+        """Of those after full steps."""
         return min(scale for _, scale in self.scales)
+
+    @property
+    def highest_scale(self) -> float:
+        """The same: where it is the lowest, no step was held back for its scale."""
+        return max(scale for _, scale in self.scales)
 
     @property
     def lost_ms(self) -> float:

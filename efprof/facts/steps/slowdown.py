@@ -35,7 +35,7 @@ LEAST_WORK_SHARE = 0.75
 class Part:
     """A stretch of steady steps and its typical times (20 % of the steps are faster) in milliseconds.
 
-    `device_ms` is None where no device told its own.
+    `all_ms` is how long it lasted, light steps included. `device_ms` is None where no device told its own.
     """
 
     first_step: int
@@ -148,7 +148,7 @@ def _part(times: Sequence[StepTime]) -> Part:
     return Part(
         first_step=times[0].step,
         last_step=times[-1].step,
-        all_ms=sum(time.total_ms for time in times),
+        all_ms=(times[-1].record.started_ns - times[0].record.started_ns) / 1e6 + times[-1].total_ms,
         typical_ms=_typical([time.total_ms for time in times]),
         cpu_ms=_typical([time.cpu_ms for time in times]),
         stage_ms={stage: _typical([time.of(stage) for time in times]) for stage in STAGES},

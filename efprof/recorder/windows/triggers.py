@@ -86,7 +86,7 @@ class MemoryPeaks:
             return None
         added = max(0, allocated_bytes - self._peak)
         is_new = allocated_bytes > self._limit and added > 2 * self._pace * num_steps
-        rise = added / self._peak if is_new else None
+        rise = added / self._peak if is_new and self._peak else None
         self._pace = added / num_steps
         self._peak += added
         if not self._num_to_settle:
@@ -162,7 +162,8 @@ class Triggers:
         if number < self._clear_from or any(_is_near(number, window) for window in scheduled):
             return None
         while self.requests:
-            kind = self.requests.pop(0)
+            kind = "signal" if "signal" in self.requests else self.requests[0]  # a person's request goes first
+            self.requests.remove(kind)
             if self._left.get(kind, 0):
                 self._left[kind] -= 1
                 return self._why[kind]

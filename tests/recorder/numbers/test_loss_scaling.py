@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, ScalerBuilt
+from efprof.recorder.loop.loop import Loop
 from efprof.recorder.numbers.numbers import MAX_HELD_BACK
 from tests.recorder.numbers.test_numbers import two_weights
 from tests.recorder.recording import Recorded, line_of, record_here, stages
@@ -295,3 +296,34 @@ def test_a_loss_that_is_not_scaled_is_not_taken_for_one_that_was(tmp_path: Path)
                 scaler.update()
 
     assert [step.loss for step in record_here(tmp_path, train).steps] == [2.0, 3.0] * 3
+
+
+class Foreign:
+    """An optimizer that is none of torch's, and that no hook sees: it has parameter groups, and steps by itself."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.param_groups = [{"params": [weight]}]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+
+def test_an_optimizer_that_is_none_of_torchs_is_held_back_where_its_gradients_overflow_alone(tmp_path: Path) -> None:
+    weight, scaler = torch.ones(1, requires_grad=True), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = Foreign(weight)
+
+    def train() -> None:
+        for factor in (1.0, math.inf, 1.0, 1.0):
+            weight.grad = None
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    held_back = []
+    skipped = Loop.optimizer_skipped
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "optimizer_skipped", lambda loop, one: held_back.append(one) or skipped(loop, one))
+        record_here(tmp_path, train)
+    assert held_back == ([optimizer] if weight.is_cpu else [])  # of a device nobody asks: that would wait for it

@@ -77,6 +77,10 @@ def test_a_rise_of_a_few_percent_or_below_a_mebibyte_is_no_peak(before: float, a
     assert peaks([before] * 30 + [after]) == []
 
 
+def test_a_device_that_held_nothing_so_far_has_no_peak_to_rise_above() -> None:
+    assert peaks([0.0] * 30 + [60.0, 60.0, 90.0]) == [32]
+
+
 def test_memory_is_given_twenty_steps_to_settle() -> None:
     assert peaks([10.0 * number for number in range(1, 20)] + [500.0] + [500.0] * 10) == []
 
@@ -110,6 +114,12 @@ def test_a_slow_step_and_a_peak_are_told_in_words() -> None:
     triggers.note(make_record(40, ms=240.0, mib=60.0))
     assert triggers.take(41, []) == "step 40 took 2.4 times the median"
     assert triggers.take(41, []) == "step 40 left 20% more memory allocated than any before it"
+
+
+def test_what_a_person_asks_for_goes_first() -> None:
+    triggers = Triggers(ALL_TRIGGERS, ["non-finite", "signal"])
+    assert triggers.take(41, []) == "SIGUSR1 asked for it"
+    assert triggers.requests == ["non-finite"]
 
 
 def test_a_kind_that_was_not_wanted_opens_nothing() -> None:
