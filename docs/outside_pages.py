@@ -35,7 +35,7 @@ def write_pages() -> None:
     examples = [f"- <a href='../{page.name}'>{page.stem}</a>" for page in sorted((ROOT / "reports").glob("*.html"))]
     listed = ["Pages that efprof wrote of the demo's runs:\n", *examples, ""] if examples else []
     tree = ["```{toctree}", ":glob:", "", "*", "```", ""]
-    about = "Every table says which command made it, at which commit and on which machine.\n"
+    about = "Each table says at which commit and on which machine it was made; `make` lists the commands.\n"
     write_if_changed(DOCS / MEASURED / "index.md", "\n".join(["# What was measured\n", about, *listed, *tree]))
 
 

@@ -22,7 +22,7 @@ from efprof.units import MIB, format_bytes, format_share
 
 LEAST_SAVED_SHARE = 0.05
 """Of the reserved peak: what another setting must save. Of 36 recordings of public programs the best setting saved a
-median of 2 %, and 26 % at most (allocator.md 2.11)."""
+median of 2 %, and 26 % at most."""
 LEAST_SAVED_BYTES = 64 * MIB
 """Three segments of the usual size: less is not what a device runs out of memory for."""
 HIGH_SHARE = 0.15

@@ -16,7 +16,7 @@ Estimator = Callable[[Sequence[float]], float]
 """From a run's samples, one per step and at least one, to one number in their unit."""
 
 NUM_BLOCKS = 10
-"""Blocks a run's steps are cut into: the floor test for leaks in statistics.md section 1.8 uses as many."""
+"""Blocks a run's steps are cut into: as many as a test for leaks needs to tell their floor from their noise."""
 
 MIN_STEPS_IN_BLOCK = 5
 """A 20th percentile of fewer than five steps is their minimum."""
@@ -51,15 +51,15 @@ MINIMUM_TIME_MS = 0.1
 
 MINIMUM_PEAK_BYTES = 2 * MIB
 MINIMUM_PEAK_SHARE = 0.005
-"""The threshold for peaks in statistics.md section 1.8, the larger of the two."""
+"""The larger of the two: peaks of the same program repeat within that, but for libraries that choose work spaces anew."""
 
 MINIMUM_GROWTH_BYTES_PER_STEP = 8 * MIB / 1000
-"""The threshold for leaks in statistics.md section 1.8."""
+"""Less costs under 1 GiB in 100,000 steps."""
 
 SAME_COUNT = 0.05
 CLEAR_COUNT = 0.5
-"""Per step: totals of two runs of the same code differ by a little in 46 % of pairs, never by the second
-(statistics.md section 1.8). Totals of a whole run are whole numbers, so that one more is always clear."""
+"""Per step: totals of two runs of the same code differ by a little in 46 % of pairs, never by the second.
+Totals of a whole run are whole numbers, so that one more is always clear."""
 
 FAILED_ENDINGS = ("raised", "out_of_memory", "killed")
 """How a run ends that did not get through; a person's Ctrl-C says nothing of the code."""
@@ -113,7 +113,7 @@ def rule_for(metric: Metric) -> Rule:
 
 
 def percentile_20(samples: Sequence[float]) -> float:
-    """What a step takes when nothing disturbs it: interference only ever adds (statistics.md section 1.4)."""
+    """What a step takes when nothing disturbs it: interference only ever adds."""
     return float(numpy.quantile(samples, 0.2))
 
 
@@ -126,7 +126,7 @@ def block_deviation(samples_ms: Sequence[float], estimate: Estimator) -> float |
     """How far apart stretches of one run are: the standard deviation of log estimates of equal blocks of steps.
 
     It is not divided by the root of their number, as it would be for independent blocks: what disturbs a shared
-    machine lasts longer than a run (autocorrelation of whole runs .5 to .66, statistics.md section 1.2). None
+    machine lasts longer than a run (the autocorrelation of whole runs was .5 to .66, measured). None
     where the run is too short to be cut into blocks.
     """
     num_blocks = min(NUM_BLOCKS, len(samples_ms) // MIN_STEPS_IN_BLOCK)
@@ -286,7 +286,7 @@ def _judge(metric: Metric, base: Side | None, head: Side | None) -> Judgement:
 
 _MEDIAN = Statistic(name="median", phrase="", estimate=statistics.median)
 _MEAN = Statistic(name="mean", phrase="mean", estimate=statistics.fmean)
-"""It sees slow-downs that come now and then, to which low percentiles are blind (statistics.md section 1.4)."""
+"""It sees slow-downs that come now and then, to which low percentiles are blind."""
 _FASTEST_FIFTH = Statistic(name="p20", phrase="20th percentile", estimate=percentile_20)
 _HIGHEST = Statistic(name="highest", phrase="highest", estimate=max)
 _UNKNOWN = Rule(shown=_MEDIAN, gated=(_MEDIAN,), judge=_judge_nothing)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
 from efprof.model import Report
 from tests.casebook._cases import find_cases
+from tests.support.record_fixtures import PROJECT
 
 RUNS = Path(__file__).parents[1] / "runs"
 CASES = {case.name: case for case in find_cases() if len(case.faults) == 1}
@@ -50,3 +52,8 @@ def test_the_same_run_gives_the_same_report_byte_for_byte_in_every_form() -> Non
 
 def test_fixtures_stay_small_enough_for_a_repository() -> None:
     assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 16 * 1024**2
+
+
+def test_recorded_runs_do_not_name_the_machine_that_they_were_made_on() -> None:
+    folders = {read_run_file(path.parent).working_folder for path in RUNS.glob("*/run.json")}
+    assert folders == {PROJECT}

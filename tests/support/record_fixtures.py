@@ -4,6 +4,7 @@ Or those that are named: `python -m tests.support.record_fixtures retained_graph
 analysis read: real recordings, small enough for the repository.
 """
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from tests.casebook.__main__ import EFPROF
 from tests.casebook._cases import Case, find_cases
 
 RUNS = Path(__file__).parents[1] / "runs"
+PROJECT = "/home/user/efprof"
+"""The folder that recordings tell of."""
 WINDOWS = "5:6,40:41"
 """One step a window: half the size, and enough for all but these:"""
 LONGER_WINDOWS = {"memory_growth": "5:7,40:42"}
@@ -57,6 +60,18 @@ def record(case: Case, place: Path, arguments: list[str]) -> None:
         )
         (folder,) = (Path(home) / "runs").iterdir()
         shutil.copytree(folder, place)
+    forget_machine(place)
+
+
+def forget_machine(place: Path) -> None:
+    """What names this machine's folders names anybody's."""
+    names = ((sys.executable.encode(), b"python"), (str(Path.cwd()).encode(), PROJECT.encode()))
+    for file in place.rglob("*.json*"):
+        content = old = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        for own, neutral in names:
+            content = content.replace(own, neutral)
+        if content != old:
+            file.write_bytes(gzip.compress(content, 9, mtime=0) if file.suffix == ".gz" else content)
 
 
 if __name__ == "__main__":

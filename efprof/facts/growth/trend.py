@@ -18,7 +18,7 @@ WARM_UP_SHARE, LEAST_WARM_UP = 0.2, 3
 """Steps left out at the start: lazily made optimizer state and library caches grow there in every run."""
 MOST_BLOCKS, STEPS_PER_BLOCK = 10, 3
 LEAST_SLOPE = 8 * MIB / 1000
-"""Bytes per step: less costs under 1 GiB in 100,000 steps (statistics.md section 1.8)."""
+"""Bytes per step: less costs under 1 GiB in 100,000 steps."""
 LEAST_HALF = 0.7
 """Of the slope, that each half shows: a cache that fills up grows in its first half only."""
 LEAST_STRAIGHTNESS = 8.0

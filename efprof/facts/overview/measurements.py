@@ -32,9 +32,9 @@ from efprof.model import (
 from efprof.units import format_bytes, format_ms, format_share
 
 STEP_MS_BUDGET = 0.03
-"""A branch may cost 3 % of the step before a comparison fails (statistics.md section 1.5)."""
+"""A branch may cost 3 % of the step before a comparison fails: less lies within what two runs of the same code differ by."""
 PEAK_BUDGET = 0.005
-"""Peaks repeat almost to the byte, so half a percent is a change (statistics.md section 1.8)."""
+"""Peaks repeat almost to the byte, so half a percent is a change."""
 SLOW_FACTOR = 1.5
 """A step this many times the median is marked slow: quiet machines stay below 1.2, a stall is well above."""
 

@@ -15,7 +15,7 @@ LEAST_STEPS = 24
 """Eight steps in each third: fewer, and a single step decides."""
 TYPICAL = 0.2
 """The quantile that stands for a third. What other programs do to the machine only ever makes steps longer, so a low
-quantile repeats better than the median (statistics.md section 1.4)."""
+quantile repeats better than the median."""
 LEAST_STAGE_SHARE = 0.05
 """A stage below this share of the early step says nothing about the machine."""
 UNIFORM_SHARE = 0.6

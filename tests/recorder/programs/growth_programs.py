@@ -33,7 +33,7 @@ def program(
     return loop.format(each=each, before=before, first=first, backward=backward, num_steps=num_steps)
 
 
-# What growth.md tells of: path, length and line.
+# Leaks of which the path, the length and the line are to be told.
 
 DICT_IN_HELPER = program(
     "remember(step, out)",
