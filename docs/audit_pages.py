@@ -8,8 +8,9 @@ from typing import Any
 
 from efprof.commands.report import analyse
 from efprof.model import Evidence, Finding, MemoryMap, Narrative, Number, Numbers, Report, Series, Snippet
-from efprof.report.charts.chart import DARK, LIGHT, Chart, scale_for
+from efprof.report.charts.chart import DARK, LIGHT, scale_for
 from efprof.report.charts.evidence_charts import series_chart
+from efprof.report.charts.pictures import draw, style_of
 from efprof.report.text_forms import prose, render_finding, table
 from efprof.report.verdict import rank_findings
 from efprof.report.wording import show, show_interval
@@ -123,43 +124,16 @@ def _draw(evidence: tuple[Evidence, ...], path: Path) -> bool:
     if shown is None:
         return False
     for theme, palette in THEMES.items():
-        with pyplot.rc_context(_style(palette)):
+        with pyplot.rc_context(style_of(palette)):
             figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
             axes.set_title(shown.title.replace("`", ""), loc="left", fontsize=10)
             if isinstance(shown, MemoryMap):
                 _draw_bars(axes, shown, palette)
             else:
-                _draw_curves(axes, series_chart(shown), palette)
+                draw(axes, series_chart(shown), palette)
             figure.savefig(f"{path}-{theme}.svg", transparent=True, metadata={"Date": None})
             pyplot.close(figure)
     return True
-
-
-def _style(palette: dict[str, str]) -> Any:
-    """Texts stay texts, and the same picture is the same file."""
-    of_text = ("axes.labelcolor", "xtick.color", "ytick.color", "text.color")
-    plain = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "efprof"}
-    edges = {"axes.edgecolor": palette["muted"], "axes.spines.top": False, "axes.spines.right": False}
-    return {**dict.fromkeys(of_text, palette["text"]), **edges, **plain}
-
-
-def _draw_curves(axes: Any, chart: Chart, palette: dict[str, str]) -> None:
-    stacked = [layer for layer in chart.layers if layer.kind == "stack"]
-    if stacked:
-        colours = [palette[layer.colour] for layer in stacked]
-        y = [[value or 0.0 for value in layer.y] for layer in stacked]
-        axes.stackplot(stacked[0].x, y, colors=colours, labels=[layer.label for layer in stacked])
-    for layer in chart.layers:
-        if layer.kind != "stack":
-            y_values = [float("nan") if value is None else value for value in layer.y]
-            form = "steps-post" if layer.is_stepped else "default"
-            axes.plot(layer.x, y_values, color=palette[layer.colour], label=layer.label, drawstyle=form)
-    for place, label in chart.marks:
-        axes.axvline(place, color=palette["muted"], linestyle=":", label=label)
-    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, ylim=(chart.y_bottom, chart.y_top))
-    if chart.has_zero and chart.y_bottom is None:
-        axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _draw_bars(axes: Any, shown: MemoryMap, palette: dict[str, str]) -> None:

@@ -47,6 +47,7 @@ def parse_budgets(context: click.Context, option: click.Parameter, words: tuple[
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text, or what the name after --out says.")
 @click.option("--json", "is_json", is_flag=True, help="Short for --format json.")
+@click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: the terminal, HTML in reports/.")
 def compare(
     base: str,
@@ -56,6 +57,7 @@ def compare(
     budgets: dict[str, float],
     form: Format | None,
     is_json: bool,
+    static: bool,
     out: Path | None,
 ) -> int:
     """Say what got better or worse from one run to another.
@@ -76,11 +78,13 @@ def compare(
         reports = analyse(folders[0], say=progress.say), analyse(folders[1], say=progress.say)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
-    put_out(lambda form: render_comparison(comparison, reports, form), chosen, out, name)
+    put_out(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
     return _exit_code(comparison, strict)
 
 
-def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report"], form: Format) -> str:
+def render_comparison(
+    comparison: "Comparison", reports: tuple["Report", "Report"], form: Format, *, is_static: bool = False
+) -> str:
     """The comparison in one of the four forms; the page also shows the samples of both reports."""
     from efprof.report import comparison_form, json_form
     from efprof.report.page import html
@@ -93,7 +97,7 @@ def render_comparison(comparison: "Comparison", reports: tuple["Report", "Report
         case "markdown":
             return comparison_form.render_comparison_markdown(comparison)
         case "html":
-            return html.render_comparison_html(comparison, *reports)
+            return html.render_comparison_html(comparison, *reports, is_static=is_static)
 
 
 def _exit_code(comparison: "Comparison", is_strict: bool) -> int:

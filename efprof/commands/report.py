@@ -51,9 +51,16 @@ _CLEARED: Final = "\r\x1b[K"
     help=f"Say how the peak of memory comes to stay below: {SIZES}.",
 )
 @click.option("--gpu-estimate", is_flag=True, help="Also what a run recorded on a CPU would take on a GPU: seconds.")
+@click.option("--static", is_flag=True, help="Draw still pictures, for readers without JavaScript (with matplotlib).")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write; default: reports/, or the terminal.")
 def report(
-    run: str | None, form: Format | None, is_json: bool, budget: int | None, gpu_estimate: bool, out: Path | None
+    run: str | None,
+    form: Format | None,
+    is_json: bool,
+    budget: int | None,
+    gpu_estimate: bool,
+    static: bool,
+    out: Path | None,
 ) -> None:
     """Say what is wrong with a recorded run, and what to change.
 
@@ -63,7 +70,7 @@ def report(
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
         result = _report_on(run, partial(analyse, budget_bytes=budget, has_gpu_estimate=gpu_estimate, say=progress.say))
-    put_out(lambda form: render(result, form), chosen, out, result.run.run_id)
+    put_out(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
 
 
 def _report_on(run: str | None, analyse: "Callable[[Path], Report]") -> "Report":
@@ -118,8 +125,8 @@ def analyse(
     )
 
 
-def render(report: "Report", form: Format) -> str:
-    """The report in one of the four forms."""
+def render(report: "Report", form: Format, *, is_static: bool = False) -> str:
+    """The report in one of the four forms; a page that is static has still pictures."""
     from efprof.report import json_form, text_forms
     from efprof.report.page import html
 
@@ -127,7 +134,7 @@ def render(report: "Report", form: Format) -> str:
         "text": text_forms.render_text,
         "json": json_form.render_json,
         "markdown": text_forms.render_markdown,
-        "html": html.render_html,
+        "html": partial(html.render_html, is_static=is_static),
     }
     return forms[form](report)
 

@@ -51,7 +51,7 @@ MINIMUM_TIME_MS = 0.1
 
 MINIMUM_PEAK_BYTES = 2 * MIB
 MINIMUM_PEAK_SHARE = 0.005
-"""The larger of the two: peaks of the same program repeat within that, but for libraries that choose work spaces anew."""
+"""The larger of the two: peaks repeat within that, but where libraries choose their work spaces anew."""
 
 MINIMUM_GROWTH_BYTES_PER_STEP = 8 * MIB / 1000
 """Less costs under 1 GiB in 100,000 steps."""

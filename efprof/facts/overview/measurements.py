@@ -32,7 +32,7 @@ from efprof.model import (
 from efprof.units import format_bytes, format_ms, format_share
 
 STEP_MS_BUDGET = 0.03
-"""A branch may cost 3 % of the step before a comparison fails: less lies within what two runs of the same code differ by."""
+"""Of the step, what a branch may cost before a comparison fails: two runs of the same code differ by less."""
 PEAK_BUDGET = 0.005
 """Peaks repeat almost to the byte, so half a percent is a change."""
 SLOW_FACTOR = 1.5

@@ -34,7 +34,7 @@ from efprof.report import comparison_form, tables, verdict, wording
 from efprof.report.charts import segment_picture, timeline_charts
 from efprof.report.charts.chart import DARK, LIGHT, Chart, has_curve
 from efprof.report.charts.evidence_charts import metric_chart, series_chart
-from efprof.report.charts.interactive import figure_of
+from efprof.report.charts.pictures import figure_of, svg_of
 from efprof.report.verdict import last_read_step, median_step_ms, peak_bytes, rank_findings, share_of
 from efprof.report.wording import (
     change_sides,
@@ -55,11 +55,13 @@ SMALLEST_SHARE: Final = 0.0005
 """A smaller share would read 0.0 %."""
 
 
-def render_html(report: Report) -> str:
+def render_html(report: Report, *, is_static: bool = False) -> str:
+    """The page of a run; one that is static has still pictures, which need no JavaScript."""
     measurements = report.measurements
     timeline = measurements.timeline
     return _rendered(
         "report.html",
+        is_static,
         title=f"efprof {report.run.name} {report.run.run_id}",
         header=verdict.header_items(report.run),
         report=report,
@@ -88,13 +90,18 @@ def render_html(report: Report) -> str:
 
 
 def render_comparison_html(
-    comparison: Comparison, base_report: Report | None = None, head_report: Report | None = None
+    comparison: Comparison,
+    base_report: Report | None = None,
+    head_report: Report | None = None,
+    *,
+    is_static: bool = False,
 ) -> str:
     """The page of a comparison; with the reports of both sides also pictures and the added findings in full."""
     added = {finding.key for finding in comparison.findings if finding.change == "added"}
     cards = [item for item in rank_findings(head_report) if item.key in added] if head_report else []
     return _rendered(
         "comparison.html",
+        is_static,
         title=f"efprof {comparison.base.name} compared with {comparison.head.name}",
         header=("comparison", f"base {comparison.base.run_id}", f"head {comparison.head.run_id}"),
         comparison=comparison,
@@ -225,12 +232,12 @@ def _metric_pictures(base: Report, head: Report) -> list[Chart]:
     return [metric_chart(*pair) for pair in pairs if all(sum(map(math.isfinite, side.samples)) > 1 for side in pair)]
 
 
-def _rendered(template: str, **content: Any) -> str:
-    return _environment().get_template(template).render(**content)
+def _rendered(template: str, is_static: bool, /, **content: Any) -> str:
+    return _environment(is_static).get_template(template).render(**content)
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(is_static: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -265,10 +272,12 @@ def _environment() -> jinja2.Environment:
         "side": comparison_form.side_phrase,
         "diff": diff_of,
         "figure": lambda chart: _script_json(figure_of(chart)),
+        "still": lambda chart, picture_id: Markup(svg_of(chart, picture_id)),
         "script_json": _script_json,
         "map_fill": _map_fill,
     }
     environment.globals |= {
+        "is_static": is_static,
         "palettes": (LIGHT, DARK),
         "style": Markup(_template_text("style.css") + _template_text("device.css")),
         "script": Markup(_template_text("page.js") + _template_text("device.js")),

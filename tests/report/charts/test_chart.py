@@ -9,7 +9,7 @@ import pytest
 from efprof.model import BOUNDARIES, MemorySample, Series, SeriesLine, StageBand, Timeline
 from efprof.report.charts.chart import MAX_BAND_ROWS, Band, Chart, Layer, label_rows, scale_for, thin
 from efprof.report.charts.evidence_charts import series_chart
-from efprof.report.charts.interactive import figure_of, label_text
+from efprof.report.charts.pictures import figure_of, label_text
 from efprof.report.charts.timeline_charts import MAX_BARS, memory_chart, number_charts, time_chart
 from efprof.report.tables import MAX_STEPS, is_broken, left_out_sentence, step_table
 from efprof.report.wording import show

@@ -4,11 +4,14 @@ import dataclasses
 import html.parser
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
 
-from efprof.model import AuditResult, Evidence, Finding, Measurements, Report, Timeline
+from efprof.model import AuditResult, EfprofError, Evidence, Finding, Measurements, Report, Timeline
+from efprof.report.charts.chart import Chart, Layer
+from efprof.report.charts.pictures import svg_of
 from efprof.report.page.html import render_comparison_html, render_html
 from efprof.report.wording import anchor_of
 from tests.report.report_sample import (
@@ -245,3 +248,31 @@ def test_the_command_is_quoted_and_code_in_a_sentence_is_code() -> None:
     assert "Command python 'my train.py'" in text
     fault = dataclasses.replace(memory_finding(), message="`<b>` & an odd ` stay text")
     assert "<code>&lt;b&gt;</code> &amp; an odd ` stay text" in render_html(report_of(fault))
+
+
+def test_a_static_page_draws_its_pictures_without_a_script() -> None:
+    pytest.importorskip("matplotlib")
+    still = Page(render_html(make_report(), is_static=True))
+    moving = Page(render_html(make_report()))
+    assert "plotly" in moving.ids
+    assert "plotly" not in still.ids
+    assert not [one for one in still.ids if one.endswith("-figure")]
+    assert len(still.ids) == len(set(still.ids))
+    assert "<svg" in render_html(make_report(), is_static=True)
+
+
+def test_what_a_still_picture_says_is_text_and_no_markup() -> None:
+    pytest.importorskip("matplotlib")
+    layer = Layer(kind="line", label="<b>$x$", colour="forward", x=(0.0, 1.0), y=(1.0, None))
+    chart = Chart(title="", caption="", x_label="<i>", y_label="$\\alpha$", y_unit="", layers=(layer, layer))
+    svg = svg_of(chart, "one")
+    assert "&lt;i&gt;" in svg
+    assert "&lt;b&gt;$x$" in svg
+    assert "$\\alpha$" in svg
+    assert "var(--forward)" in svg
+
+
+def test_without_matplotlib_a_static_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(EfprofError, match=r"pip install 'efprof\[static\]'"):
+        render_html(make_report(), is_static=True)

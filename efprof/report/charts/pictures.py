@@ -1,13 +1,17 @@
-"""A chart as a plotly figure: plain data for plotly.js, with colours as names that the page's theme resolves."""
+"""A chart as a plotly figure or as a still SVG; colours are names that the page's theme resolves."""
 
+import io
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
-from efprof.report.charts.chart import MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
+from efprof.model import EfprofError
+from efprof.report.charts.chart import LIGHT, MAX_BAND_LETTERS, Band, Chart, Layer, label_rows, x_range
 from efprof.report.wording import shorten
 
 Figure = dict[str, Any]
 MAX_LABEL: Final = 60
+STATIC_INCHES: Final = (8.6, 3.0)
 STRIP_SHARE: Final = 0.03
 """The height of the strip that tells which stage ran, as a share of the picture's."""
 ROW_SHARE: Final = 0.08
@@ -54,6 +58,84 @@ def figure_of(chart: Chart) -> Figure:
     num_bars = max((len(layer.x) for layer in chart.layers), default=0)
     layout["barmode"], layout["bargap"] = "stack", BAR_GAP if num_bars <= MAX_GAPPED_BARS else 0.0
     return {"data": [_trace(layer, chart) for layer in chart.layers], "layout": layout}
+
+
+def svg_of(chart: Chart, picture_id: str) -> str:
+    """A picture that needs no JavaScript; raises EfprofError without matplotlib."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Drawing
+    except ModuleNotFoundError as error:
+        raise EfprofError(
+            "--static draws with matplotlib, which is not installed: python -m pip install 'efprof[static]'."
+        ) from error
+    stream = io.StringIO()
+    with matplotlib.rc_context(style_of(LIGHT)):
+        drawing = Drawing(figsize=STATIC_INCHES, layout="constrained")
+        draw(drawing.add_subplot(), chart, LIGHT)
+        drawing.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    for start in ('id="', "url(#", 'href="#'):  # several pictures share a page
+        text = text.replace(start, f"{start}{picture_id}-")
+    for name, colour in LIGHT.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text[text.index("<svg") :]
+
+
+def style_of(palette: Mapping[str, str]) -> Any:
+    """Texts stay texts, and the same picture is the same file."""
+    of_text = ("axes.labelcolor", "xtick.color", "ytick.color", "text.color")
+    plain = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "efprof", "text.parse_math": False}
+    edges = {"axes.edgecolor": palette["muted"], "axes.spines.top": False, "axes.spines.right": False}
+    return {**dict.fromkeys(of_text, palette["text"]), **edges, **plain}
+
+
+def draw(axes: Any, chart: Chart, palette: Mapping[str, str]) -> None:
+    """Draw it on matplotlib's axes."""
+    for band in chart.bands:
+        axes.axvspan(band.start, band.end, color=palette[band.stage or "window"], alpha=0.16, linewidth=0)
+    rows = zip(chart.bands, label_rows(chart), strict=True)
+    notes = [(band.start, band.label, row) for band, row in rows if row is not None]
+    for at, label, row in [*notes, *((at, label, 0) for at, label in chart.marks)]:
+        place = axes.get_xaxis_transform()
+        axes.text(at, 0.98 - row * ROW_SHARE, shorten(label, MAX_BAND_LETTERS), transform=place, va="top", fontsize=8)
+    for at, _ in chart.marks:
+        axes.axvline(at, color=palette["alert"], linestyle=":")
+    bottom: list[float] | None = None
+    for layer in chart.layers:
+        bottom = _draw_layer(axes, layer, palette[layer.colour], bottom)
+    if chart.level is not None:
+        axes.axhline(chart.level[0], color=palette["text"], linestyle="--", linewidth=1, label=chart.level[1])
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, xlim=x_range(chart))
+    axes.set_ylim(bottom=chart.y_bottom if chart.y_bottom is not None else 0 if chart.has_zero else None)
+    axes.set_ylim(top=chart.y_top)
+    if len(chart.layers) > 1 or chart.level is not None:
+        axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def _draw_layer(axes: Any, layer: Layer, colour: str, bottom: list[float] | None) -> list[float] | None:
+    """`bottom` is what the layers below reach, where they stand on top of each other; and what this one reaches."""
+    x, y = list(layer.x), [math.nan if value is None else value for value in layer.y]
+    label = shorten(layer.label, MAX_LABEL)
+    if layer.kind in ("stack", "bar"):
+        low = bottom if bottom is not None and len(bottom) == len(y) else [0.0] * len(y)
+        top = [below + (0.0 if math.isnan(value) else value) for below, value in zip(low, y, strict=True)]
+        if layer.kind == "bar":
+            axes.bar(
+                x, [high - below for high, below in zip(top, low, strict=True)], bottom=low, color=colour, label=label
+            )
+        else:
+            axes.fill_between(x, low, top, color=colour, label=label, step="post" if layer.is_stepped else None)
+        return top
+    match layer.kind:
+        case "fill":
+            axes.fill(x, y, color=colour, alpha=0.5, label=label, linewidth=0)
+        case "points":
+            axes.plot(x, y, color=colour, label=label, linestyle="", marker="v", markersize=5)
+        case _:
+            form = "steps-post" if layer.is_stepped else "default"
+            axes.plot(x, y, color=colour, label=label, drawstyle=form, linewidth=1.6 if layer.is_strong else 1)
+    return bottom
 
 
 def label_text(text: str, limit: int = MAX_LABEL) -> str:
