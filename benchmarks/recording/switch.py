@@ -111,7 +111,7 @@ def _resume(loop: Loop) -> None:
     """The next step begins now."""
     loop.thread.resume()
     if not loop.light.is_on:
-        loop.disturb()
+        loop.mark_interrupted()
         return
     steps = loop.light.steps
     if steps.stepped:

@@ -1,6 +1,6 @@
 """Memory that every step leaves behind, and no variable of the program is seen to keep."""
 
-from efprof.facts.growth.growth_blame import UnheldGrowth
+from efprof.facts.growth.growth_blame import UnattributedGrowth
 from efprof.facts.growth.host_growth import may_be_pointers
 from efprof.facts.growth.leaks import EXPLAINED, Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_gain, growth_words
@@ -65,7 +65,7 @@ def _is_sawtooth(run: Run) -> bool:
 
 
 def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
-    unheld, fit = run.get(UnheldGrowth), growth.fit
+    unheld, fit = run.get(UnattributedGrowth), growth.fit
     return Finding(
         blame=unheld.blame,
         category="memory",
@@ -78,7 +78,7 @@ def _finding(run: Run, growth: MemoryGrowth, share: float) -> Finding:
     )
 
 
-def _fix(unheld: UnheldGrowth) -> Fix:
+def _fix(unheld: UnattributedGrowth) -> Fix:
     one = unheld.container
     if one is None:
         return Fix.by_hand(unheld.advice)

@@ -18,7 +18,7 @@ from efprof.facts.device.memory_failure import (
 )
 from efprof.facts.device.smaller_step import fit_step, gain_of, shortage_at_end, shortage_on
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import MemoryFailure, survives_shortages
+from efprof.facts.run.run_limits import MemoryFailure, catches_out_of_memory
 from efprof.facts.source.sources import Sources
 from efprof.fixes.settings import set_allocator
 from efprof.model import Examination, Finding, Fix, Gain, NotRecorded, ThinEvidence, UnreadableInput
@@ -103,7 +103,7 @@ def _finding(run: Run, device: DeviceHistory, failure: Failure) -> Finding:
         )
     blame = run.get(Sources).line(site)
     headline = "Out of memory: free memory lies in pieces" if failure.is_fragmentation else "Out of memory"
-    is_survived = survives_shortages(run)
+    is_survived = catches_out_of_memory(run)
     return Finding(
         blame=blame,
         category="memory",

@@ -3,7 +3,7 @@
 from efprof.facts.peak.peak_composition import (
     WITH_BUDGET,
     PeakComposition,
-    Way,
+    PeakReduction,
     budget_after_failure,
     how_peak_is_known,
     lower_peak,
@@ -84,7 +84,7 @@ def _finding(run: Run, peak: PeakComposition, budget: int) -> Finding:
     )
 
 
-def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[Way | None, CodeEdit | None]:
+def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[PeakReduction | None, CodeEdit | None]:
     """The cheapest way within the budget, one that is known to the letter first; else the one that saves most."""
     fitting = [way for way in peak.within(budget) if way.kind != "bfloat16"]
     others = sorted((way for way in peak.ways if way.kind == "checkpoint"), key=lambda way: way.peak_bytes)
@@ -93,7 +93,7 @@ def _best(run: Run, peak: PeakComposition, budget: int) -> tuple[Way | None, Cod
     return next((pair for pair in edits if pair[1] is not None), edits[0] if edits else (None, None))
 
 
-def _edit(run: Run, way: Way) -> CodeEdit | None:
+def _edit(run: Run, way: PeakReduction) -> CodeEdit | None:
     if way.kind != "checkpoint" or way.site is None:
         return None
     blame = run.get(Sources).line(way.site)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, put_out
+from efprof.commands.report import FORMATS, Format, Progress, analyse, chosen_form, write_or_print
 from efprof.model import EfprofError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def compare(
         reports = analyse(folders[0], say=progress.say), analyse(folders[1], say=progress.say)
     comparison = compare_reports(*reports, forced=force, budgets=budgets)
     name = f"{comparison.base.run_id}-to-{comparison.head.run_id}"
-    put_out(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
+    write_or_print(lambda form: render_comparison(comparison, reports, form, is_static=static), chosen, out, name)
     return _exit_code(comparison, strict)
 
 

@@ -70,7 +70,7 @@ def report(
     chosen = chosen_form(form, is_json, out, "html")
     with Progress() as progress:
         result = _report_on(run, partial(analyse, budget_bytes=budget, has_gpu_estimate=gpu_estimate, say=progress.say))
-    put_out(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
+    write_or_print(lambda form: render(result, form, is_static=static), chosen, out, result.run.run_id)
 
 
 def _report_on(run: str | None, analyse: "Callable[[Path], Report]") -> "Report":
@@ -148,7 +148,7 @@ def chosen_form(form: Format | None, is_json: bool, out: Path | None, default: F
     return form or (_format_of(out) if out else default)
 
 
-def put_out(render: "Callable[[Format], str]", form: Format, out: Path | None, name: str) -> None:
+def write_or_print(render: "Callable[[Format], str]", form: Format, out: Path | None, name: str) -> None:
     """A page goes to `out` or `reports/<name>.html`, and its summary to the terminal; other forms to `out` or there.
 
     The name comes from a file, so only harmless characters of it are taken.

@@ -8,7 +8,7 @@ from typing import Final
 
 from efprof.artifacts.steps import StepRecord, read_steps
 from efprof.facts.device.device_memory import DeviceHistory, Failure
-from efprof.facts.growth.growth_blame import UnheldGrowth
+from efprof.facts.growth.growth_blame import UnattributedGrowth
 from efprof.facts.growth.leaks import Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth
 from efprof.facts.run.run import Run
@@ -230,7 +230,7 @@ def _what_to_mend(run: Run) -> str:
     with contextlib.suppress(ThinEvidence, NotRecorded):
         for leak in run.get(Leaks).leaks:
             return f"mend {leak.blame}, where `{leak.kept[0].name}` keeps more and more"
-        unheld = run.get(UnheldGrowth)
+        unheld = run.get(UnattributedGrowth)
         if not unheld.is_guess:
             return f"mend {unheld.blame} ({unheld.why})"
     return "find what keeps it"

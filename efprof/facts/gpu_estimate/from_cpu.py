@@ -17,7 +17,7 @@ from efprof.artifacts.snapshot import Entry
 from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.history import History
 from efprof.facts.allocator.settings import AllocatorSettings, rounded_bytes
-from efprof.facts.peak.live_memory import LiveWindow, told_before
+from efprof.facts.peak.live_memory import LiveWindow, readings_before
 from efprof.units import MIB
 
 Move = tuple[int, int]
@@ -43,7 +43,7 @@ they are smaller, by what else a step leaves, some 50 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
+class AllocationTrace:
     """One window: what a device would be asked for. Blocks are numbered in the order they are asked for.
 
     Left out is what was made and returned within one stretch of the data stage: batches are made on the host, and only
@@ -71,7 +71,7 @@ class Passage:
         return sum(num_bytes for block, num_bytes in self.moves if block in left and num_bytes)
 
 
-def passage_of(window: LiveWindow) -> Passage:
+def passage_of(window: LiveWindow) -> AllocationTrace:
     """The window's requests and returns in order, free of any address."""
     stretch_of = [-1] * len(window.events)  # outside all of them
     for place, stretch in enumerate(window.stretches):
@@ -96,7 +96,7 @@ def passage_of(window: LiveWindow) -> Passage:
         made_in.append("backward" if event.is_backward else stages[index])
         if is_returned:
             returned_at[released_at].append(index)
-    return Passage(
+    return AllocationTrace(
         moves=tuple(moves),
         stages=tuple(made_in),
         left=tuple(number_of.values()),
@@ -119,7 +119,7 @@ def _gradients(window: LiveWindow) -> tuple[int, ...]:
 
 
 def play(
-    passages: Sequence[Passage],
+    passages: Sequence[AllocationTrace],
     *,
     first: Sequence[int],
     at_optimizer: Sequence[int],
@@ -164,7 +164,7 @@ def history_from(entries: list[Entry]) -> History:
 
 def _play_once(
     entries: list[Entry],
-    passage: Passage,
+    passage: AllocationTrace,
     returns: dict[int, list[int]],
     at_optimizer: Sequence[int],
     in_optimizer: Sequence[int],
@@ -247,7 +247,7 @@ class Assumption:
 
 
 def older_memory(
-    records: Sequence[StepRecord], windows: Sequence[LiveWindow], passages: Sequence[Passage]
+    records: Sequence[StepRecord], windows: Sequence[LiveWindow], passages: Sequence[AllocationTrace]
 ) -> OlderMemory:
     """What the steps and the windows tell of the time before the first window."""
     made = max((passage.gradient_bytes for passage in passages), key=sum, default=())
@@ -259,7 +259,7 @@ def older_memory(
         gradient_bytes=parameter_bytes if sum(made) < parameter_bytes / 2 else 0,
         state_bytes=_whole_copies(_first_rise(records, windows), parameter_bytes),
         carried_bytes=passages[-1].left_bytes if passages else 0,
-        boundary_bytes=next((there for _, there in told_before(windows[0], records)), None) if windows else None,
+        boundary_bytes=next((there for _, there in readings_before(windows[0], records)), None) if windows else None,
         sizes=tuple(size for size in sizes if size),
     )
 

@@ -14,9 +14,9 @@ from efprof.facts.allocator.advice import Trial, best_of, warnings_about, worth_
 from efprof.facts.allocator.settings import AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
+    AllocationTrace,
     Assumption,
     OlderMemory,
-    Passage,
     assumptions_about,
     history_from,
     older_memory,
@@ -67,7 +67,7 @@ class Estimate(Trial):
 class GpuEstimate:
     """The run's windows on a GPU that nobody has."""
 
-    def __init__(self, passages: Sequence[Passage], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
+    def __init__(self, passages: Sequence[AllocationTrace], older: OlderMemory, *, names: Sequence[str] = ()) -> None:
         self.window_names = tuple(names)
         self.older = older
         self.assumptions = assumptions_about(older)

@@ -8,7 +8,7 @@ from typing import Self
 
 from efprof.facts.growth.backward_calls import gradient_cycles
 from efprof.facts.growth.host_growth import grown_containers
-from efprof.facts.growth.kept import Kept
+from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.leaks import LEAST_SHARE, Leaks, backward_line, place_to_blame
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, sites_of
@@ -19,7 +19,7 @@ from efprof.model import Evidence, NotRecorded, SourceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnheldGrowth:
+class UnattributedGrowth:
     """A line, why it is that one as a clause, what is known of what keeps it, and what to do there.
 
     `container` is one that was counted to grow; `is_guess` where the line is the call of backward, for want of more.
@@ -30,7 +30,7 @@ class UnheldGrowth:
     why: str
     how: str = "A cache of a library, or an object that only C++ holds, may."
     advice: str = ""
-    container: Kept | None = None
+    container: RetainedTensors | None = None
     is_guess: bool = False
 
     @classmethod
@@ -106,7 +106,7 @@ def surviving_lines(run: Run) -> list[tuple[str, float]]:
     return sorted(lines, key=lambda line: (-line[1], line[0]))
 
 
-def _container(run: Run, slope: float) -> Kept | None:
+def _container(run: Run, slope: float) -> RetainedTensors | None:
     """One whose entries explain it, as they do on a CPU; else one of a library, whose entries are not taken apart."""
     if "CUDA" not in run.run_file.memory_source:
         for one in grown_containers(run):

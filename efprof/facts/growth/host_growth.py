@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth.kept import Kept
+from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.leaks import Leaks
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_numbers
@@ -41,7 +41,7 @@ class HostGrowth:
     fit: Fit
     is_heap_read: bool
     is_growing: bool
-    containers: tuple[Kept, ...] = ()
+    containers: tuple[RetainedTensors, ...] = ()
 
     @property
     def is_explained(self) -> bool:
@@ -79,7 +79,7 @@ class HostGrowth:
         )
 
 
-def grown_containers(run: Run) -> tuple[Kept, ...]:
+def grown_containers(run: Run) -> tuple[RetainedTensors, ...]:
     """Containers of what is no tensor that were counted to grow, and no count or limit says that they end to."""
     counted = run.find(KeptGrowth)
     containers = counted.containers if counted else ()

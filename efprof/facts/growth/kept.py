@@ -47,7 +47,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class RetainedTensors:
     """A holder, or a container of what is no tensor, that held more at a later count than at an earlier one.
 
     `fed` and `emptied` are the lines that were seen to put in, the most first, and to take out; `unseen` says why none
@@ -102,7 +102,7 @@ class Kept:
         return rate >= LEAST_RATE[self.kind]
 
 
-def counted_series(kept: Sequence[Kept]) -> Series:
+def counted_series(kept: Sequence[RetainedTensors]) -> Series:
     return Series(
         title="What each holder has" if len(kept) > 1 else f"What {kept[0].path or kept[0].name} has",
         y_label="held",
@@ -119,7 +119,7 @@ def counted_series(kept: Sequence[Kept]) -> Series:
     )
 
 
-def kept_table(kept: Sequence[Kept]) -> Table:
+def kept_table(kept: Sequence[RetainedTensors]) -> Table:
     """Each with its counts, the lines seen to feed and to empty it, and what speaks against a leak."""
     return Table(
         title="What grew, and the lines that were seen to change it",

@@ -8,7 +8,7 @@ from typing import Final, Self
 from msgspec import structs
 
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watch, Watched, read_counts, read_watches
-from efprof.facts.growth.kept import LEAST_RISES, Kept, Size, Verdict, judged, rate_of
+from efprof.facts.growth.kept import LEAST_RISES, RetainedTensors, Size, Verdict, judged, rate_of
 from efprof.facts.run.run import Run
 from efprof.facts.run.run_limits import RunLimits
 from efprof.model import NotRecorded
@@ -63,8 +63,8 @@ class KeptGrowth:
     `num_counts` counts were taken, the last of them after step `last_step`.
     """
 
-    holders: tuple[Kept, ...]
-    containers: tuple[Kept, ...]
+    holders: tuple[RetainedTensors, ...]
+    containers: tuple[RetainedTensors, ...]
     num_counts: int
     last_step: int
 
@@ -91,7 +91,7 @@ class KeptGrowth:
         )
 
 
-def lengthened(run: Run, name: str) -> Kept | None:
+def lengthened(run: Run, name: str) -> RetainedTensors | None:
     """The holder or container of that last name that was counted to get longer, and not to be bounded."""
     grown = run.find(KeptGrowth)
     for one in (*grown.holders, *grown.containers) if grown else ():
@@ -101,7 +101,7 @@ def lengthened(run: Run, name: str) -> Kept | None:
     return None
 
 
-def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> Kept | None:
+def _holder(name: Name, counts: Sequence[Count], seen: SeenLines, run: Run) -> RetainedTensors | None:
     """None where no count found more than an earlier one."""
     found = list(_counted(name, counts, is_complete=seen.is_watched))
     sizes = [size for size, _ in found]
@@ -132,8 +132,8 @@ def _kept(
     changes: Sequence[Change],
     seen: SeenLines,
     said: tuple[Verdict, str],
-) -> Kept:
-    return Kept(
+) -> RetainedTensors:
+    return RetainedTensors(
         path=of.path,
         name=of.path or of.type,
         owner=of.owner,
@@ -196,7 +196,7 @@ def _spelled(counted: Counted) -> str:
     return counted.name + counted.path.removeprefix(whole) if counted.path.startswith(f"{whole}[") else counted.name
 
 
-def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | None:
+def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
     """None of one that was made between two counts and is gone at the next: it was never seen to grow."""
     found = [(count, one) for count in counts for one in count.containers if one.number == number]
     entry_bytes = max(one.tensor_bytes if one.holds_tensors else one.entry_bytes for _, one in found)
@@ -215,7 +215,7 @@ def _container(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | 
     return _kept(last, sizes, changes, seen, said)
 
 
-def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | None:
+def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> RetainedTensors | None:
     """A container of tensors that no variable led to; None where no line was seen to feed it: it may be a library's."""
     kept = _container(number, counts, seen)
     if kept is None or not kept.fed:
@@ -224,7 +224,7 @@ def _nameless(number: int, counts: Sequence[Count], seen: SeenLines) -> Kept | N
     return replace(kept, kind="tensors", tensors_added=kept.entries_added, tensor_rate=rate, value_rate=rate)
 
 
-def _with_nameless(holders: Sequence[Kept], nameless: Sequence[Kept]) -> list[Kept]:
+def _with_nameless(holders: Sequence[RetainedTensors], nameless: Sequence[RetainedTensors]) -> list[RetainedTensors]:
     """Most bytes first; a holder that grows as fast as one without a name has that in it, and its lines."""
     every = list(holders)
     for one in nameless:
@@ -241,12 +241,12 @@ def _with_nameless(holders: Sequence[Kept], nameless: Sequence[Kept]) -> list[Ke
     return sorted(every, key=lambda one: -one.rate.slope)
 
 
-def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
+def _without_aliases(holders: Sequence[RetainedTensors]) -> list[RetainedTensors]:
     """Most bytes first, what is reached by several paths once: by the container, else by what has least behind it.
 
     A loss that is bound anew reaches the whole graph of the state that it comes from, and something more.
     """
-    kept: list[Kept] = []
+    kept: list[RetainedTensors] = []
     for one in sorted(holders, key=lambda one: (one.entries_added <= 0, not one.fed, one.sizes[-1].num_bytes)):
         same = next((place for place, other in enumerate(kept) if _is_same_memory(one, other)), None)
         if same is None:
@@ -257,12 +257,12 @@ def _without_aliases(holders: Sequence[Kept]) -> list[Kept]:
     return sorted(kept, key=lambda one: -one.rate.slope)
 
 
-def _is_same_memory(one: Kept, other: Kept) -> bool:
+def _is_same_memory(one: RetainedTensors, other: RetainedTensors) -> bool:
     is_view = one.entries_added <= 0 or (not one.fed and one.tensors_added == other.tensors_added)
     return one.verdict == other.verdict and _is_as_fast(one, other) and is_view and one.kind == other.kind
 
 
-def _is_as_fast(one: Kept, other: Kept) -> bool:
+def _is_as_fast(one: RetainedTensors, other: RetainedTensors) -> bool:
     return abs(one.rate.slope - other.rate.slope) <= SAME_MEMORY * other.rate.slope
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from efprof.artifacts.steps import read_steps
-from efprof.facts.growth.kept import MOST_SHOWN, Kept, Kind
+from efprof.facts.growth.kept import MOST_SHOWN, Kind, RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth
 from efprof.facts.growth.memory_growth import MemoryGrowth, growth_evidence, growth_gain, growth_numbers, growth_words
 from efprof.facts.growth.trend import Fit, Trend
@@ -32,7 +32,7 @@ class Leak:
     `share` is its part of the slope of memory; None where memory shows no trend, and `rate` is counted.
     """
 
-    kept: tuple[Kept, ...]
+    kept: tuple[RetainedTensors, ...]
     blame: SourceLine
     is_observed: bool
     rate: Trend
@@ -53,7 +53,7 @@ class Leaks:
     """
 
     leaks: tuple[Leak, ...]
-    unclear: tuple[Kept, ...]
+    unclear: tuple[RetainedTensors, ...]
     grown: KeptGrowth | None
     fit: Fit | None
     is_growing: bool
@@ -99,7 +99,7 @@ class Leaks:
         return [leak for leak in self.leaks if leak.kind == kind]
 
     @property
-    def bounded(self) -> list[Kept]:
+    def bounded(self) -> list[RetainedTensors]:
         """What grew, and is no leak."""
         return [one for one in self.grown.holders if one.is_large and one.verdict == "bounded"] if self.grown else []
 
@@ -140,8 +140,8 @@ class Leaks:
                 )
 
 
-def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) -> list[Leak]:
-    by_place: dict[tuple[SourceLine, bool], list[Kept]] = {}
+def _leaks(run: Run, told: Sequence[RetainedTensors], fit: Fit | None, explained: float) -> list[Leak]:
+    by_place: dict[tuple[SourceLine, bool], list[RetainedTensors]] = {}
     for one in told:
         by_place.setdefault((place_to_blame(run, one), one.site is not None), []).append(one)
     found = []
@@ -156,7 +156,7 @@ def _leaks(run: Run, told: Sequence[Kept], fit: Fit | None, explained: float) ->
     return found
 
 
-def place_to_blame(run: Run, kept: Kept) -> SourceLine:
+def place_to_blame(run: Run, kept: RetainedTensors) -> SourceLine:
     """The line that was seen to feed it; else where its class or function is defined; else the call of backward."""
     sources = run.get(Sources)
     if kept.site is not None:
@@ -195,7 +195,7 @@ def leak_finding(run: Run, leak: Leak, fix: Fix, *, left_per_step: float = 0.0, 
     )
 
 
-def _who_keeps(kept: Sequence[Kept]) -> str:
+def _who_keeps(kept: Sequence[RetainedTensors]) -> str:
     """`a` keeps tensors; `a` and `b` keep tensors with their graphs."""
     names = [f"`{one.name}`" for one in kept]
     if len(names) > 3:

@@ -8,7 +8,7 @@ from typing import Self
 
 from efprof.artifacts.holders import read_counts
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.facts.growth.kept import Kept, counted_series, kept_table
+from efprof.facts.growth.kept import RetainedTensors, counted_series, kept_table
 from efprof.facts.growth.trend import (
     IN_WINDOW,
     LEAST_SLOPE,
@@ -154,8 +154,8 @@ def growth_evidence(
     numbers: Numbers,
     *,
     fit: Fit | None,
-    kept: Sequence[Kept],
-    others: Sequence[Kept],
+    kept: Sequence[RetainedTensors],
+    others: Sequence[RetainedTensors],
     how: Sequence[str],
     title: str = "Memory retained after each step",
 ) -> tuple[Evidence, ...]:

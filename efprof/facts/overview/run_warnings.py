@@ -22,7 +22,7 @@ from efprof.facts.device.device_memory import DeviceMemory
 from efprof.facts.overview.identity import first_error
 from efprof.facts.peak.live_memory import LiveMemory
 from efprof.facts.run.run import Run
-from efprof.facts.run.run_limits import survives_shortages
+from efprof.facts.run.run_limits import catches_out_of_memory
 from efprof.facts.steps.step_times import StepTimes
 from efprof.model import NotRecorded, UnreadableInput
 from efprof.units import format_ms
@@ -119,7 +119,7 @@ def _about_other_threads(events: list[Event]) -> Iterator[str]:
 
 def _about_shortages(run: Run, events: list[Event]) -> list[str]:
     told = [event.num_failed + event.num_rejected for event in events if isinstance(event, DeviceShortage)]
-    return [SURVIVED.format(num=told[-1])] if told and survives_shortages(run) else []
+    return [SURVIVED.format(num=told[-1])] if told and catches_out_of_memory(run) else []
 
 
 def _about_unequal_steps(times: StepTimes) -> Iterator[str]:

@@ -175,13 +175,13 @@ def bytes_before(window: LiveWindow, records: Sequence[StepRecord]) -> int | Non
 
     The last one up to the peak: what is older than the window may have been freed by then, which no event of it tells.
     """
-    told = told_before(window, records)
+    told = readings_before(window, records)
     if not told:
         return None
     return max((one for one in told if one[0] <= window.peak_index), default=min(told))[1]
 
 
-def told_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[tuple[int, int]]:
+def readings_before(window: LiveWindow, records: Iterable[StepRecord]) -> list[tuple[int, int]]:
     """Each boundary within the window: the last event up to it, and the bytes that were there besides."""
     in_steps = window.name.replace("allocations-", "trace-").removesuffix(".parquet")  # its name in steps.jsonl
     times = [event.time_ns for event in window.events]

@@ -48,7 +48,7 @@ LEAST_BAR = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class PeakReduction:
     """One way to a lower peak; `extra_ms` is what it adds to a step, as far as is known."""
 
     kind: Literal["checkpoint", "accumulate", "bfloat16", "parts"]
@@ -73,7 +73,7 @@ class PeakComposition:
     at_peak: dict[Category, int]
     held: dict[str, int]
     samples: int
-    ways: tuple[Way, ...]
+    ways: tuple[PeakReduction, ...]
 
     @classmethod
     def compute(cls, run: Run) -> Self:
@@ -104,7 +104,7 @@ class PeakComposition:
         """The highest recorded instant, with what was there before the window."""
         return self.before_bytes + self.window.peak_bytes
 
-    def within(self, budget_bytes: int) -> list[Way]:
+    def within(self, budget_bytes: int) -> list[PeakReduction]:
         """Those that stay below a budget, the cheapest first."""
         return sorted((way for way in self.ways if way.peak_bytes <= budget_bytes), key=lambda way: way.extra_ms)
 
@@ -162,7 +162,7 @@ def table_of_ways(peak: PeakComposition, budget_bytes: int) -> Table:
     )
 
 
-def name_of_way(way: Way) -> str:
+def name_of_way(way: PeakReduction) -> str:
     """In the words of a table's row."""
     place = "" if way.site is None else place_of(way.site)
     match way.kind:
@@ -176,7 +176,9 @@ def name_of_way(way: Way) -> str:
     return "autocast to bfloat16, at best"
 
 
-def lower_peak(peak: PeakComposition, budget: int, way: Way | None, edit: CodeEdit | None, *, is_device: bool) -> Fix:
+def lower_peak(
+    peak: PeakComposition, budget: int, way: PeakReduction | None, edit: CodeEdit | None, *, is_device: bool
+) -> Fix:
     """The chosen way in words, what it leaves and costs, and the edit where it is known to the letter."""
     if peak.before_bytes > budget:
         advice = (
@@ -228,7 +230,7 @@ def _held(records: Iterable[StepRecord], before: int) -> dict[str, int]:
 
 def _ways(
     run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int, samples: list[int]
-) -> Iterable[Way]:
+) -> Iterable[PeakReduction]:
     peak = window.peak_bytes
     least = LEAST_SAVED * (before + peak)
     yield from (
@@ -240,29 +242,31 @@ def _ways(
     parts = 2
     while parts <= min(MOST_PARTS, min(samples, default=1)):
         left = window.peak_without(scaling, 1 - 1 / parts)
-        yield Way(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
+        yield PeakReduction(kind="accumulate", peak_bytes=before + left, extra_ms=0.0, num_parts=parts)
         parts *= 2
     made = [block for block in scaling if categories[block] != "inputs"]
-    yield Way(kind="bfloat16", peak_bytes=before + window.peak_without(made, 0.5), extra_ms=0.0)
+    yield PeakReduction(kind="bfloat16", peak_bytes=before + window.peak_without(made, 0.5), extra_ms=0.0)
     jump = run.get(BackwardJump)
     made_by = jump.guilty if jump.window is window else None
     if made_by is not None:
         num_parts = jump.num_chunks(made_by)
         saved = jump.saved_bytes(made_by.split_blocks, num_parts)
         if saved > least:
-            yield Way(
+            yield PeakReduction(
                 kind="parts", peak_bytes=before + peak - saved, extra_ms=0.0, site=made_by.site, num_parts=num_parts
             )
 
 
-def _checkpointing(run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int) -> Iterable[Way]:
+def _checkpointing(
+    run: Run, window: LiveWindow, categories: tuple[Category, ...], before: int
+) -> Iterable[PeakReduction]:
     sources = run.get(Sources)
     records = read_steps(run.rank_folder)[0]
     loop_site = next((record.backward_site for record in reversed(records) if record.backward_site), None)
     chains, share = chains_of(window, sources), _share_outside(records, window)
     for region in regions_of(window, categories, chains, sources, loop_site):
         left = peak_checkpointed(window, region, chains)
-        yield Way(
+        yield PeakReduction(
             kind="checkpoint",
             peak_bytes=before + left,
             extra_ms=sum(call.duration_ns for call in region.calls) / region.num_steps / 1e6 * share,

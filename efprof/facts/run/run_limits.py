@@ -22,7 +22,7 @@ FARTHEST_OUTLOOK: Final = 100
 """Times the steps recorded: a rate that was seen for a hundredth of the way may change before its end."""
 
 
-def survives_shortages(run: Run) -> bool:
+def catches_out_of_memory(run: Run) -> bool:
     """Whether the program went on after the last request that a device could not serve, and finished a step."""
     if run.run_file.ended == "out_of_memory":
         return False

@@ -58,7 +58,7 @@ class StepTime:
         """Milliseconds of one stage."""
         return self.stage_ms[STAGES.index(stage)]
 
-    def felt_ms(self, stage: str) -> float:
+    def blocking_ms(self, stage: str) -> float:
         """Milliseconds of one stage, or where a device trains those in which it had nothing to do, at most."""
         return (self.idle_ms or self.stage_ms)[STAGES.index(stage)]
 

@@ -269,7 +269,7 @@ class LightLoop:
         self.ends_with_update = True
         """Whether the step is over with an optimizer's update, not with a backward pass."""
         self.steps = LightSteps(write)
-        self.woken: list[Callable[[bool], None]] = []
+        self.mode_listeners: list[Callable[[bool], None]] = []
         """Told whether all calls are seen from now on, or hardly any; at an instant when no module's hook runs."""
         self._steps = steps
         self._thread = thread
@@ -286,7 +286,7 @@ class LightLoop:
         self._look_ahead()
         self.is_on = True
         self.ends_with_update = not steps.passes_by_hand
-        for listener in self.woken:
+        for listener in self.mode_listeners:
             listener(False)
 
     def backward_entered(self, tensors: Any, gradients: Any) -> None:
@@ -308,7 +308,7 @@ class LightLoop:
             if self.steps.number + 1 >= self._sampling.look_at:
                 self._look_ahead()
             if self.is_burst_due:
-                self.wake()
+                self.switch_to_full()
 
     def updated(self, optimizer: int, *, is_held_back: bool = False) -> None:
         """This optimizer, or graph, by its `id`, has stepped, or was held back."""
@@ -323,7 +323,7 @@ class LightLoop:
         self._num_overdue += 1
         is_whole = not self._steps.is_fed and self.steps.stepped == self._steps.last_stepped
         if is_whole or self._num_overdue > MOST_OVERDUE_STEPS:
-            self.wake()
+            self.switch_to_full()
 
     def fetch_began(self, *, is_start: bool) -> None:
         """A batch is asked for, or a loader starts: that may begin a step recorded in full."""
@@ -334,7 +334,7 @@ class LightLoop:
             self._sampling.ask_for_burst()
             self._look_ahead()
         if self.is_burst_due and (is_start or self._steps.is_fed):
-            self.wake()
+            self.switch_to_full()
 
     def step_marked(self) -> None:
         if not self.steps.stepped:
@@ -345,7 +345,7 @@ class LightLoop:
         elif self.steps.number >= self._sampling.look_at:
             self._look_ahead()
 
-    def wake(self) -> None:
+    def switch_to_full(self) -> None:
         """The open step is whole, if it has an update: what comes next is recorded in full."""
         if self.steps.stepped:
             self.steps.close()
@@ -361,5 +361,5 @@ class LightLoop:
         self.steps.write()
         self._steps.num_finished = self.steps.number
         self.is_on = self.is_burst_due = False
-        for listener in self.woken:
+        for listener in self.mode_listeners:
             listener(True)

@@ -7,7 +7,7 @@ try:
 except ImportError:  # the older name of the same package
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
-from efprof.recorder.launch.in_code import TrainingMarks, Wanted
+from efprof.recorder.launch.in_code import RecordOptions, TrainingMarks
 from efprof.recorder.loop.user_marks import UserMarks
 
 
@@ -18,7 +18,7 @@ class RecordTraining(Callback):
     optimization, make one step; the sanity check and validation belong to none.
     """
 
-    def __init__(self, name: str | None = None, **wanted: Unpack[Wanted]) -> None:
+    def __init__(self, name: str | None = None, **wanted: Unpack[RecordOptions]) -> None:
         self._marks = TrainingMarks(name, **wanted)
         self._num_updates = 0
 

@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 from transformers import TrainerCallback
 
-from efprof.recorder.launch.in_code import TrainingMarks, Wanted
+from efprof.recorder.launch.in_code import RecordOptions, TrainingMarks
 from efprof.recorder.loop.user_marks import UserMarks
 
 
@@ -15,7 +15,7 @@ class RecordTraining(TrainerCallback):
     training that raises is closed when the program ends, or when the next training begins.
     """
 
-    def __init__(self, name: str | None = None, **wanted: Unpack[Wanted]) -> None:
+    def __init__(self, name: str | None = None, **wanted: Unpack[RecordOptions]) -> None:
         self._marks = TrainingMarks(name, **wanted)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -113,7 +113,7 @@ def _num_batches(loader: Any) -> int | None:
 
 
 @dataclass(slots=True)
-class Handed:
+class ReturnedBatch:
     """How many samples were handed out in this step."""
 
     step: OpenStep
@@ -125,7 +125,7 @@ class BatchesAhead:
 
     def __init__(self, loop: Loop, shell: Shell) -> None:
         self._loop = loop
-        self._handed: dict[int, Handed] = {}
+        self._handed: dict[int, ReturnedBatch] = {}
         self._undo: dict[tuple[str, str], Undo] = {}
         self._counted = shell.guarded("batches_ahead", self._count)
 
@@ -153,7 +153,7 @@ class BatchesAhead:
             return
         handed = self._handed.get(step.number)
         if handed is None or handed.step is not step:
-            handed = self._handed[step.number] = Handed(step, 0)
+            handed = self._handed[step.number] = ReturnedBatch(step, 0)
         handed.samples += num_samples(batch)
 
 

@@ -130,7 +130,7 @@ class WorkerMemory:
         began, sites = perf_counter_ns(), self._session.sites
         codes = (method.__code__ for method in self._methods(data_set))
         own = (sites.of_line(code, code.co_firstlineno) for code in codes)
-        containers = Look().at(data_set)
+        containers = DatasetScan().at(data_set)
         for held, holder, name in containers:
             lines = [(line, one) for one in self._methods(holder) for line in _lines_that_set(one, name)]
             if lines:  # the last one: what an attribute begins with is set before
@@ -202,7 +202,7 @@ def descendants_of(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in descendants_of(child))]
 
 
-class Look:
+class DatasetScan:
     """Estimates from a bounded sample what an object holds; each object behind it counts where it is met first."""
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ class Cycles:
         if not may_look():
             return
         session, began_ns = self._session, time.perf_counter_ns()
-        session.loop.disturb()
+        session.loop.mark_interrupted()
         session.memory.is_collecting = True
         try:
             self._cycles = look_at_garbage(self._generation, session.sites)
@@ -132,7 +132,7 @@ class Cycles:
 
 def start(session: Session) -> None:
     cycles = Cycles(session)
-    called = session.shell.owing(cycles)
+    called = session.shell.reraise_later(cycles)
     gc.callbacks.append(called)
     session.undo_at_end([lambda: _remove(called)])
     session.subscribe(session.loop.step_ended, "cycles", cycles.finish)

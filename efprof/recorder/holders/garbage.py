@@ -23,7 +23,7 @@ import torch
 
 from efprof.artifacts.files import no_garbage_collection
 from efprof.artifacts.holders import Cycle, CycleLink
-from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeIsUp
+from efprof.recorder.holders.paths import Clock, Held, Nodes, TimeLimitReached
 from efprof.recorder.holders.variables import (
     COLLECTIONS,
     attributes_of,
@@ -90,7 +90,7 @@ def look_at_garbage(generation: int, sites: Sites) -> list[Cycle]:
 def _find_cycles(sites: Sites) -> list[Cycle]:
     """Of the objects in `gc.garbage`; keeps none of them."""
     search = _Search(Names(sites), gc.garbage[-MAX_OBJECTS:])
-    with suppress(TimeIsUp):
+    with suppress(TimeLimitReached):
         search.run()
 
     def order(cycle: Cycle) -> tuple[int, int, int]:
@@ -125,7 +125,7 @@ class _Search:
         starts: dict[tuple[str, str | None], list[Any]] = {}
         foreign: dict[tuple[str, str | None], list[Any]] = {}
         for value in self._objects:
-            self._clock.glance()
+            self._clock.check_sometimes()
             if issubclass(type(value), (ModuleType, BuiltinFunctionType)) or self._names.is_between(value):
                 continue
             file = self._names.file_of(value)
@@ -139,7 +139,7 @@ class _Search:
         todo = deque([start])
         while todo:
             value = todo.popleft()
-            self._clock.glance()
+            self._clock.check_sometimes()
             for referent in self._referents(value):
                 if referent is start:
                     way, here = [], id(value)
@@ -161,7 +161,7 @@ class _Search:
         seen, todo = {id(value) for value in ring}, list(ring)
         while todo:
             value = todo.pop()
-            self._clock.glance()
+            self._clock.check_sometimes()
             if issubclass(type(value), torch.Tensor):
                 held.add([value])
             for referent in self._referents(value):

@@ -17,7 +17,7 @@ from typing import Any
 
 from efprof.artifacts.holders import Change, Watch, Watched
 from efprof.recorder.holders.variables import locals_of, may_read_locals
-from efprof.recorder.holders.watched_values import Line, State, Thing, Variable, binding_lines, look_at_variables
+from efprof.recorder.holders.watched_values import Line, State, Variable, WatchedValue, binding_lines, look_at_variables
 from efprof.recorder.session.sites import Sites, callers
 
 MAX_NS = 300_000_000
@@ -46,7 +46,7 @@ class GrowthWatch:
     """Traces the calling thread from `begin` on; `step_ended` after each step tells when to `end`."""
 
     def __init__(
-        self, sites: Sites, things: list[Thing], states: list[State], guarded: Callable[[Tracer], Tracer]
+        self, sites: Sites, things: list[WatchedValue], states: list[State], guarded: Callable[[Tracer], Tracer]
     ) -> None:
         self.spent_ns = 0
         self._sites = sites
@@ -130,7 +130,7 @@ class GrowthWatch:
             )
         return Watch(first_step=first_step, last_step=last_step, watched=watched)
 
-    def _changes_of(self, thing: Thing) -> list[Change]:
+    def _changes_of(self, thing: WatchedValue) -> list[Change]:
         ordered = sorted(thing.changes.items(), key=lambda item: -item[1].times)
         return [
             Change(

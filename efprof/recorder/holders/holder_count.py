@@ -12,7 +12,7 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from efprof.artifacts.files import no_garbage_collection
-from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Nodes, Place, TimeIsUp
+from efprof.recorder.holders.paths import Clock, Handles, Held, Key, Nodes, Place, TimeLimitReached
 from efprof.recorder.holders.variables import locals_of, may_read_locals
 from efprof.recorder.holders.walk import Walk
 from efprof.recorder.session.sites import Sites, callers
@@ -137,7 +137,7 @@ class Census:
             self._clock.limit = now + MAX_SHARE * (self._end - now)
             try:
                 self._walk.visit_variable(scope, owner, file, name, value, within)
-            except TimeIsUp:
+            except TimeLimitReached:
                 self.is_partial = True
                 self.cut |= self._walk.holders.here
 
@@ -155,7 +155,7 @@ class Census:
             self._clock.limit = now + (self._end - now) / (len(waiting) - num_before)
             try:
                 held.add_graphs(nodes, self._clock)
-            except TimeIsUp:
+            except TimeLimitReached:
                 self.is_partial = True
                 self.cut_graphs.add(key)
 

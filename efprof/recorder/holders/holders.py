@@ -23,7 +23,7 @@ from efprof.recorder.holders.grown_containers import Grown, GrownContainers, des
 from efprof.recorder.holders.growth_watch import MAX_NS, GrowthWatch
 from efprof.recorder.holders.holder_count import Census, look_at_heap
 from efprof.recorder.holders.paths import Handles, Held, Key
-from efprof.recorder.holders.watched_values import State, Thing, states_of
+from efprof.recorder.holders.watched_values import State, WatchedValue, states_of
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.session.session import Session
 
@@ -82,7 +82,7 @@ class Holders:
 
     def go_on_watching(self, number: int, *, is_last: bool = False) -> None:
         if self._watch is not None:
-            self._session.loop.disturb()
+            self._session.loop.mark_interrupted()
             if self._watch.step_ended() or is_last:
                 self.stop_watching(number)
 
@@ -149,7 +149,7 @@ class Holders:
             self._sizes = {key: _size(held) for key, held in census.held.items()}
             census.let_go()
             self._containers.let_go()
-        self._session.loop.disturb()
+        self._session.loop.mark_interrupted()
 
     def _write_count(self, census: Census, moment: Moment, step: int) -> str:
         holders = [self._counted(key, held, census) for key, held in census.held.items()]
@@ -211,22 +211,22 @@ class Holders:
             if not self._num_watches:
                 self._write_watch(Watch(first_step=step + 1, last_step=step + 1, watched=[], why_not=why_not))
 
-    def _things(self, census: Census) -> tuple[list[Thing], list[State]]:
+    def _things(self, census: Census) -> tuple[list[WatchedValue], list[State]]:
         """What grew since the last count and was not watched in vain, or seen, before."""
         grown = dict(self._containers.grown)
-        found: list[tuple[Thing, Handles, bool]] = []
+        found: list[tuple[WatchedValue, Handles, bool]] = []
         for key in self._grown_holders(census):
             held, handles = census.held[key], census.handles[key]
             longer = [id(one) for one in handles.containers if grown.pop(id(one), None)]
             file = held.file and self._session.sites.file(held.file)
             number = longer[0] if len(handles.containers) == len(longer) == 1 else None
-            found.append((Thing(held.path, held.scope, file, number), handles, bool(longer)))
+            found.append((WatchedValue(held.path, held.scope, file, number), handles, bool(longer)))
         for address, one in grown.items():
             if one.place is None and not matters(one):
                 continue  # a library's own, of which every program has some
             path, scope = (one.place.path, one.place.scope) if one.place is not None else (None, None)
             file = one.place.file and self._session.sites.file(one.place.file) if one.place is not None else None
-            found.append((Thing(path, scope, file, address), Handles(containers=[one.value]), True))
+            found.append((WatchedValue(path, scope, file, address), Handles(containers=[one.value]), True))
         seen = self._seen
         found = [one for one in found if seen[one[0].scope, one[0].path, one[0].number] < MAX_TIMES_SEEN][:MAX_WATCHED]
         states = [

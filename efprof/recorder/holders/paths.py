@@ -64,7 +64,7 @@ class Nodes:
         self._known.clear()
 
 
-class TimeIsUp(Exception):
+class TimeLimitReached(Exception):
     """Ends a walk from wherever it stands."""
 
 
@@ -80,9 +80,9 @@ class Clock:
 
     def check(self) -> None:
         if time.thread_time() > self.limit:
-            raise TimeIsUp
+            raise TimeLimitReached
 
-    def glance(self) -> None:
+    def check_sometimes(self) -> None:
         """The same between things so small that to ask for the time, a microsecond, takes as long: now and then."""
         if self._num_glances % GLANCES_PER_CHECK == 0:
             self.check()
@@ -155,7 +155,7 @@ class Held:
                 self.roots.append(root)
 
     def add_graphs(self, known: Nodes, clock: Clock) -> None:
-        """Count the graphs behind the tensors added since; raises TimeIsUp where that takes too long."""
+        """Count the graphs behind the tensors added since; raises TimeLimitReached where that takes too long."""
         clock.check()
         todo, self.roots = self.roots[::-1], []
         while todo and len(self._nodes) < MAX_GRAPH_NODES:
@@ -164,7 +164,7 @@ class Held:
                 continue
             self._nodes.add(node)
             self.graph_nodes = len(self._nodes)
-            clock.glance()
+            clock.check_sometimes()
             storages, following = known.of(node)
             for storage in storages:
                 self.graph_bytes += self._bytes_of(*storage)

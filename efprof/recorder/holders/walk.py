@@ -93,12 +93,12 @@ class Walk:
     def visit_variable(
         self, scope: str, owner: str, file: str | None, name: str, value: Any, within: Any = None
     ) -> None:
-        """Raises TimeIsUp where it takes too long; then none of it counts as seen."""
+        """Raises TimeLimitReached where it takes too long; then none of it counts as seen."""
         self._seen_here, self.holders.here, self._depths = set(), set(), {}
         self._visit_names(scope, owner, file, {name: value}, within)
         try:
             while self._todo:
-                self._clock.glance()
+                self._clock.check_sometimes()
                 visit, value, place, inside = self._todo.popleft()
                 visit(value, place, inside)
         finally:
@@ -230,7 +230,7 @@ class Walk:
                     self._visit(element, below if kind.has_names else place, None if is_alone else holder)
 
     def _parts_to_visit(self, elements: list[Any]) -> Iterator[slice]:
-        """Those in which there may be a tensor; raises TimeIsUp."""
+        """Those in which there may be a tensor; raises TimeLimitReached."""
         for start in range(0, len(elements), CHUNK):
             self._clock.check()
             part = slice(start, start + CHUNK)

@@ -47,7 +47,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Thing:
+class WatchedValue:
     """One holder or container, and the lines seen to change it."""
 
     path: str | None
@@ -91,7 +91,7 @@ class State(NamedTuple):
     note: Callable[[Line, Any, Any], None]
 
 
-def states_of(thing: Thing, handles: Handles, *, got_longer: bool) -> list[State]:
+def states_of(thing: WatchedValue, handles: Handles, *, got_longer: bool) -> list[State]:
     """All that is compared for one thing; its local variables become `thing.variables` instead."""
     states, named = [], set()
     for owner, name in handles.names[-MAX_HANDLES:]:
@@ -108,7 +108,7 @@ def states_of(thing: Thing, handles: Handles, *, got_longer: bool) -> list[State
     return states
 
 
-def look_at_variables(things: list[Thing]) -> None:
+def look_at_variables(things: list[WatchedValue]) -> None:
     """Once per step, outside of every trace callback."""
     variables = [variable for thing in things for variable in thing.variables]
     for frame in {variable.frame for variable in variables}:
@@ -119,11 +119,11 @@ def look_at_variables(things: list[Thing]) -> None:
                     variable.look(names)
 
 
-def _note_length(thing: Thing, line: Line, before: int, now: int) -> None:
+def _note_length(thing: WatchedValue, line: Line, before: int, now: int) -> None:
     thing.note(line, "grew" if now > before else "shrank", abs(now - before))
 
 
-def _note_bound(thing: Thing, line: Line, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
+def _note_bound(thing: WatchedValue, line: Line, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
     if len(before) == len(now):  # else its length has told
         thing.note(line, "bound", 0)
 
@@ -135,7 +135,7 @@ def _named(owner: Any, name: str) -> tuple[int, int, int | None]:
 
 
 def _note_named(
-    thing: Thing, line: Line, before: tuple[int, int, int | None], now: tuple[int, int, int | None]
+    thing: WatchedValue, line: Line, before: tuple[int, int, int | None], now: tuple[int, int, int | None]
 ) -> None:
     """Its value is another one, or the same tensor written in place; a container may have got longer or shorter."""
     if before[2] is None or now[2] is None or before[2] == now[2]:

@@ -44,7 +44,7 @@ class ModuleCalls:
         self._may_hook = True
         self._shell = shell
         self._undo_compilation = self._watch_compilation()
-        loop.light.woken.append(self._want)
+        loop.light.mode_listeners.append(self._want)
         self._put_hooks_in()
 
     def remove(self) -> None:

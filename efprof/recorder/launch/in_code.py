@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from efprof.recorder.session.session import Session
 
 
-class Wanted(TypedDict, total=False):
+class RecordOptions(TypedDict, total=False):
     """The options of `efprof record`, in the same words; what is left out is as efprof.toml says, or the default."""
 
     windows: str
@@ -49,7 +49,7 @@ class Wanted(TypedDict, total=False):
 
 
 @contextmanager
-def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Recording]:
+def record(name: str | None = None, **wanted: Unpack[RecordOptions]) -> Iterator[Recording]:
     """Record the training in this `with` statement, or in the function under this decorator.
 
     Inside a process that `efprof record` records already, that recording goes on and this one does nothing.
@@ -61,11 +61,13 @@ def record(name: str | None = None, **wanted: Unpack[Wanted]) -> Iterator[Record
         yield recording
 
 
-def begin_recording(name: str | None = None, **wanted: Unpack[Wanted]) -> Recording:
+def begin_recording(name: str | None = None, **wanted: Unpack[RecordOptions]) -> Recording:
     """Record this process until the result is ended, or the program ends; raises as `record` does."""
-    unknown = sorted(wanted.keys() - Wanted.__annotations__.keys())
+    unknown = sorted(wanted.keys() - RecordOptions.__annotations__.keys())
     if unknown:
-        raise EfprofError(f"efprof.record knows no {unknown[0]!r}; it takes {', '.join(Wanted.__annotations__)}.")
+        raise EfprofError(
+            f"efprof.record knows no {unknown[0]!r}; it takes {', '.join(RecordOptions.__annotations__)}."
+        )
     settings = read_settings(Path.cwd())
     merged = merge(settings.record, {**wanted, "name": name})
     name = merged.pop("name", None)
@@ -237,7 +239,7 @@ def _locked(folder: Path) -> Iterator[None]:
 class TrainingMarks:
     """One training at a time; every method does nothing where nothing is recorded."""
 
-    def __init__(self, name: str | None = None, **wanted: Unpack[Wanted]) -> None:
+    def __init__(self, name: str | None = None, **wanted: Unpack[RecordOptions]) -> None:
         parse_options(**wanted)  # a wrong option is told here, not hours later
         self._name = name
         self._wanted = wanted

@@ -115,7 +115,7 @@ class Loop:
 
     # What it tells the recording to do.
 
-    def disturb(self) -> None:
+    def mark_interrupted(self) -> None:
         """Something costly is done between two steps: the time until the next one begins belongs to none."""
         self.steps.is_disturbed = self.light.steps.is_interrupted = True
 
@@ -126,7 +126,7 @@ class Loop:
     def finish(self) -> None:
         """The program ends: close the step if it is whole, drop it otherwise."""
         if self.light.is_on:
-            self.light.wake()
+            self.light.switch_to_full()
         elif self.clock.stage is None:
             self.steps.finish_last(perf_counter_ns())
         self.thread.stop()
@@ -150,7 +150,7 @@ class Loop:
             return
         steps = self.steps
         if is_start:
-            steps.drop_what_was_looked_at(loader)
+            steps.discard_evaluation_fetch(loader)
         step = steps.open if self._has_closure else None
         step = step or steps.before_fetch(entered)
         if step.batches.had_loader is None:
@@ -428,7 +428,7 @@ class Loop:
     def _go_on_in_thread(self) -> None:
         self._depth, self._has_closure = 0, False
         if self.light.is_on:
-            self.light.wake()
+            self.light.switch_to_full()
 
     def step_to_train(self, entered: int) -> OpenStep:
         step = self.steps.open

@@ -131,7 +131,7 @@ class OtherThreads:
         self._forget_own()
         self._passing.discard(self.caller)
 
-    def set_apart(self) -> None:
+    def separate_thread(self) -> None:
         """It trains for itself: what it does belongs to no step."""
         self._forget_own()
         self._calling.is_apart = True

@@ -128,7 +128,7 @@ class Steps:
         last = step.spans[-1][2] if step is not None and step.spans else 0
         return self.finish_and_begin(self.others.first_since(last) or at)
 
-    def drop_what_was_looked_at(self, loader: int | None) -> None:
+    def discard_evaluation_fetch(self, loader: int | None) -> None:
         """This loader starts again before anything was trained: what it gave before was only to look at."""
         step = self.open
         if step is None or step.number or loader is None or step.batches.loader != loader:

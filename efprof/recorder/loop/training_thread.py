@@ -112,7 +112,7 @@ class TrainingThread:
                 if self._is_free() or (self._knows(optimizer) and self._is_idle() and self._made_its_step()):
                     self._go_on_in_caller()
                     return True
-            others.set_apart()
+            others.separate_thread()
         if optimizer is not None:
             self._optimizers_of_others.add(optimizer)
         others.count_update()

@@ -85,4 +85,4 @@ class UserMarks:
 
     def _see_all(self) -> None:
         if self._loop.light.is_on:
-            self._loop.light.wake()
+            self._loop.light.switch_to_full()

@@ -67,14 +67,14 @@ def unless_survived(error: BaseException | None) -> BaseException | None:
     return None if error is None or _is_survived(error) else error
 
 
-def note_survival(*_: object) -> None:
+def mark_error_handled(*_: object) -> None:
     """To be called when an optimizer steps: what is being handled meanwhile did not end the training."""
     for link in _links_of(sys.exception()):
         if _is_shortage(link) or isinstance(link, KeyboardInterrupt):
             vars(link)[MARK] = True
 
 
-class Endings:
+class ExitWatcher:
     """What the program asks for its end with, and what is to be told of the error that ended it."""
 
     def __init__(self, loop: Loop, memory: Memory, sites: Sites) -> None:
@@ -153,7 +153,7 @@ SERVING = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 _run = BaseProcess.run
 
 
-def watch_exits(endings: Endings, shell: Shell) -> list[Undo]:
+def watch_exits(endings: ExitWatcher, shell: Shell) -> list[Undo]:
     """Wrap `sys.exit`, and `exit` and `quit` of the prompt, which scripts call too."""
 
     def note_status(status: object) -> None:
@@ -206,7 +206,7 @@ def watch_child_processes(end: Callable[[], None], begin_anew: Callable[[], Call
 
 def _keep_error(_: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
     if error is not None:  # torch.multiprocessing makes an exit of it
-        sys.last_value = origin_of(error)  # where `Endings.tell` looks for what ended the program
+        sys.last_value = origin_of(error)  # where `ExitWatcher.tell` looks for what ended the program
 
 
 def _shortage_behind(error: BaseException) -> BaseException | None:

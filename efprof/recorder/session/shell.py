@@ -70,7 +70,7 @@ class Shell:
         self._guard = call.__code__
         return call
 
-    def owing(self, function: Callable[..., None]) -> Callable[..., None]:
+    def reraise_later(self, function: Callable[..., None]) -> Callable[..., None]:
         """`function`, for where Python would print an error and go on: the program gets it from what is guarded next.
 
         A guarded function raises only what the handler of a signal raised in it.

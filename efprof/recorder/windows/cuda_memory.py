@@ -134,7 +134,7 @@ class CudaMemory:
         self._wanted.insert(0, (number + 1, number + 1 + TRIGGERED_STEPS, why))
 
     def _open(self, end: int, why: str) -> None:
-        self._session.loop.disturb()
+        self._session.loop.mark_interrupted()
         if self._has_ring:
             self._history.turn_off()  # a ring that grows while it is full has its entries out of order
         self._history.turn_on(MAX_ENTRIES)
@@ -159,7 +159,7 @@ class CudaMemory:
         if not self._is_told:
             self._abandon()
             return
-        self._session.loop.disturb()
+        self._session.loop.mark_interrupted()
         start = time.perf_counter()
         path = self._session.rank_folder / f"{self._name}.pickle"
         why_less = self._history.write(path)

@@ -112,7 +112,7 @@ class ProfiledWindow:
     def _stop(self) -> torch.profiler.profile:
         profiler = self._profiler
         assert profiler is not None
-        self._session.loop.disturb()
+        self._session.loop.mark_interrupted()
         self._take_operators_out()
         of_program = sys.getprofile()
         self._turn_off(profiler)

@@ -64,7 +64,7 @@ class Windows:
                 self._plan_triggered(step.number)
             self._postpone(step.number)
             if step.number in self._planned and _data_ms(self._last) <= MAX_DATA_MS:
-                self._session.loop.disturb()
+                self._session.loop.mark_interrupted()
                 self._open(step, *self._planned[step.number])
         if self._window is not None:
             step.window = self._window.name
@@ -204,7 +204,7 @@ class Windows:
 
     def _leave_on(self, window: ProfiledWindow, last: int) -> None:
         self._left_on, self._window = window, None
-        self._session.loop.disturb()
+        self._session.loop.mark_interrupted()
         window.leave_on()
         self._note_closed(window, last, window.start_seconds, [])
 

@@ -13,8 +13,8 @@ from efprof.artifacts.steps import StepRecord
 from efprof.facts.allocator.settings import MIB, AllocatorSettings, parse_configuration
 from efprof.facts.allocator.what_if import WhatIf
 from efprof.facts.gpu_estimate.from_cpu import (
+    AllocationTrace,
     OlderMemory,
-    Passage,
     assumptions_about,
     history_from,
     older_memory,
@@ -66,7 +66,7 @@ def one_step_run(folder: Path, **fields: int) -> Run:
     return run
 
 
-def passage_at(moves: tuple[tuple[float, int, int], ...]) -> Passage:
+def passage_at(moves: tuple[tuple[float, int, int], ...]) -> AllocationTrace:
     record = make_step(0)
     return passage_of(replay(AllocationWindow(name="", events=tuple(events_at(record.started_ns, moves))), [record]))
 
@@ -92,7 +92,7 @@ def test_what_outlives_the_fetch_is_on_the_device_and_a_backward_pass_leaves_gra
 # When a step's tensors are returned.
 
 
-def kinds(passage: Passage, *, returns_early: bool) -> list[str]:
+def kinds(passage: AllocationTrace, *, returns_early: bool) -> list[str]:
     """Of the second of two rounds: `+` and MiB asked for, `-` and MiB returned."""
     entries = play([passage], first=(), at_optimizer=(), num_rounds=2, returns_early=returns_early)
     sizes = {entry.addr: entry.size for entry in entries if entry.action == "alloc"}
@@ -184,7 +184,7 @@ def test_a_window_of_the_first_step_shows_the_optimizers_state_itself() -> None:
 
 
 @st.composite
-def passages(draw: st.DrawFn) -> Passage:
+def passages(draw: st.DrawFn) -> AllocationTrace:
     """Any order of requests and returns, some for good, some in the data stage or the backward pass."""
     sizes = st.sampled_from([1, 600, MIB, MIB + 1, 3 * MIB, 12 * MIB, 33 * MIB])
     blocks = draw(st.lists(st.tuples(sizes, st.booleans()), min_size=1, max_size=25))
@@ -211,7 +211,7 @@ programs = st.lists(passages(), min_size=1, max_size=2)
 
 @given(programs, block_sizes, block_sizes, st.booleans())
 def test_each_block_is_returned_once_at_most_and_after_it_was_asked_for(
-    windows: list[Passage], first: list[int], states: list[int], returns_early: bool
+    windows: list[AllocationTrace], first: list[int], states: list[int], returns_early: bool
 ) -> None:
     live = set()
     for entry in play(windows, first=first, at_optimizer=states, num_rounds=3, returns_early=returns_early):
@@ -225,7 +225,7 @@ def test_each_block_is_returned_once_at_most_and_after_it_was_asked_for(
 
 @given(programs, block_sizes, block_sizes, st.booleans(), st.sampled_from(OTHERS))
 def test_no_less_is_reserved_than_was_in_use_and_more_rounds_never_lower_it(
-    windows: list[Passage], first: list[int], states: list[int], returns_early: bool, text: str
+    windows: list[AllocationTrace], first: list[int], states: list[int], returns_early: bool, text: str
 ) -> None:
     settings = parse_configuration(text)
     peaks = []

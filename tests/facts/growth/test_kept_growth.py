@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from efprof.artifacts.holders import Change, Count, Counted, Watch
-from efprof.facts.growth.kept import Kept
+from efprof.facts.growth.kept import RetainedTensors
 from efprof.facts.growth.kept_growth import KeptGrowth, lengthened
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
@@ -19,7 +19,7 @@ from tests.support.builders import make_steps, write_run
 RUN_RECORDED_BEFORE = Path(__file__).parents[2] / "runs"
 
 
-def kept_in(run: Run) -> Kept:
+def kept_in(run: Run) -> RetainedTensors:
     (one,) = run.get(KeptGrowth).holders
     return one
 

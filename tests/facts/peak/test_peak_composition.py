@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from efprof.artifacts.allocations import AllocationEvent
 from efprof.facts.peak.live_memory import LiveMemory, LiveWindow, categories_of
-from efprof.facts.peak.peak_composition import PeakComposition, Way
+from efprof.facts.peak.peak_composition import PeakComposition, PeakReduction
 from efprof.facts.run.run import Run
 from efprof.model import NotRecorded
 from efprof.units import MIB
@@ -96,7 +96,7 @@ def run_of(
     return write_run(folder, steps=[*steps, window], sources=SOURCES, allocations=[recording.events])
 
 
-def way(peak: PeakComposition, site: str) -> Way:
+def way(peak: PeakComposition, site: str) -> PeakReduction:
     (found,) = [one for one in peak.ways if one.kind == "checkpoint" and one.site == site]
     return found
 

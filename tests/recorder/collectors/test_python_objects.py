@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from efprof.artifacts.readings import HeldContainer
-from efprof.recorder.collectors.worker_memory import MAX_VISITED, Look
+from efprof.recorder.collectors.worker_memory import MAX_VISITED, DatasetScan
 from efprof.units import MIB
 
 
@@ -34,7 +34,7 @@ def texts(count: int = 100_000) -> list[str]:
 
 
 def held_by(owner: object) -> list[HeldContainer]:
-    return [held for held, _, _ in Look().at(owner)]
+    return [held for held, _, _ in DatasetScan().at(owner)]
 
 
 def test_a_list_of_texts_is_told_with_its_path_length_and_bytes() -> None:
@@ -98,7 +98,7 @@ def test_two_attributes_of_one_list_are_one() -> None:
 
 
 def test_a_look_is_bounded() -> None:
-    look = Look()
+    look = DatasetScan()
     found = look.at([Data(inner=[[str(entry) for entry in range(100)] for _ in range(20)]) for _ in range(300)])
     assert look._num_visited <= MAX_VISITED
     assert found
