@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,9 @@ import msgspec
 from efprof.model import NotRecorded, UnreadableInput
 
 T = TypeVar("T")
+
+MAX_LOCK_S = 10.0
+"""What is done under a lock takes milliseconds: longer, and its holder is stuck."""
 
 
 def read_lines(path: Path, kind: type[T], how_to_record: str, *others: type[T]) -> tuple[list[T], int]:
@@ -82,3 +86,29 @@ def _decoded(line: bytes, decoders: list[msgspec.json.Decoder[T]]) -> T | None:
         with suppress(msgspec.DecodeError):
             return decoder.decode(line)
     return None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time, as far as the file system can; nobody waits longer than `MAX_LOCK_S` for another."""
+    import fcntl  # the analysis runs where there is none
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # whoever writes there will say so
+        yield
+        return
+    try:
+        end = time.monotonic() + MAX_LOCK_S
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a network drive without locks
+                break
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,11 +1,12 @@
 """run.json: what was run, where, with which versions, and how it ended; sources.jsonl: the source code as it ran."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from efprof.artifacts.files import read_lines, write_atomically
+from efprof.artifacts.files import locked, read_lines, write_atomically
 from efprof.model import NotRecorded, UnreadableInput
 
 SCHEMA_VERSION = 2
@@ -105,6 +106,15 @@ def read_run_file(folder: Path) -> RunFile:
         return msgspec.json.decode(content, type=RunFile)
     except msgspec.DecodeError as error:
         raise UnreadableInput(f"{path} is not a complete run file ({error}); record the run again.") from None
+
+
+def change_run_file(folder: Path, change: Callable[[RunFile], RunFile]) -> None:
+    """Read, change and write it as one: the launcher and each rank of a run write to the same file."""
+    with locked(folder):
+        old = read_run_file(folder)
+        new = change(old)
+        if new is not old:
+            write_run_file(folder, new)
 
 
 def write_run_file(folder: Path, run: RunFile) -> None:

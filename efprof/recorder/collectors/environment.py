@@ -22,7 +22,7 @@ import torch
 
 import efprof
 from efprof.artifacts.readings import DEVICE_USE_FILE, DeviceUse
-from efprof.artifacts.run_file import Device, read_run_file, write_run_file
+from efprof.artifacts.run_file import Device, change_run_file
 from efprof.recorder.launch.machine import driver_version
 from efprof.recorder.loop.device import DeviceClock
 from efprof.recorder.loop.open_step import OpenStep
@@ -64,12 +64,9 @@ def start(session: Session) -> None:
 
 
 def _write(session: Session) -> None:
-    run = read_run_file(session.run_folder)
     used, source = session.device.index, session.memory.choose()
-    run = msgspec.structs.replace(
-        run, versions=_versions(), devices=_devices(used), settings=_settings(used), memory_source=source
-    )
-    write_run_file(session.run_folder, run)
+    found = {"versions": _versions(), "devices": _devices(used), "settings": _settings(used), "memory_source": source}
+    change_run_file(session.run_folder, lambda run: msgspec.structs.replace(run, **found))
 
 
 def _has_cuda() -> bool:

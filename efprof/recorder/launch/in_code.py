@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import hashlib
 import itertools
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import msgspec
 
 from efprof.artifacts.events import RecordingEnded, TrainingRaised, read_events
+from efprof.artifacts.files import locked
 from efprof.artifacts.run_file import RunFile
 from efprof.artifacts.runs import list_attempts, runs_folder
 from efprof.artifacts.settings import merge, read_settings
@@ -138,10 +138,12 @@ class Recording:
                 self._close(-signal.Signals[event.signal])
 
     def _close(self, code: int) -> None:
+        # What a rank beside this one has written of its error stands.
+        close_run(self.folder, code, time.monotonic() - self._start, stands=lambda: not code and self._has_raised())
+
+    def _has_raised(self) -> bool:
         ranks = [rank for attempt in list_attempts(self.folder)[-1:] for rank in attempt.rank_folders]
-        has_raised = any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
-        if code or not has_raised:  # what a rank beside this one has written stands
-            close_run(self.folder, code, time.monotonic() - self._start)
+        return any(isinstance(event, TrainingRaised) for rank in ranks for event in read_events(rank)[0])
 
 
 def _quiet_profiler() -> list[Callable[[], None]]:
@@ -193,7 +195,7 @@ def _join_or_make(runs: Path, run: RunFile, make: Callable[[Path, RunFile], Path
     if launch is None:
         return make(runs, run)
     unique = hashlib.sha256(f"{launch} {ordinal}".encode()).hexdigest()[:12]
-    with _locked(runs):
+    with locked(runs):
         for folder in runs.glob(f"*-{unique}"):
             return folder
         stem = run.run_id.rpartition("-")[0]
@@ -218,22 +220,6 @@ def _launch_of_ranks() -> str | None:
 
 _START_TIME = 19
 """Where proc(5) puts the ticks from the machine's start to the process's, counted after the command's name."""
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; where the folder cannot be had, whoever makes the run folder will say so."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class TrainingMarks:

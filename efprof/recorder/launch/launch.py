@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from efprof.artifacts.events import OutOfMemory, RecordingEnded, TrainingRaised, read_events
-from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, read_run_file, write_run_file
+from efprof.artifacts.run_file import SCHEMA_VERSION, Ending, RunFile, change_run_file, read_run_file, write_run_file
 from efprof.artifacts.runs import last_trained, list_attempts, read_process
 from efprof.artifacts.steps import STEPS_FILE, read_steps
 from efprof.model import EfprofError
@@ -73,13 +73,24 @@ def launch(
     return folder, as_shell(code)
 
 
-def close_run(folder: Path, code: int, seconds: float, program: Program | None = None) -> None:
-    """Note how it ended; what the child added to run.json meanwhile is kept."""
-    try:
+def close_run(
+    folder: Path,
+    code: int,
+    seconds: float,
+    program: Program | None = None,
+    *,
+    stands: Callable[[], bool] = lambda: False,
+) -> None:
+    """Note how it ended, unless what is there `stands`; what the child added to run.json meanwhile is kept."""
+
+    def closed(run: RunFile) -> RunFile:
+        if stands():
+            return run
         ended, exit_code = how_it_ended(folder, code, program), as_shell(code)
-        run = read_run_file(folder)
-        run = msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
-        write_run_file(folder, run)
+        return msgspec.structs.replace(run, ended=ended, exit_code=exit_code, duration_s=round(seconds, 3))
+
+    try:
+        change_run_file(folder, closed)
     except (OSError, EfprofError) as error:  # the exit code is the command's, whatever became of our folder
         print(f"efprof: how the run ended could not be written to {folder}: {error}", file=sys.stderr)
 

@@ -4,6 +4,7 @@ import _thread
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +40,17 @@ def take_over(descriptors: list[int], file: Path) -> None:
     os.close(own)
 
 
+def num_settled_threads() -> int:
+    """Those of this process once none of another test's ends any more."""
+    counts = [-1]
+    while len(set(counts[-50:])) > 1 or len(counts) < 50:
+        time.sleep(0.01)
+        counts.append(_thread._count())
+    return counts[-1]
+
+
 def test_a_program_that_waits_for_all_its_threads_does_not_wait_for_the_watch() -> None:
-    before, num_running, grace = threading.enumerate(), _thread._count(), KillTimer()
+    num_running, before, grace = num_settled_threads(), threading.enumerate(), KillTimer()
     grace.begin(None)
     try:
         wait_until(lambda: _thread._count() == num_running + 1)
