@@ -10,7 +10,7 @@ import torch
 
 from efprof.artifacts.allocations import read_allocations
 from efprof.artifacts.events import CollectorStopped
-from efprof.artifacts.trace import read_trace
+from efprof.artifacts.trace.sites import read_window
 from efprof.commands.report import analyse, render
 from tests.gpu.cuda_runs import TRAIN_PLAINLY, needs_cuda, record_text, results_folder
 from tests.recorder.recording import Recorded, record_command
@@ -56,10 +56,10 @@ def test_the_environment_holds_what_a_snapshot_does_not(tmp_path: Path) -> None:
 
 
 def test_the_window_holds_kernels_and_the_lines_of_python_calls(recorded: Recorded) -> None:
-    trace = read_trace(recorded.rank / "trace-1.json.gz")
-    categories = {event.category for event in trace.events}
+    trace = read_window(recorded.rank / "trace-1.json.gz")
+    categories = {trace.texts[code] for code in trace.category}
     assert {"kernel", "cuda_sync"} <= categories
-    assert any(event.arguments.call_site for event in trace.events)
+    assert "call_site" in trace.sparse
 
 
 def test_the_window_s_allocations_are_the_device_s_and_add_up_to_what_the_allocator_counts(recorded: Recorded) -> None:

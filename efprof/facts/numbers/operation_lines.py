@@ -9,8 +9,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from efprof.artifacts.steps import StepRecord, read_steps
-from efprof.artifacts.trace import Trace, TraceEvent, read_trace, trace_paths
+from efprof.artifacts.trace.columns import ABSENT, Trace
+from efprof.artifacts.trace.read import trace_paths
+from efprof.artifacts.trace.sites import read_window
 from efprof.facts.run.run import Run
 from efprof.facts.source.sources import MODULE, Sources, placed_nodes, split_site
 
@@ -33,7 +37,7 @@ class ForwardOperation:
 def forward_operations(run: Run) -> list[ForwardOperation]:
     """Those of every step that a profiler window recorded; raises NotRecorded where there is no trace."""
     records = [record for record in read_steps(run.rank_folder)[0] if record.sequence is not None]
-    traces = map(read_trace, trace_paths(run.rank_folder))
+    traces = map(read_window, trace_paths(run.rank_folder))
     return [found for trace in traces for found in _operations(trace, records, run.get(Sources))]
 
 
@@ -58,46 +62,46 @@ def plain(name: str) -> str:
 def _operations(trace: Trace, records: list[StepRecord], sources: Sources) -> Iterator[ForwardOperation]:
     """Every forward operation that makes a node, with its line; one pass over the events."""
     bounds = [(record.started_ns, record.started_ns + round(record.total_us * 1000), record) for record in records]
-    calls: dict[int | str, list[TraceEvent]] = {}
-    for event in trace.events:
-        around = calls.setdefault(event.thread, [])
-        while around and around[-1].end_ns <= event.start_ns:
+    is_call, is_operation = trace.is_of("python_function"), trace.is_of("cpu_op")
+    sequences, forward_threads = trace.argument("sequence"), trace.argument("forward_thread")
+    calls: dict[int, list[int]] = {}
+    for event in np.flatnonzero(is_call | is_operation).tolist():
+        around, start_ns = calls.setdefault(int(trace.lane[event]), []), int(trace.start_ns[event])
+        while around and trace.end_ns[around[-1]] <= start_ns:
             around.pop()
-        if event.category == "python_function":
+        sequence, name = int(sequences[event]), trace.text(event)
+        if is_call[event]:
             around.append(event)
-        elif event.category == "cpu_op" and event.name.startswith("aten::") and not event.arguments.forward_thread:
-            record = next((record for start, end, record in bounds if start <= event.start_ns < end), None)
-            sequence = event.arguments.sequence_number
-            if record is not None and record.sequence is not None and sequence is not None:
-                yield ForwardOperation(
-                    name=event.name,
-                    offset=sequence - record.sequence,
-                    sites=_sites_around(event, around, sources),
-                )
+        elif sequence != ABSENT and name.startswith("aten::") and forward_threads[event] <= 0:
+            record = next((record for start, end, record in bounds if start <= start_ns < end), None)
+            if record is not None and record.sequence is not None:
+                sites = _sites_around(name, around, trace, sources)
+                yield ForwardOperation(name=name, offset=sequence - record.sequence, sites=sites)
 
 
-def _sites_around(event: TraceEvent, around: list[TraceEvent], sources: Sources) -> tuple[str, ...]:
+def _sites_around(name: str, around: list[int], trace: Trace, sources: Sources) -> tuple[str, ...]:
     """The line of the innermost call from user code; of an operator, its lines in the innermost function.
 
     No call lies between the user's function and such an operation: its own code has an operator for it.
     """
     if not around:
         return ()
-    found = _function_of(around[-1], sources)
+    found = _function_of(trace.text(around[-1]), sources)
     if found is not None:
-        file, name, function = found
-        operator = OPERATORS.get(plain(event.name).lower())
+        file, function_name, function = found
+        operator = OPERATORS.get(plain(name).lower())
         own = (placed.node for placed in placed_nodes(function) if placed.function == MODULE)  # none of inner functions
         operations = [node for node in own if isinstance(node, ast.BinOp | ast.AugAssign)]
         lines = [node.lineno for node in operations if operator and isinstance(node.op, operator)]
-        return tuple(f"{file}:{line}:{name}" for line in dict.fromkeys(lines))
-    sites = (call.arguments.call_site for call in reversed(around))
-    return next(((site,) for site in sites if site is not None and sources.is_user_code(site)), ())
+        return tuple(f"{file}:{line}:{function_name}" for line in dict.fromkeys(lines))
+    call_sites = trace.argument("call_site")
+    sites = (trace.texts[call_sites[call]] for call in reversed(around) if call_sites[call] != ABSENT)
+    return next(((site,) for site in sites if sources.is_user_code(site)), ())
 
 
-def _function_of(call: TraceEvent, sources: Sources) -> tuple[str, str, ast.AST] | None:
-    """The user's function that a call runs: file, name and definition; None for a call of anything else."""
-    for site in sources.sites_of_frame(call.name):
+def _function_of(call: str, sources: Sources) -> tuple[str, str, ast.AST] | None:
+    """The user's function that a call of that name runs: file, name, definition; None for a call of anything else."""
+    for site in sources.sites_of_frame(call):
         file, line, name = split_site(site)
         tree = sources.tree(file)
         if tree is None:

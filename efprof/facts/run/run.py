@@ -28,6 +28,9 @@ class Run:
     `budget_bytes` is what its memory is wished to stay below, where someone said so.
     """
 
+    own_packages: frozenset[str] = frozenset()
+    """Installed packages whose lines are the user's own, where someone said so."""
+
     def __init__(self, folder: Path, run_file: RunFile, budget_bytes: int | None = None) -> None:
         self.folder = folder
         self.run_file = run_file

@@ -3,25 +3,21 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import torch
 from pyarrow import parquet
 
 from efprof.artifacts.allocations import ALLOCATION_COLUMNS, SEPARATOR
-from efprof.artifacts.trace import nanoseconds
+from efprof.artifacts.trace.sites import SITE_COLUMNS
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import written_whole
 
 EVALUATE = "autograd::engine::evaluate_function: "
 """How the autograd engine names its call of one node."""
-
-PYTHON_CALL = b'"python_function"'
 
 NAMELESS = "?:0:?"
 
@@ -171,7 +167,7 @@ def _of_buffer(kind: pa.DataType, length: int, content: "array[int] | bytearray"
 
 
 class CallSites:
-    """The line of every call made in the user's code in a window, which the trace that torch exports lacks."""
+    """The line of every call made in the user's code in a window, by its start: torch's trace has no lines."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
@@ -179,22 +175,17 @@ class CallSites:
         self._calls: dict[int, str] = {}
 
     def note(self, event: Any, caller: Any) -> str:
-        """The site that `event` was called from; kept for the trace where it lies in the user's code."""
+        """The site that `event` was called from; kept where it lies in the user's code."""
         name, is_user = self._site(caller)
         if is_user:
             self._calls[event.start_time_ns] = name
         return name
 
-    def add_to(self, trace: bytes) -> bytes:
-        """The exported trace with the argument `Call site` on every Python call made in the user's code.
-
-        Only those events are taken apart: a window of plain Python code holds hundreds of thousands of others.
-        """
-        whole = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
-        base = msgspec.json.decode(whole.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=int)
-        events = msgspec.json.decode(whole["traceEvents"], type=list[msgspec.Raw])
-        whole["traceEvents"] = msgspec.Raw(msgspec.json.encode([self._annotated(event, base) for event in events]))
-        return msgspec.json.encode(whole)
+    def write(self, path: Path) -> None:
+        """Write one parquet row per call made in the user's code."""
+        columns = {"start_ns": integers(list(self._calls)), "site": strings(self._calls.values())}
+        with written_whole(path) as part:
+            parquet.write_table(pa.table({name: columns[name] for name in SITE_COLUMNS}), part, compression="zstd")
 
     def _site(self, caller: Any) -> tuple[str, bool]:
         try:
@@ -207,20 +198,3 @@ class CallSites:
             name = f"{self._sites.file(path)}:{caller.line_number}:{caller.function_name}"
             known = self._names[key] = (name, self._sites.is_user_file(path))
         return known
-
-    def _annotated(self, event: msgspec.Raw, base: int) -> msgspec.Raw:
-        if PYTHON_CALL not in memoryview(event).tobytes():
-            return event
-        start = base + nanoseconds(msgspec.json.decode(event, type=_Start).ts)
-        site = self._calls.get(start)
-        if site is None:
-            return event
-        whole = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
-        arguments = msgspec.json.decode(whole.get("args", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
-        arguments["Call site"] = msgspec.Raw(msgspec.json.encode(site))
-        whole["args"] = msgspec.Raw(msgspec.json.encode(arguments))
-        return msgspec.Raw(msgspec.json.encode(whole))
-
-
-class _Start(msgspec.Struct):
-    ts: Decimal

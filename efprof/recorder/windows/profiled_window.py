@@ -141,11 +141,13 @@ class ProfiledWindow:
         device = self._session.device.index  # the one whose memory every step is read from; None where that is the host
         events = WindowEvents(calls, None if device is None else torch.device("cuda", device))
         events.walk(results.experimental_event_tree())
+        lines = folder / f"sites-{self._number}.parquet"
+        calls.write(lines)
         trace = folder / f"{self.name}.json.gz"
-        _write_trace(profiler, trace, calls)
+        _write_trace(profiler, trace)
         allocations = folder / f"allocations-{self._number}.parquet"
         events.write_allocations(allocations)
-        return [trace.name, allocations.name]
+        return [trace.name, lines.name, allocations.name]
 
 
 def is_profiling() -> bool:
@@ -176,14 +178,14 @@ def _set_profile_again(function: Any) -> None:
         sys.setprofile(function)
 
 
-def _write_trace(profiler: torch.profiler.profile, path: Path, calls: CallSites) -> None:
+def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
     raw, whole = path.with_name(f".{path.name}.raw.json"), path.with_name(f".{path.name}.part")
     try:
         profiler.export_chrome_trace(str(raw))
         trace = raw.read_bytes() if raw.exists() else b""
         if not trace.rstrip().endswith(b"}"):  # the profiler's library only logs that it could not write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        whole.write_bytes(gzip.compress(calls.add_to(trace), compresslevel=1, mtime=0))
+        whole.write_bytes(gzip.compress(trace, compresslevel=1, mtime=0))
         whole.rename(path)
     finally:
         for temporary in path.parent.glob(f".{path.name}.*"):  # the profiler's library has one of its own

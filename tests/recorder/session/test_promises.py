@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from efprof.artifacts.events import CollectorStopped, WindowOpened
-from efprof.artifacts.trace import trace_paths
+from efprof.artifacts.trace.read import trace_paths
 from efprof.model import EfprofError
 from efprof.recorder.session.options import DEFAULT_OVERHEAD, DEFAULT_TRACE_STEPS, parse_options
 from tests.recorder.conftest import Begin

@@ -201,7 +201,7 @@ def test_a_slow_step_opens_one_window_of_two_steps_after_it(tmp_path: Path) -> N
     assert opened.why.endswith(" times the median")
     assert windowed(recorded) == [opened.step, opened.step + 1]
     (closed,) = recorded.events(WindowClosed)
-    assert closed.files == ["trace-1.json.gz", "allocations-1.parquet"]
+    assert closed.files == ["trace-1.json.gz", "sites-1.parquet", "allocations-1.parquet"]
 
 
 LEAVES_MORE = """

@@ -15,7 +15,8 @@ import torch
 
 from efprof.artifacts.allocations import AllocationEvent, allocation_paths, read_allocations
 from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
-from efprof.artifacts.trace import read_trace, trace_paths
+from efprof.artifacts.trace.read import read_trace, trace_paths
+from efprof.artifacts.trace.sites import read_window
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from efprof.recorder.windows.allocation_rows import CallSites
@@ -82,7 +83,8 @@ def test_a_trace_is_plain_json_of_events(recorded: Recorded) -> None:
 
 
 def test_a_call_from_the_users_code_has_the_line_that_made_it(recorded: Recorded) -> None:
-    sites = [event.arguments.call_site for event in read_trace(trace_paths(recorded.rank)[0]).events]
+    window = read_window(trace_paths(recorded.rank)[0])
+    sites = [window.texts[code] for code in window.sparse["call_site"][1]]
     called, forward = line_of(HERE, "model call"), line_of(HERE, "forward line")
     assert f"tests/recorder/windows/test_windows.py:{called}:train_model" in sites
     assert sites.count(f"tests/recorder/windows/test_windows.py:{forward}:forward") >= 2
@@ -223,7 +225,7 @@ def test_an_evaluation_before_a_windows_first_step_puts_it_off(tmp_path: Path) -
     recorded = record_here(tmp_path, train_and_evaluate, windows=((3, 5),))
     assert [step.step for step in recorded.steps if step.window] == [4, 5]
     trace = read_trace(trace_paths(recorded.rank)[0])
-    assert sum(event.name == "aten::mse_loss" for event in trace.events) == 2
+    assert len(trace.named("aten::mse_loss")) == 2
 
 
 def test_an_evaluation_within_a_window_ends_it(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_an_evaluation_within_a_window_ends_it(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, train_and_evaluate, windows=((2, 5),))
     assert [step.step for step in recorded.steps if step.window] == [2]
     trace = read_trace(trace_paths(recorded.rank)[0])
-    assert sum(event.name == "aten::mse_loss" for event in trace.events) <= 2
+    assert len(trace.named("aten::mse_loss")) <= 2
 
 
 def when_started(strike: Callable[[], object], *, is_on: bool) -> Callable[[torch.autograd.profiler.profile], None]:

@@ -1,0 +1,189 @@
+"""The text of a trace file, decompressed and cut into blocks of whole events, of which few are in memory at once."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar, cast
+
+import msgspec
+from isal import igzip, isal_zlib
+
+from efprof.model import UnreadableInput
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 2 << 20
+"""Decoded, an event takes three times its text: blocks of this size stay in a processor's cache, and cost no time."""
+MOST_BLOCK_BYTES = 64 << 20
+"""A block that does not decode is joined with the next. Past this size it never will: the file is broken there."""
+GZIP: Final = b"\x1f\x8b"
+_DAMAGED: Final[Any] = isal_zlib.error
+EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+COMMA: Final = re.compile(rb"\s*,\s*")
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a trace says beside its events; a bare list of events says nothing."""
+
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+    devices: list[dict[str, object]] = msgspec.field(name="deviceProperties", default_factory=list)
+    distributed: dict[str, object] = msgspec.field(name="distributedInfo", default_factory=dict)
+    has_stacks: int = msgspec.field(name="with_stack", default=0)
+    has_shapes: int = msgspec.field(name="record_shapes", default=0)
+    has_memory: int = msgspec.field(name="profile_memory", default=0)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that wrote it, where it says so."""
+        rank = self.distributed.get("rank")
+        return rank if isinstance(rank, int) else None
+
+
+class _Clock(msgspec.Struct):
+    """The one thing that must be known where another is not of its type."""
+
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+
+
+class TraceText:
+    """A trace file, whose events are read once, from first to last; `header` is whole only after that."""
+
+    def __init__(self, path: Path, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self.header = Header()
+        self._path = path
+        self._block_bytes = block_bytes
+
+    def blocks(self) -> Iterator[bytes]:
+        """The text in pieces `{...},{...}`, cut where events seem to end; raises UnreadableInput.
+
+        A nested object, or a string, can look like the end of an event: whoever decodes a piece finds out, and joins
+        it with the next by `separator`.
+        """
+        try:
+            with self._open() as file:
+                yield from self._cut(file)
+        except EOFError:
+            raise self.broken("it ends in the middle") from None
+        except OSError as error:
+            raise UnreadableInput(f"{self._path} cannot be read: {error.strerror or error}.") from None
+        except _DAMAGED as error:
+            raise self.broken(str(error)) from None
+
+    def decoded(self, decode: Callable[[bytes], T | None]) -> Iterator[T]:
+        """Each block decoded; `decode` gives None for a text that is no whole list of events."""
+        text, tried_bytes = b"", 0
+        for block in self.blocks():
+            text = text + self.separator + block if text else block
+            if len(text) < 2 * tried_bytes:
+                continue  # joining twice as much each time keeps the work in proportion to the text
+            found = decode(b"[%b]" % text)
+            if found is not None:
+                yield found
+                text, tried_bytes = b"", 0
+            elif len(text) > MOST_BLOCK_BYTES:
+                raise self.broken(f"no end of an event in {len(text) >> 20} MiB")
+            else:
+                tried_bytes = len(text)
+        if text:
+            found = decode(b"[%b]" % text)
+            if found is None:
+                raise self.broken("its events are no JSON")
+            yield found
+
+    def broken(self, why: str) -> UnreadableInput:
+        """The error to raise where the file is not what it should be."""
+        return UnreadableInput(f"{self._path} is not a whole profiler trace ({why}); record or copy it again.")
+
+    def _open(self) -> BinaryIO:
+        with self._path.open("rb") as file:
+            is_packed = file.read(2) == GZIP
+        if not is_packed:
+            return self._path.open("rb")
+        return cast(BinaryIO, igzip.open(self._path, "rb"))  # type: ignore[no-untyped-call]
+
+    def _cut(self, file: BinaryIO) -> Iterator[bytes]:
+        head, text = self._head(file)
+        self.separator = b","
+        cut = None
+        while chunk := file.read(self._block_bytes):
+            text += chunk
+            cut = cut or self._cut_of(text)
+            place = text.rfind(cut) if cut else -1
+            if place >= 0:
+                yield text[: place + 1]
+                text = text[place + len(cut or b"") - 1 :]
+            elif len(text) > MOST_BLOCK_BYTES:
+                raise self.broken(f"no end of an event in {len(text) >> 20} MiB")
+        events, tail = self._end(head, text)
+        self.header = self._decoded_header(head + b"]" + tail)
+        if events:
+            yield events
+
+    def _head(self, file: BinaryIO) -> tuple[bytes, bytes]:
+        """What comes before the first event, `[` included, and what was read beyond."""
+        text = b""
+        while chunk := file.read(self._block_bytes):
+            text += chunk
+            start = text.lstrip()
+            if start[:1] == b"[":
+                return b"[", start[1:]
+            for found in EVENTS.finditer(text):
+                if _is_json(text[: found.end()] + b"]}"):
+                    return text[: found.end()], text[found.end() :]
+            if start[:1] != b"{" or len(text) > MOST_BLOCK_BYTES:
+                break
+        raise self.broken("it has no list of traceEvents")
+
+    def _cut_of(self, text: bytes) -> bytes | None:
+        """How the file writes the end of an event and the start of the next; None until that is known."""
+        start = len(text) - len(text.lstrip())
+        try:
+            _, end = json.JSONDecoder().raw_decode(text[start:].decode("latin-1"))
+        except ValueError:
+            return None
+        comma = COMMA.match(text, start + end)
+        if comma is None or comma.end() == len(text):
+            return None
+        self.separator = comma[0]
+        return b"}" + comma[0] + b"{"
+
+    def _end(self, head: bytes, text: bytes) -> tuple[bytes, bytes]:
+        """The last events and what follows their list: from its `]` on, the file must be whole.
+
+        What follows may hold lists of its own; `]` inside an event leaves no JSON behind it.
+        """
+        start = b"[" if head == b"[" else b'{"":['
+        padded, found = bytearray(start + text), None
+        place = padded.rfind(b"]")
+        while place >= len(start):
+            covered = slice(place - len(start), place)
+            saved, padded[covered] = padded[covered], start
+            is_end = _is_json(memoryview(padded)[place - len(start) :])
+            padded[covered] = saved
+            if is_end:
+                found = place
+                if _is_json(b"[%b]" % bytes(padded[len(start) : place])):
+                    break
+            place = padded.rfind(b"]", 0, place)
+        if found is None:
+            raise self.broken("it ends in the middle")
+        return bytes(padded[len(start) : found]).strip(), bytes(padded[found + 1 :])
+
+    def _decoded_header(self, text: bytes) -> Header:
+        if text[:1] == b"[":
+            return Header()
+        text = text.decode(errors="replace").encode()
+        for kind in (Header, _Clock):
+            with suppress(msgspec.DecodeError):
+                return Header(**msgspec.structs.asdict(msgspec.json.decode(text, type=kind, strict=False)))
+        return Header()
+
+
+def _is_json(text: bytes | memoryview) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,143 @@
+"""A trace at rest: one NumPy array for each field of its events, in order of their start, outer before inner."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from efprof.artifacts.trace.blocks import Header
+from efprof.artifacts.trace.events import TEXTS, Array, Block
+
+Lane = tuple[int | str, int | str]
+"""Process (or device) and thread (or stream) of an event, as the file names them."""
+
+COMPLETE, INSTANT, OLD_INSTANT, FLOW_START, FLOW_END = map(ord, "XiIsf")
+ABSENT: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The events of one file; nothing of it is left out but events without a readable time.
+
+    `phase` is the character that the format has for it, `name` and `category` are places in `texts`, `lane` one in
+    `lanes`, `id` is the correlation of a launch and its kernel, or what ties the ends of a flow together (-1: none).
+    `sparse` has, for each argument that any event has, the places of these events, ascending, and its values; those
+    of texts are places in `texts`. Times are in nanoseconds on the epoch's clock, or the file's own where it has none.
+    """
+
+    name: str
+    header: Header
+    texts: list[str]
+    lanes: list[Lane]
+    num_unreadable: int
+    phase: Array
+    category: Array
+    lane: Array
+    id: Array
+    start_ns: Array
+    duration_ns: Array
+    name_code: Array
+    sparse: dict[str, tuple[Array, Array]]
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+    @cached_property
+    def end_ns(self) -> Array:
+        """The first instant after each event."""
+        ends: Array = self.start_ns + self.duration_ns
+        return ends
+
+    def is_of(self, *categories: str) -> Array:
+        """Which events are complete ones of these categories, however a file of any year spells them."""
+        wanted = {name.lower() for name in categories}
+        codes = [code for code, text in enumerate(self.texts) if text.lower() in wanted]
+        found: Array = (self.phase == COMPLETE) & np.isin(self.category, codes)
+        return found
+
+    def named(self, name: str) -> list[int]:
+        """The places of the events of that name."""
+        return [] if name not in self.texts else np.flatnonzero(self.name_code == self.texts.index(name)).tolist()
+
+    def text(self, event: int) -> str:
+        """The event's name."""
+        return self.texts[int(self.name_code[event])]
+
+    def argument(self, name: str) -> Array:
+        """The argument of every event as an array, ABSENT where an event has none."""
+        values = np.full(len(self), ABSENT, np.int64)
+        if name in self.sparse:
+            places, found = self.sparse[name]
+            values[places] = found
+        return values
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes at rest."""
+        arrays = [getattr(self, name) for name in DENSE]
+        arrays += [array for pair in self.sparse.values() for array in pair]
+        return sum(array.nbytes for array in arrays)
+
+
+DENSE: Final = ("phase", "category", "lane", "id", "start_ns", "duration_ns", "name_code")
+
+
+class Columns:
+    """Puts blocks together; `ordered` gives the columns of all of them, sorted."""
+
+    def __init__(self) -> None:
+        self.num_unreadable = 0
+        self._texts: dict[str, int] = {}
+        self._lanes: dict[Lane, int] = {}
+        self._dense: dict[str, list[Array]] = {name: [] for name in DENSE}
+        self._sparse: dict[str, list[tuple[Array, Array]]] = {}
+        self._num_events = 0
+
+    def add(self, block: Block) -> None:
+        """Take a block's columns over, with one number for each text and lane of the file."""
+        texts, lanes = _places(self._texts, block.texts), _places(self._lanes, block.lanes)
+        codes = {"name": texts, "category": texts, "lane": lanes}
+        for name, values in block.dense.items():
+            column = codes[name][values] if name in codes else values
+            self._dense["name_code" if name == "name" else name].append(column)
+        for name, (places, values) in block.sparse.items():
+            values = texts[values] if name in TEXTS else values
+            self._sparse.setdefault(name, []).append(((places + self._num_events).astype(np.int32), values))
+        self._num_events += len(block.dense["phase"])
+        self.num_unreadable += block.num_unreadable
+
+    def ordered(self, base_ns: int) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
+        """The dense and the sparse columns, of which the blocks' own are given up."""
+        dense = {name: _joined(self._dense.pop(name)) for name in ("start_ns", "duration_ns")}
+        order = np.lexsort((-dense["duration_ns"], dense["start_ns"])).astype(np.int32)
+        dense = {name: column[order] for name, column in dense.items()}
+        dense["start_ns"] += base_ns
+        for name in list(self._dense):
+            dense[name] = _joined(self._dense.pop(name))[order]
+        new_places = np.empty(len(order), np.int32)
+        new_places[order] = np.arange(len(order), dtype=np.int32)
+        sparse = {}
+        for name in list(self._sparse):
+            parts = self._sparse.pop(name)
+            places = new_places[_joined([places for places, _ in parts])]
+            by_place = np.argsort(places, kind="stable")
+            sparse[name] = places[by_place], _joined([values for _, values in parts])[by_place]
+        return dense, sparse
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._texts)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(self._lanes)
+
+
+def _joined(parts: list[Array]) -> Array:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _places(known: dict[Any, int], values: Iterable[Any]) -> Array:
+    return np.array([known.setdefault(value, len(known)) for value in values], np.int32)

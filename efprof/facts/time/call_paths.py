@@ -1,0 +1,279 @@
+"""Under which of the user's lines, modules and operators every microsecond of a trace was spent.
+
+A trace is a stretch of nested events on each thread. What matters of the events around an instant makes its path:
+stage, line, module, operator. Time is a path's own where no deeper path has it, so that all of them add up. A kernel
+belongs to the path that launched it, and what the autograd engine runs to the path of the forward operation that it
+differentiates.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from efprof.artifacts.trace.columns import Trace
+from efprof.artifacts.trace.events import Array
+
+Kind = Literal["root", "stage", "line", "function", "module", "operator", "label"]
+
+HOST: Final = ("cpu_op", "operator", "python_function", "user_annotation", "cuda_runtime", "cuda_driver", "runtime")
+"""Categories of what threads of the host do, of 2021 and later; ROCm has the same names."""
+OPERATORS: Final = ("cpu_op", "operator")
+LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "runtime", "mtia_ccp_events")
+ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+EVALUATE: Final = "autograd::engine::evaluate_function: "
+"""How the autograd engine names its call of one node."""
+OTHER: Final = "other"
+STAGES_OF_CALLS: Final = {
+    "data": re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$|^enumerate\(DataLoader\)#"),
+    "forward": re.compile(r"^nn\.Module: |^DistributedDataParallel\.forward$"),
+    "backward": re.compile(r"torch/(_tensor|autograd/__init__)\.py\(\d+\): backward$|^autograd::engine::evaluate_"),
+    "optimizer": re.compile(r"torch/optim/optimizer\.py\(\d+\): (wrapper|step)$|^Optimizer\.(step|zero_grad)#"),
+}
+"""The events that begin a stage, the outermost of them, as torch's profiler names them."""
+RECORDER: Final = re.compile(r"(^|/)efprof/recorder/")
+STEP_LABEL: Final = re.compile(r"^ProfilerStep\s*#?\d+")
+MODULE: Final = "nn.Module: "
+
+
+SitesOf = Callable[[str, str | None, str | None], tuple[tuple[Kind, str], ...]]
+"""The user's lines and functions (as `file:line:function`) that an event is or was called from, outermost first: by its
+name, the call site that the recorder noted of it, and the call stack that a trace may have for it."""
+
+
+@dataclass(slots=True)
+class CallPath:
+    """One path with its own time, in nanoseconds over all steps; `text` says what it adds to the path above it."""
+
+    kind: Kind
+    text: str
+    stage: str
+    above: "CallPath | None"
+    own_ns: int = 0
+    device_ns: int = 0
+    count: int = 0
+    below: dict[tuple[Kind, str, str], "CallPath"] = field(default_factory=dict)
+
+    def step_into(self, kind: Kind, text: str, stage: str) -> "CallPath":
+        """The path that goes on with this, made where there is none."""
+        key = (kind, text, stage)
+        found = self.below.get(key)
+        if found is None:
+            found = self.below[key] = CallPath(kind, text, stage, self)
+        return found
+
+    def walk(self) -> Iterator["CallPath"]:
+        """This one and all below, an outer one before its inner ones."""
+        todo = [self]
+        while todo:
+            path = todo.pop()
+            yield path
+            todo.extend(reversed(path.below.values()))
+
+    def nearest(self, *kinds: Kind) -> "CallPath | None":
+        """This one or the first above it of these kinds."""
+        path: CallPath | None = self
+        while path is not None and path.kind not in kinds:
+            path = path.above
+        return path
+
+    def parts(self) -> list["CallPath"]:
+        """From the outermost, without the root."""
+        found, path = [], self
+        while path.above is not None:
+            found.append(path)
+            path = path.above
+        return found[::-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallPaths:
+    """The paths of a stretch of a trace, and the path of every event in it; `recorder_ns` is our own time."""
+
+    root: CallPath
+    of_event: dict[int, CallPath]
+    recorder_ns: int
+    unlaunched_ns: int
+    """On the device, of kernels whose launch is not in the trace."""
+
+
+def call_paths(trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> CallPaths:
+    """Walk the events that overlap the stretch."""
+    walk = _Walk(trace, start_ns, end_ns, sites_of)
+    main, *others = _threads(trace, start_ns, end_ns) or [np.empty(0, np.int64)]
+    walk.add_thread(main)
+    for events in others:
+        walk.add_thread(events, beside=main)
+    unlaunched_ns = walk.add_kernels()
+    return CallPaths(root=walk.root, of_event=walk.of_event, recorder_ns=walk.recorder_ns, unlaunched_ns=unlaunched_ns)
+
+
+def _threads(trace: Trace, start_ns: int, end_ns: int) -> list[Array]:
+    """The places of the host's events by thread, first that of the steps: where most happens that is no backward."""
+    chosen = np.flatnonzero(trace.is_of(*HOST) & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
+    by_thread = [chosen[trace.lane[chosen] == lane] for lane in np.unique(trace.lane[chosen])]
+    is_backward, is_work = _is_backward(trace), trace.is_of(*OPERATORS, *LAUNCHES)
+    working = [events for events in by_thread if is_work[events].any()] or by_thread  # others wait for something
+    return sorted(working, key=lambda events: -int(np.count_nonzero(~is_backward[events])))
+
+
+def _is_backward(trace: Trace) -> Array:
+    """Which events are the autograd engine's calls of a node: by their name, or in 2021 by the thread they point to."""
+    evaluates = np.array([text.startswith(EVALUATE) for text in trace.texts], bool)
+    return evaluates[trace.name_code] | (trace.is_of(*OPERATORS) & (trace.argument("forward_thread") > 0))
+
+
+class _Kind(NamedTuple):
+    """What an event's name tells, whatever is around it."""
+
+    stage: str | None
+    is_recorder: bool
+    module: str | None
+
+
+class _Walk:
+    def __init__(self, trace: Trace, start_ns: int, end_ns: int, sites_of: SitesOf) -> None:
+        self.root = CallPath("root", "", OTHER, None)
+        self.of_event: dict[int, CallPath] = {}
+        self.recorder_ns = 0
+        self._trace = trace
+        self._bounds = start_ns, end_ns
+        self._sites_of = sites_of
+        self._kinds: dict[int, _Kind] = {}
+        self._sites: dict[tuple[int, int, int], tuple[tuple[Kind, str], ...]] = {}
+        self._sequence = trace.argument("sequence")
+        self._call_site = trace.argument("call_site")
+        self._call_stack = trace.argument("call_stack")
+        self._is_operator = trace.is_of(*OPERATORS)
+        self._is_launch = trace.is_of(*LAUNCHES)
+        self._is_label = trace.is_of("user_annotation")
+        self._is_step = np.array([bool(STEP_LABEL.match(text)) for text in trace.texts], bool)[trace.name_code]
+        self._is_backward = _is_backward(trace)
+        self._forward: dict[int, CallPath] = {}
+        self._outer: dict[int, int] = {}
+        """The event around each."""
+
+    def add_thread(self, events: Array, beside: Array | None = None) -> None:
+        """Walk one thread's events, outer before inner.
+
+        The thread `beside` waits while the autograd engine works on this one: that is no time of its own paths.
+        """
+        trace, (first_ns, last_ns) = self._trace, self._bounds
+        starts = np.maximum(trace.start_ns[events], first_ns).tolist()
+        ends = np.minimum(trace.end_ns[events], last_ns).tolist()
+        open_events: list[tuple[int, int, CallPath, bool]] = []
+        for event, start_ns, end_ns in zip(events.tolist(), starts, ends, strict=True):
+            while open_events and open_events[-1][1] <= start_ns:
+                open_events.pop()
+            if open_events:
+                self._outer[event], around_end_ns, around, is_recorder_around = open_events[-1]
+                # A trace rounds its times so that an inner event can seem to outlast its outer one.
+                spent_ns = min(end_ns, around_end_ns) - start_ns
+                self._spend(around, is_recorder_around, -spent_ns)
+            else:
+                spent_ns, around = end_ns - start_ns, self.root
+                if beside is not None and self._is_step[event]:
+                    continue  # the profiler draws its own labels in a lane apart
+                if beside is not None and self._is_backward[event]:
+                    self._wait(beside, start_ns, spent_ns)
+            path, is_recorder = self._inside(event, around)
+            self._spend(path, is_recorder, spent_ns)
+            path.count += path is not around
+            self.of_event[event] = path
+            open_events.append((event, start_ns + spent_ns, path, is_recorder))
+
+    def _wait(self, beside: Array, start_ns: int, spent_ns: int) -> None:
+        """Take the time off the path that the other thread is on: no more than the innermost event there lasts."""
+        place = int(np.searchsorted(self._trace.start_ns[beside], start_ns, side="right")) - 1
+        event: int | None = int(beside[place]) if place >= 0 else None
+        while event is not None and self._trace.end_ns[event] <= start_ns:
+            event = self._outer.get(event)
+        if event is not None and event in self.of_event:
+            self.of_event[event].own_ns -= min(spent_ns, int(self._trace.end_ns[event]) - start_ns)
+
+    def add_kernels(self) -> int:
+        """Give each kernel's time to the path of its launch; the nanoseconds of those without one."""
+        trace, (first_ns, last_ns) = self._trace, self._bounds
+        launches = np.flatnonzero(self._is_launch & (trace.id >= 0))
+        by_id = dict(zip(trace.id[launches].tolist(), launches.tolist(), strict=True))
+        kernels = np.flatnonzero(trace.is_of(*ON_DEVICE) & (trace.start_ns < last_ns) & (trace.end_ns > first_ns))
+        unlaunched_ns = 0
+        for kernel in kernels.tolist():
+            path = self.of_event.get(by_id.get(int(trace.id[kernel]), -1))
+            if path is None:
+                unlaunched_ns += int(trace.duration_ns[kernel])
+            else:
+                path.device_ns += int(trace.duration_ns[kernel])
+                self.of_event[kernel] = path
+        return unlaunched_ns
+
+    def _spend(self, path: CallPath, is_recorder: bool, spent_ns: int) -> None:
+        if is_recorder:
+            self.recorder_ns += spent_ns
+        else:
+            path.own_ns += spent_ns
+
+    def _inside(self, event: int, around: CallPath) -> tuple[CallPath, bool]:
+        """The path of what lies in an event, and whether its own time is the recorder's."""
+        kind = self._kind(int(self._trace.name_code[event]))
+        if kind.is_recorder:
+            return around, True
+        path = around
+        if kind.stage is not None and around.stage == OTHER:
+            path = self._begin_stage(path, kind.stage)
+        sequence = int(self._sequence[event])
+        text = self._trace.text(event)
+        if self._is_backward[event] and path.kind != "operator":
+            return self._differentiated(text.removeprefix(EVALUATE), sequence), False
+        for place in self._places(event):
+            if place != (path.kind, path.text):
+                path = path.step_into(*place, path.stage)
+        if kind.module is not None:
+            path = path.step_into("module", kind.module, path.stage)
+        elif self._is_label[event] and not self._is_step[event] and kind.stage is None:
+            path = path.step_into("label", text, path.stage)
+        elif self._is_operator[event]:
+            if path.stage == OTHER and sequence >= 0:  # only what is to be differentiated has a number
+                path = self._begin_stage(path, "forward")
+            if path.kind != "operator":
+                path = path.step_into("operator", text, path.stage)
+            if sequence >= 0 and path.stage != "backward":
+                self._forward[sequence] = path  # the last one: what runs before the node is made has its number too
+        return path, False
+
+    def _begin_stage(self, path: CallPath, stage: str) -> CallPath:
+        """The same path under its stage: below the root, so that a stage is one whatever lines lead to it."""
+        begun = self.root.step_into("stage", stage, stage)
+        for part in path.parts():
+            if part.kind != "stage":
+                begun = begun.step_into(part.kind, part.text, stage)
+        return begun
+
+    def _differentiated(self, node: str, sequence: int) -> CallPath:
+        """The path of the forward operation, within the backward pass."""
+        forward = self._forward.get(sequence, self.root)
+        begun = self.root.step_into("stage", "backward", "backward")
+        for part in forward.parts():
+            if part.kind not in ("stage", "operator"):
+                begun = begun.step_into(part.kind, part.text, "backward")
+        return begun.step_into("operator", node, "backward")
+
+    def _kind(self, code: int) -> _Kind:
+        known = self._kinds.get(code)
+        if known is None:
+            text = self._trace.texts[code]
+            stage = next((stage for stage, pattern in STAGES_OF_CALLS.items() if pattern.search(text)), None)
+            module = text.removeprefix(MODULE) if text.startswith(MODULE) else None
+            known = _Kind(stage, bool(RECORDER.search(text)), module)
+            self._kinds[code] = known
+        return known
+
+    def _places(self, event: int) -> tuple[tuple[Kind, str], ...]:
+        texts = self._trace.texts
+        key = int(self._trace.name_code[event]), int(self._call_site[event]), int(self._call_stack[event])
+        if key not in self._sites:
+            name, call_site, call_stack = (texts[code] if code >= 0 else None for code in key)
+            self._sites[key] = self._sites_of(name or "", call_site, call_stack)
+        return self._sites[key]

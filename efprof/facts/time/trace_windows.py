@@ -1,0 +1,192 @@
+"""The traces of a run, ours or from elsewhere, each with its steps and the paths that its time was spent under."""
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Self
+
+import numpy as np
+
+from efprof.artifacts.trace.columns import COMPLETE, Trace
+from efprof.artifacts.trace.read import trace_paths
+from efprof.artifacts.trace.sites import read_window
+from efprof.facts.run.run import Run
+from efprof.facts.source.sources import COMPREHENSION, FRAME, Sources, place_of
+from efprof.facts.steps.step_times import StepTimes
+from efprof.facts.time.call_paths import HOST, ON_DEVICE, STEP_LABEL, CallPaths, Kind, SitesOf, call_paths
+
+LIBRARIES: Final = frozenset({
+    "PIL", "_pytest", "accelerate", "apex", "bitsandbytes", "click", "cv2", "datasets", "deepspeed", "einops",
+    "fairscale", "flash_attn", "flashinfer", "huggingface_hub", "hydra", "ignite", "jax", "kornia", "lightning",
+    "lightning_fabric", "megatron", "mlflow", "numba", "numpy", "omegaconf", "pandas", "peft", "pluggy", "pyarrow",
+    "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers", "sklearn", "tensorboard", "timm",
+    "tokenizers", "torch", "torchaudio", "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "triton",
+    "trl", "unsloth", "vllm", "wandb", "xformers", "yaml",
+})  # fmt: skip
+"""What a user trains with, by the top-level package: frames of it are no lines of theirs. `--own` takes one out."""
+INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
+OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceWindow:
+    """One trace; `steps` are the nanoseconds in which each of its steps began and ended, `numbers` which they are.
+
+    There is one step, of everything, where the trace does not tell its steps apart; then `has_steps` is False.
+    """
+
+    name: str
+    trace: Trace
+    steps: tuple[tuple[int, int], ...]
+    numbers: tuple[int, ...]
+    has_steps: bool
+    sites_of: SitesOf
+    steady_ms: float | None = None
+    """The median of the run's steps outside windows, where they are known."""
+
+    @cached_property
+    def paths(self) -> CallPaths:
+        """The paths of all steps together."""
+        return call_paths(self.trace, self.steps[0][0], self.steps[-1][1], self.sites_of)
+
+    @property
+    def step_ms(self) -> float:
+        """The mean step, as long as the profiler made it."""
+        return sum(end - start for start, end in self.steps) / 1e6 / len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceWindows:
+    """The traces that hold at least one step, earliest first."""
+
+    windows: tuple[TraceWindow, ...]
+
+    @classmethod
+    def compute(cls, run: Run) -> Self:
+        """Read every trace of the rank; raises NotRecorded where there is none."""
+        paths = trace_paths(run.rank_folder)
+        times = run.find(StepTimes)
+        sources = run.get(Sources)
+        windows = []
+        for path in paths:
+            trace, name = read_window(path), path.name.split(".")[0]
+            if times is None:
+                windows.append(_foreign(name, trace, run.own_packages))
+                continue
+            steps = [time for time in times.every if time.record.window == name]
+            bounds = [(time.record.started_ns, time.record.started_ns + round(time.total_ms * 1e6)) for time in steps]
+            if steps:
+                windows.append(
+                    TraceWindow(
+                        name=name,
+                        trace=trace,
+                        steps=tuple(bounds),
+                        numbers=tuple(time.step for time in steps),
+                        has_steps=True,
+                        sites_of=_recorded_sites(sources),
+                        steady_ms=times.median_ms() if times.steady else None,
+                    )
+                )
+        return cls(windows=tuple(windows))
+
+
+def _recorded_sites(sources: Sources) -> SitesOf:
+    """What was recorded of a call: the line it was made from, and the user's function that it runs."""
+    known: dict[str, str] = {}
+
+    def sites_of(name: str, call_site: str | None, _: str | None) -> tuple[tuple[Kind, str], ...]:
+        found: list[tuple[Kind, str]] = []
+        if call_site is not None and sources.is_user_code(call_site):
+            found.append(("line", known.setdefault(place_of(call_site), call_site)))
+        # A comprehension's frame belongs to the line it is written in, which its call site names.
+        functions = (site for site in sources.sites_of_frame(name) if not COMPREHENSION.search(site))
+        found += [("function", site) for site in functions][:1]
+        return tuple(found)
+
+    return sites_of
+
+
+def _foreign(name: str, trace: Trace, own_packages: frozenset[str]) -> TraceWindow:
+    steps, has_steps = steps_in(trace)
+    labels = [text for text in _labels(trace) if STEP_LABEL.match(text)] if has_steps else []
+    numbers = [int(re.sub(r"\D", "", text)) for text in labels]
+    return TraceWindow(
+        name=name,
+        trace=trace,
+        steps=steps,
+        numbers=tuple(numbers) if len(numbers) == len(steps) else tuple(range(len(steps))),
+        has_steps=has_steps,
+        sites_of=_frame_sites(own_packages),
+    )
+
+
+def steps_in(trace: Trace) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """Where each step of a trace begins and ends, and whether the trace says so itself.
+
+    By the profiler's own label, else by the ends of what an optimizer does, else by the label of the user's that
+    repeats and takes most; else all of it is one step.
+    """
+    on_host = np.flatnonzero(trace.is_of(*HOST, *ON_DEVICE))
+    if not len(on_host):
+        on_host = np.flatnonzero(trace.phase == COMPLETE)
+    if not len(on_host):
+        return (((0, 1)),), False
+    whole = int(trace.start_ns[on_host].min()), int(trace.end_ns[on_host].max())
+    labels = _labels(trace)
+    by_label = {text: places for text, places in labels.items() if STEP_LABEL.match(text)}
+    if by_label:
+        spans = sorted((int(trace.start_ns[p]), int(trace.end_ns[p])) for places in by_label.values() for p in places)
+        # A step lasts until the next one begins; the last one until its label ends.
+        ends = [start for start, _ in spans[1:]] + [spans[-1][1]]
+        return tuple((start, end) for (start, _), end in zip(spans, ends, strict=True)), True
+    updates = sorted(int(trace.end_ns[p]) for text, ps in labels.items() if OPTIMIZER_STEP.match(text) for p in ps)
+    if len(updates) > 1:
+        return tuple(zip([whole[0], *updates[:-1]], updates, strict=True)), True
+    repeated = {text: places for text, places in labels.items() if len(places) > 1}
+    if repeated:
+        longest = max(repeated, key=lambda text: int(trace.duration_ns[repeated[text]].sum()))
+        starts = [int(trace.start_ns[place]) for place in repeated[longest]]
+        ends = [*starts[1:], int(trace.end_ns[repeated[longest][-1]])]
+        if int(trace.duration_ns[repeated[longest]].sum()) * 2 > whole[1] - whole[0]:
+            return tuple(zip(starts, ends, strict=True)), True
+    return (whole,), False
+
+
+def _labels(trace: Trace) -> dict[str, list[int]]:
+    """The places of the events of each label of the host, in order; files of 2021 call labels operators."""
+    found: dict[str, list[int]] = {}
+    for place in np.flatnonzero(trace.is_of("user_annotation")).tolist():
+        found.setdefault(trace.text(place), []).append(place)
+    if not found:
+        steps = [code for code, text in enumerate(trace.texts) if STEP_LABEL.match(text) or OPTIMIZER_STEP.match(text)]
+        for place in np.flatnonzero(np.isin(trace.name_code, steps) & trace.is_of("operator")).tolist():
+            found.setdefault(trace.text(place), []).append(place)
+    return found
+
+
+def _frame_sites(own_packages: frozenset[str]) -> SitesOf:
+    """What a trace from elsewhere tells: functions by their first line, or call stacks, which have the exact line."""
+
+    def sites_of(name: str, _: str | None, call_stack: str | None) -> tuple[tuple[Kind, str], ...]:
+        if call_stack:
+            frames = [user_frame(frame, own_packages) for frame in reversed(call_stack.split(";"))]
+            return tuple(("line", frame) for frame in frames if frame)
+        frame = user_frame(name, own_packages)
+        return (("function", frame),) if frame else ()
+
+    return sites_of
+
+
+def user_frame(name: str, own_packages: frozenset[str] = frozenset()) -> str | None:
+    """`train.py(12): step` as `train.py:12:step`; None of a library's, Python's own, or what is no frame."""
+    frame = FRAME.fullmatch(name.strip())
+    if frame is None or frame["file"].startswith("<"):
+        return None
+    installed = INSTALLED.match(frame["file"])
+    file = frame["file"][installed.end() :] if installed else frame["file"].removeprefix("./")
+    package = file.split("/")[0].removesuffix(".py")
+    is_library = bool(installed) or package in LIBRARIES or package in sys.stdlib_module_names
+    if is_library and package not in own_packages:
+        return None
+    return f"{file}:{frame['line']}:{frame['function']}"

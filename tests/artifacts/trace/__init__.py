@@ -1,0 +1,1 @@
+"""Tests of the trace engine: any Kineto file to columns."""

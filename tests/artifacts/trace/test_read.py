@@ -1,0 +1,234 @@
+"""A trace file of any kind becomes the same columns, exact to the nanosecond; a broken one becomes one sentence."""
+
+import gzip
+import json
+import tempfile
+import time
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efprof.artifacts.trace import blocks
+from efprof.artifacts.trace.blocks import TraceText
+from efprof.artifacts.trace.columns import ABSENT, Trace
+from efprof.artifacts.trace.events import Decoder
+from efprof.artifacts.trace.read import read_here, read_trace
+from efprof.artifacts.trace.sites import read_window
+from efprof.model import UnreadableInput
+from efprof.recorder.session.sites import Sites
+from efprof.recorder.session.writing import LineWriter, RankFolder
+from efprof.recorder.windows.allocation_rows import CallSites
+
+QUARTER_NS = 7_889_238 * 10**9
+BASE_NS = 227 * QUARTER_NS
+TRACES = Path(__file__).parents[3].parent / "shared" / "data" / "traces"
+KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2.25}
+"""On stream 7 of device 0."""
+
+
+def written(folder: Path, content: bytes, name: str = "trace.json") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def trace_of(folder: Path, *events: dict[str, Any], **header: Any) -> Trace:
+    return read_trace(written(folder, json.dumps({**header, "traceEvents": events}).encode()))
+
+
+def event_text(start_ns: int, duration_ns: int = 0) -> str:
+    """One event as torch writes it: microseconds with three decimals."""
+    ts, dur = (f"{time // 1000}.{time % 1000:03}" for time in (start_ns, duration_ns))
+    return f'{{"ph":"X","cat":"python_function","name":"f","tid":1,"ts":{ts},"dur":{dur},"args":{{"Python id":7}}}}'
+
+
+@settings(max_examples=30, deadline=None)
+@given(start_ns=st.integers(0, QUARTER_NS), duration_ns=st.integers(0, QUARTER_NS))
+def test_times_since_the_start_of_a_quarter_are_exact(start_ns: int, duration_ns: int) -> None:
+    text = f'{{"baseTimeNanoseconds":{BASE_NS},"traceEvents":[{event_text(start_ns, duration_ns)}]}}'
+    with tempfile.TemporaryDirectory() as folder:
+        trace = read_trace(written(Path(folder), gzip.compress(text.encode())))
+    assert (int(trace.start_ns[0]), int(trace.duration_ns[0])) == (BASE_NS + start_ns, duration_ns)
+
+
+@given(starts_ns=st.lists(st.integers(1_700_000_000 * 10**9, 1_900_000_000 * 10**9), min_size=1, max_size=20))
+def test_times_since_1970_are_exact_where_a_float_no_longer_tells_them_apart(starts_ns: list[int]) -> None:
+    text = ",".join(map(event_text, starts_ns))
+    block = Decoder().block(f"[{text}]".encode())
+    assert block is not None
+    assert block.dense["start_ns"].tolist() == starts_ns
+
+
+@given(start_ns=st.integers(0, QUARTER_NS))
+@settings(max_examples=10, deadline=None)
+def test_a_call_finds_its_line_again(start_ns: int) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        sites = CallSites(Sites(Path(root), LineWriter(RankFolder(Path(root)), "sources.jsonl")))
+        caller = SimpleNamespace(file_name=f"{root}/train.py", line_number=3, function_name="train")
+        sites.note(SimpleNamespace(start_time_ns=BASE_NS + start_ns), caller)
+        sites.write(Path(root) / "sites-1.parquet")
+        text = f'{{"baseTimeNanoseconds":{BASE_NS},"traceEvents":[{event_text(start_ns)}]}}'
+        trace = read_window(written(Path(root), gzip.compress(text.encode()), "trace-1.json.gz"))
+    assert trace.texts[trace.argument("call_site")[0]] == "train.py:3:train"
+    assert trace.argument("python_id").tolist() == [7]
+
+
+def test_nothing_but_events_without_a_time_is_left_out(tmp_path: Path) -> None:
+    events = [
+        KERNEL,
+        {"ph": "i", "name": "[memory]", "s": "t", "ts": 2, "args": {"Bytes": -512, "Addr": 2**64 - 1}},
+        {"ph": "s", "id": 9, "cat": "ac2g", "name": "ac2g", "ts": 1, "pid": 1, "tid": 1},
+        {"ph": "f", "id": "0x9", "cat": "ac2g", "name": "ac2g", "ts": 2, "pid": 1, "tid": 1, "bp": "e"},
+        {"ph": "C", "name": "queue", "ts": 3, "args": {"length": 4}},
+        {"ph": "M", "name": "process_name", "pid": 1, "ts": 0, "args": {"name": "python"}},
+        {"ph": "X", "cat": "cuda_sync", "name": "wait", "ts": 5, "dur": 1, "args": {"wait_on_stream": 7}},
+        {"ph": "X", "name": "no time", "ts": "soon"},
+    ]
+    trace = trace_of(tmp_path, *events)
+    assert len(trace) == len(events) - 1
+    assert trace.num_unreadable == 1
+    (memory,) = trace.named("[memory]")
+    assert (trace.argument("num_bytes")[memory], trace.argument("address")[memory]) == (-512, -1)
+    assert [int(trace.id[place]) for place in trace.named("ac2g")] == [9, 9]
+    (label,) = trace.named("process_name")
+    assert trace.texts[trace.argument("label")[label]] == "python"
+
+
+def test_events_are_in_order_of_their_start_outer_before_inner(tmp_path: Path) -> None:
+    spans = {"inner": (10, 5), "outer": (10, 20), "first": (1, 2)}
+    events = [{"ph": "X", "cat": "cpu_op", "name": name, "ts": ts, "dur": dur} for name, (ts, dur) in spans.items()]
+    trace = trace_of(tmp_path, *events)
+    assert [trace.text(place) for place in range(3)] == ["first", "outer", "inner"]
+
+
+def test_arguments_stay_with_their_events_when_those_are_sorted(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": str(ts), "ts": ts, "args": {"Sequence number": ts, "Input Dims": [[ts]]}}
+        for ts in (5, 3, 9)
+    ]
+    trace = trace_of(tmp_path, *events, {"ph": "X", "name": "none", "ts": 4})
+    assert trace.argument("sequence").tolist() == [3, ABSENT, 5, 9]
+    assert [trace.texts[code] for code in trace.sparse["shapes"][1]] == ["[[3]]", "[[5]]", "[[9]]"]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_file_reads_the_same_however_it_is_written(
+    tmp_path: Path, separators: tuple[str, str], indent: int | None, is_list: bool
+) -> None:
+    """Nested objects and strings that look like the end of an event lie at every place where it may be cut."""
+    tricky = {"a": [{"b": 1}, {"b": 2}], "Call stack": 'f(){},{"x"', "Input Dims": [[1, 2], []]}
+    events = [{**KERNEL, "ts": at, "args": {**tricky, "correlation": at}} for at in range(40)]
+    whole = events if is_list else {"deviceProperties": [{"id": 0}], "traceEvents": events, "INFO": ["]}", [{"a": 1}]]}
+    path = written(tmp_path, json.dumps(whole, indent=indent, separators=separators).encode())
+    for num_bytes in (7, 64, 1000, 1 << 20):
+        text = TraceText(path, block_bytes=num_bytes)
+        found = list(text.decoded(Decoder().block))
+        assert sum(len(block.dense["id"]) for block in found) == len(events)
+        assert [int(number) for block in found for number in block.dense["id"]] == list(range(40))
+        assert text.header.devices == ([] if is_list else [{"id": 0}])
+
+
+def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
+    tricky = {"a": [{"b": 1}, {"b": 2}]}
+    for arguments in ({}, tricky):
+        events = [{**KERNEL, "name": f"k{at % 7}", "ts": at, "args": arguments} for at in range(3000)]
+        path = written(tmp_path, json.dumps({"traceEvents": events}, separators=(",", ":")).encode())
+        one, several = (read_here(path, number)[1].ordered(0)[0] for number in (1, 2))
+        assert all((one[name] == several[name]).all() for name in one)
+
+
+def test_numbers_that_are_none_cost_no_event(tmp_path: Path) -> None:
+    text = '{"traceEvents":[{"ph":"X","name":"copy","ts":1,"dur":0,"args":{"memory bandwidth (GB/s)": inf,"bytes":4}}]}'
+    trace = read_trace(written(tmp_path, text.encode()))
+    assert trace.argument("copied_bytes").tolist() == [4]
+
+
+def test_an_argument_of_another_type_costs_no_event(tmp_path: Path) -> None:
+    odd = {**KERNEL, "name": 5, "tid": {"a": 1}, "args": {"correlation": "none", "bytes": 12, "Sequence number": [1]}}
+    trace = trace_of(tmp_path, KERNEL, odd, KERNEL)
+    assert trace.argument("copied_bytes").max() == 12
+    assert len(trace.named("5")) == 1
+
+
+def test_large_times_are_cut_not_wrapped(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, {**KERNEL, "dur": 1e300}, {**KERNEL, "ts": 10**30})
+    assert trace.duration_ns.max() > 0
+    assert trace.start_ns.min() >= 0
+
+
+BROKEN = {
+    "nothing": b"",
+    "no trace": b'{"schemaVersion": 1}',
+    "a page": b"<html><body>404</body></html>",
+    "cut in an event": b'{"traceEvents": [{"ph":"X","ts":1,"na',
+    "cut after an event": b'{"traceEvents": [{"ph":"X","ts":1},{"ph":"X","ts":2}',
+    "cut after the list": b'{"traceEvents": [{"ph":"X","ts":1}]',
+    "garbage between": b'{"traceEvents": [{"ph":"X","ts":1},{ph:1},{"ph":"X","ts":2}]}',
+    "packed and cut": gzip.compress(b'{"traceEvents": [' + b'{"ph":"X","ts":1},' * 5000)[:-20],
+    "packed garbage": b"\x1f\x8b" + bytes(range(200)),
+    "deep": b'{"traceEvents": ' + b"[" * 200_000,
+    "deep arguments": b'{"traceEvents": [{"ph":"X","args":' + b'{"a":' * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_one_sentence_with_its_name(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(UnreadableInput, match=r"trace\.json") as error:
+        read_trace(path)
+    assert str(error.value).count("\n") == 0
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInput, match="No such file"):
+        read_trace(tmp_path / "none.json")
+
+
+def test_what_unpacks_to_a_thousand_times_its_size_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    """200 MB of blanks in 200 kB: no list of events within the first 64 MiB."""
+    bomb = written(tmp_path, gzip.compress(b" " * (200 << 20), compresslevel=1), "bomb.json.gz")
+    start = time.monotonic()
+    with pytest.raises(UnreadableInput, match="traceEvents"):
+        read_trace(bomb)
+    assert time.monotonic() - start < 120
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_gives_columns_or_one_sentence(data: st.DataObject) -> None:
+    events = [{**KERNEL, "ts": at, "args": {"correlation": at, "Input Dims": [[at]]}} for at in range(5)]
+    content = bytearray(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content) - 1))
+        content[start : start + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(Path(folder), bytes(content))
+        with suppress(UnreadableInput):
+            dense, _ = read_here(path)[1].ordered(0)
+            assert len({len(column) for column in dense.values()}) == 1
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces")
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")) or [Path()], ids=lambda path: path.name[:40])
+def test_real_traces_lose_no_event_and_no_nanosecond(path: Path) -> None:
+    if path.stat().st_size > 500_000:
+        pytest.skip("the larger ones are read by make bench-trace")
+    raw = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)
+    trace = read_trace(path)
+    assert len(trace) == len(raw["traceEvents"])
+    base = int(raw.get("baseTimeNanoseconds", 0))
+    starts = sorted(base + round(event.get("ts", Decimal(0)) * 1000) for event in raw["traceEvents"])
+    assert trace.start_ns.tolist() == starts
+    assert sum(trace.duration_ns.tolist()) == sum(
+        round(event.get("dur", Decimal(0)) * 1000) for event in raw["traceEvents"]
+    )
+    assert trace.num_bytes <= 64 * len(trace)
