@@ -16,7 +16,7 @@ from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, UPDATE, Recorded, record_here, stages
-from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly, train_step
 
 NUM_UPDATES = 40
 """More than are in full at the start."""
@@ -126,6 +126,14 @@ def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path)
     assert [record.loss for record in steps[4:]] == pytest.approx(losses[4:])
 
 
+def test_training_goes_on_in_our_thread_once_another_one_is_over(tmp_path: Path) -> None:
+    def train() -> None:
+        at_once(train_plainly)
+        train_plainly(3)
+
+    assert len(record_here(tmp_path, train).steps) == 9
+
+
 def test_another_thread_goes_on_where_ours_left_light_steps(tmp_path: Path) -> None:
     step, _ = make_step()
 
@@ -196,10 +204,9 @@ def test_a_profiler_of_the_program_starts_where_a_window_was_left_in_its_thread(
     assert num_profiled > 0
 
 
-def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.optim.Optimizer] | None = None) -> None:
+def make_lockstep(wait: Callable[[], object]) -> None:
     """Train with every call beside another thread's, which waits at the same places."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if optimizer_of is None else optimizer_of()
+    model, optimizer = make_training()
     for _ in range(NUM_UPDATES):
         wait()
         inputs = torch.randn(BATCH, 3)
@@ -218,14 +225,6 @@ def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
     assert f"{NUM_UPDATES} times" in warning
-
-
-def test_threads_that_share_an_optimizer_and_train_at_once_are_not_mixed(tmp_path: Path) -> None:
-    barrier, model = threading.Barrier(2), make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait, lambda: optimizer)] * 2))
-    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
-    assert updates_elsewhere(recorded) == NUM_UPDATES
 
 
 def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_it(tmp_path: Path) -> None:
