@@ -113,19 +113,15 @@ def refuse(home: Path, *command: str) -> str:
     return line
 
 
-def test_a_program_that_is_not_on_the_path_is_named_before_anything_is_written(home: Path) -> None:
-    assert "'no-such-program' is not on PATH" in refuse(home, "--", "no-such-program")
-    assert not home.exists()
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
+        (["no-such-program"], "the program 'no-such-program' is not on PATH"),
         (["echo a"], "the program 'echo a' is not on PATH"),
         (["."], "the program '.' is not on PATH"),
         ([""], "the program '' is not on PATH"),
     ],
-    ids=["in quotes", "a folder", "nothing"],
+    ids=["unknown", "in quotes", "a folder", "nothing"],
 )
 def test_what_is_no_program_is_answered_with_how_to_write_it(words: list[str], answer: str, home: Path) -> None:
     advice = "write the command after -- as you would run it, such as 'python train.py'."
@@ -303,8 +299,3 @@ def test_a_child_that_never_imports_torch_loads_the_start_up_hook_alone(home: Pa
     recorded = record_python(home, program)
     added = set(recorded.output.split()) - set(bare.stdout.split())
     assert added <= {"sitecustomize", "__future__"}
-    hook = Path(__file__).parents[3] / "efprof" / "recorder" / "launch" / "startup"
-    timed = [sys.executable, "-X", "importtime", "-c", "pass"]
-    environment = {**os.environ, "PYTHONPATH": str(hook), "EFPROF_RECORD": "{}"}
-    report = subprocess.run(timed, env=environment, capture_output=True, text=True, check=True).stderr
-    print([line for line in report.splitlines() if line.endswith("sitecustomize")], "microseconds: self, cumulative")
