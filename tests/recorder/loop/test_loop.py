@@ -270,17 +270,6 @@ def test_adversaries_that_step_several_times_on_a_batch_make_several_steps(
     assert [step.samples for step in steps] == [BATCH, *[0] * (len(expected) - 1)] * 6
 
 
-def test_an_optimizer_that_steps_twice_on_one_batch_in_three_divides_no_other_batch(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        adversaries = Adversaries()
-        for number, _ in enumerate(make_loader(12)):
-            adversaries.update(*(CRITIC + BOTH if number % 3 == 0 else BOTH))
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert [step.micro_batches for step in steps if step.samples][1::3] == [2] * 4
-    assert [step.micro_batches for step in steps if step.samples][2::3] == [2] * 4
-
-
 def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_path: Path) -> None:
     def look_and_train() -> None:
         loader, model = make_loader(4), make_model()
@@ -470,21 +459,6 @@ def test_without_a_loader_adversaries_make_a_step_of_each_update_or_of_each_roun
 ) -> None:
     steps = record_here(tmp_path, lambda: Adversaries().update(*updates)).steps
     assert [stages(step) for step in steps] == [number * OF_ADVERSARIES for number in num_optimizers]
-
-
-def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
-    def train_on_schedule() -> None:
-        model, optimizer = make_training()
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-        for inputs, targets in make_loader(4):
-            error_of(model, inputs, targets).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-
-    steps = record_here(tmp_path, train_on_schedule).steps
-    assert [stages(step)[-6:] for step in steps] == [["data", "forward", "backward", *["optimizer"] * 3]] * 4
-    assert [step.learning_rate for step in steps] != [0.01] * 4
 
 
 def test_fine_tuning_in_evaluation_mode_is_training(tmp_path: Path) -> None:

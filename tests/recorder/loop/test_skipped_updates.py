@@ -11,7 +11,7 @@ from efprof.artifacts.steps import StepRecord
 from efprof.recorder.loop.step_ends import LEAST_STEPS_EACH, SkippedUpdates
 from tests.recorder.light import record_both_ways
 from tests.recorder.recording import PLAIN, record_here, stages
-from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training
 
 
 def train_but(skipped: Container[int], num_steps: int = 12, micro_batches: int = 1, loads: bool = True) -> None:
@@ -154,20 +154,6 @@ def sharpen() -> None:
         optimizer.zero_grad()
 
 
-def learn_to_learn() -> None:
-    """Two batches for each update: on one the weights are moved by hand, on the other the gradients are taken."""
-    (model, optimizer), batches = make_training(), iter(make_loader(24))
-    for _ in range(12):
-        for moves in (True, False):
-            error = error_of(model, *next(batches))
-            optimizer.zero_grad()
-            error.backward()
-            with torch.no_grad():
-                for parameter in model.parameters() if moves else ():
-                    parameter.sub_(parameter.grad, alpha=0.01)  # type: ignore[arg-type]
-        optimizer.step()
-
-
 def attack() -> None:
     """Adversarial training with a random number of steps of the adversary, without a loader."""
     (model, optimizer), inputs = make_training(), torch.randn(BATCH, 3)
@@ -180,19 +166,6 @@ def attack() -> None:
         model(moved).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def update_by_hand_after_an_optimizer() -> None:
-    """A second model is fitted without one, on batches of the same loader."""
-    model, other, batches = make_model(), make_model(), iter(make_loader(24))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(12):
-        error_of(other, *next(batches)).backward()
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter -= 0.01 * parameter.grad  # type: ignore[operator]
-                parameter.grad = None
-        train_step(model, optimizer, *next(batches))
 
 
 def look_at_saliency() -> None:
@@ -214,12 +187,7 @@ def look_at_saliency() -> None:
         optimizer.zero_grad()
 
 
-CLEARING = [
-    gather_clipped_gradients, sharpen, learn_to_learn, attack, update_by_hand_after_an_optimizer, look_at_saliency,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("program", CLEARING, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [gather_clipped_gradients, sharpen, attack, look_at_saliency])
 def test_gradients_that_are_cleared_for_other_reasons_divide_no_step(
     program: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,27 +183,6 @@ for _ in range(40):
     assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
 
 
-@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
-def test_a_profiler_of_the_program_starts_where_a_window_was_left_in_its_thread(tmp_path: Path) -> None:
-    step, _ = make_step()
-    num_profiled = 0
-
-    def profile() -> None:
-        nonlocal num_profiled
-        with torch.profiler.profile() as profiler:
-            step()
-        num_profiled = len(profiler.events())
-
-    def train() -> None:
-        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-            first.submit(lambda: [step() for _ in range(3)]).result()
-            second.submit(lambda: [step() for _ in range(3)]).result()
-            first.submit(profile).result()
-
-    record_here(tmp_path, train, windows=((2, 4),))
-    assert num_profiled > 0
-
-
 def make_lockstep(wait: Callable[[], object]) -> None:
     """Train with every call beside another thread's, which waits at the same places."""
     model, optimizer = make_training()
@@ -225,31 +204,6 @@ def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
     assert f"{NUM_UPDATES} times" in warning
-
-
-def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_it(tmp_path: Path) -> None:
-    barrier = threading.Barrier(2)
-
-    def train() -> None:
-        step, _ = make_step()
-        step()
-        make_lockstep(barrier.wait)
-
-    def train_longer(recorded: threading.Thread) -> None:
-        make_lockstep(barrier.wait)
-        recorded.join()
-        step, _ = make_step()
-        for _ in range(5):
-            step()
-
-    def train_both() -> None:
-        first = threading.Thread(target=train)
-        first.start()
-        at_once(lambda: train_longer(first))
-
-    recorded = record_here(tmp_path, train_both)
-    assert len(recorded.steps) == 1 + NUM_UPDATES
-    assert updates_elsewhere(recorded) == NUM_UPDATES + 5
 
 
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:

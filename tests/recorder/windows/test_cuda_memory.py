@@ -106,17 +106,6 @@ def test_a_window_that_the_program_ends_in_is_kept(tmp_path: Path) -> None:
     assert calls == ["on", "memory-1.pickle", "off"]
 
 
-def test_nothing_is_turned_on_where_cuda_begins_after_the_recording(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    history = PretendedHistory()
-    memory = CudaMemory(session, history)
-    memory.subscribe()
-    session.start()
-    session.end()
-    memory.cuda_began()
-    assert history.calls == []
-
-
 def test_cuda_that_begins_late_still_gives_the_rest_of_the_first_window(tmp_path: Path) -> None:
     recorded, _ = record(tmp_path, lambda: train_plainly(6), memory_steps=((0, 4),), cuda_begins_at=2)
     assert windows_of(recorded) == [None, None, "memory-1", "memory-1", None, None]
