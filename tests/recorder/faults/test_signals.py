@@ -45,16 +45,6 @@ def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(be
     assert "efprof" not in child.errors
 
 
-def test_sigterm_in_the_midst_of_short_steps_loses_none(begin: Begin) -> None:
-    last = f"time.sleep({FOR_EVER_S}) if step == 19_999 else None"
-    child = begin(training(last, num_steps=20_000, first="import time"))
-    wait_for_steps(child, 60)
-    assert child.end_by(signal.SIGTERM) == -signal.SIGTERM
-    recorded = Recorded(folder=child.folder)
-    assert [step.step for step in recorded.steps] == list(range(len(recorded.steps)))
-    assert abs(child.output.count("\n") - len(recorded.steps)) <= 1
-
-
 def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
     wait = f"print(flush=True) or time.sleep({FOR_EVER_S})"
     wait = f"model.register_forward_hook(lambda *_: {wait}) if step == 3 else None"

@@ -1,4 +1,4 @@
-"""`with efprof.record():`, `efprof.step()` and `efprof.stage()` in a training program."""
+"""`with efprof.record():` in a training program, of one process and of the ranks of one launch."""
 
 import os
 import signal
@@ -21,6 +21,7 @@ from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
 from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
+from tests.support.patience import MAX_WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -326,3 +327,41 @@ with efprof.record(windows="none") as recording:
     assert (child.wait(), child.errors) == (0, "")
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, len(recorded.steps)) == ("finished", 6)
+
+
+RANKS = """
+with efprof.record(windows="none"):
+    train()
+with efprof.record("again", windows="none"):
+    train(3)
+with efprof.record("failed", windows="none"):
+    train(then=lambda step: 1 / 0 if os.environ["RANK"] == "1" and step == 2 else None)
+with efprof.record("alone", windows="none"):
+    train(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+    """What two ranks left, started as torchrun does: children of one process, numbered in their environment."""
+    home = tmp_path_factory.mktemp("ranks") / "home"
+    both = [start(home, RANKS, WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
+    errors = [process.communicate(timeout=MAX_WAIT_S)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 1], errors
+    runs = [Recorded(folder=run) for run in (home / "runs").iterdir()]
+    assert len(runs) == len({run.run.name for run in runs})
+    return {run.run.name: run for run in runs}
+
+
+def test_the_ranks_of_one_launch_share_a_run(ranks: dict[str, Recorded]) -> None:
+    for name in ("train", "again"):
+        assert ranks[name].run.ended == "finished"
+        assert sorted(rank.name for rank in ranks[name].folder.glob("rank*")) == ["rank0", "rank1"]
+
+
+def test_each_statement_is_a_run_of_all_its_ranks(ranks: dict[str, Recorded]) -> None:
+    assert sorted(ranks) == ["again", "alone", "failed", "train"]
+
+
+def test_a_rank_that_raised_is_the_ending_of_all(ranks: dict[str, Recorded]) -> None:
+    assert {name: ranks[name].run.ended for name in ("failed", "alone")} == {"failed": "raised", "alone": "finished"}

@@ -266,14 +266,6 @@ def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
     assert (process.returncode, read_run_file(only_run(home)).ended) == (code, ended)
 
 
-def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) -> None:
-    program = "import time; print('up', flush=True); time.sleep(1)"
-    process = start_waiting(home, program)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=MAX_WAIT_S)
-    assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
-
-
 def test_a_signal_ignored_before_stays_ignored_in_the_program(home: Path) -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     command = ["efprof", "record", "--", sys.executable, "-c", program]

@@ -134,6 +134,15 @@ def test_training_goes_on_in_our_thread_once_another_one_is_over(tmp_path: Path)
     assert len(record_here(tmp_path, train).steps) == 9
 
 
+def test_what_another_thread_trains_between_steps_of_ours_is_not_mixed_in(tmp_path: Path) -> None:
+    def train() -> None:
+        train_plainly(2)
+        at_once(train_plainly)
+        train_plainly(2)
+
+    assert [step.samples for step in record_here(tmp_path, train).steps] == [BATCH] * 4
+
+
 def test_another_thread_goes_on_where_ours_left_light_steps(tmp_path: Path) -> None:
     step, _ = make_step()
 
@@ -183,9 +192,31 @@ for _ in range(40):
     assert [record.loss is None for record in recorded.steps[1:]] == [False] * 39
 
 
-def make_lockstep(wait: Callable[[], object]) -> None:
+@pytest.mark.filterwarnings("ignore:.*kineto.*:UserWarning")
+def test_a_profiler_of_the_program_starts_where_a_window_was_left_in_its_thread(tmp_path: Path) -> None:
+    step, _ = make_step()
+    num_profiled = 0
+
+    def profile() -> None:
+        nonlocal num_profiled
+        with torch.profiler.profile() as profiler:
+            step()
+        num_profiled = len(profiler.events())
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            first.submit(lambda: [step() for _ in range(3)]).result()
+            second.submit(lambda: [step() for _ in range(3)]).result()
+            first.submit(profile).result()
+
+    record_here(tmp_path, train, windows=((2, 4),))
+    assert num_profiled > 0
+
+
+def make_lockstep(wait: Callable[[], object], optimizer_of: Callable[[], torch.optim.Optimizer] | None = None) -> None:
     """Train with every call beside another thread's, which waits at the same places."""
-    model, optimizer = make_training()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if optimizer_of is None else optimizer_of()
     for _ in range(NUM_UPDATES):
         wait()
         inputs = torch.randn(BATCH, 3)
@@ -204,6 +235,39 @@ def test_of_two_threads_that_train_at_once_one_is_recorded_and_the_other_one_is_
     assert updates_elsewhere(recorded) == NUM_UPDATES
     (warning,) = [warning for warning in warnings_of(open_run(tmp_path)) if "thread" in warning]
     assert f"{NUM_UPDATES} times" in warning
+
+
+def test_threads_that_share_an_optimizer_and_train_at_once_are_not_mixed(tmp_path: Path) -> None:
+    barrier, model = threading.Barrier(2), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record_here(tmp_path, lambda: at_once(*[lambda: make_lockstep(barrier.wait, lambda: optimizer)] * 2))
+    assert [step.micro_batches for step in recorded.steps] == [1] * NUM_UPDATES
+    assert updates_elsewhere(recorded) == NUM_UPDATES
+
+
+def test_another_training_that_goes_on_after_the_recorded_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def train() -> None:
+        step, _ = make_step()
+        step()
+        make_lockstep(barrier.wait)
+
+    def train_longer(recorded: threading.Thread) -> None:
+        make_lockstep(barrier.wait)
+        recorded.join()
+        step, _ = make_step()
+        for _ in range(5):
+            step()
+
+    def train_both() -> None:
+        first = threading.Thread(target=train)
+        first.start()
+        at_once(lambda: train_longer(first))
+
+    recorded = record_here(tmp_path, train_both)
+    assert len(recorded.steps) == 1 + NUM_UPDATES
+    assert updates_elsewhere(recorded) == NUM_UPDATES + 5
 
 
 def test_a_thread_that_works_for_the_step_is_no_training_of_its_own(tmp_path: Path) -> None:

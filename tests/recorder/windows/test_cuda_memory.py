@@ -17,6 +17,7 @@ from efprof.recorder.windows import cuda_memory
 from efprof.recorder.windows.cuda_memory import (
     CudaHistory,
     CudaMemory,
+    OutOfMemoryObserver,
     write_snapshot,
 )
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -106,6 +107,17 @@ def test_a_window_that_the_program_ends_in_is_kept(tmp_path: Path) -> None:
     assert calls == ["on", "memory-1.pickle", "off"]
 
 
+def test_nothing_is_turned_on_where_cuda_begins_after_the_recording(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    history = PretendedHistory()
+    memory = CudaMemory(session, history)
+    memory.subscribe()
+    session.start()
+    session.end()
+    memory.cuda_began()
+    assert history.calls == []
+
+
 def test_cuda_that_begins_late_still_gives_the_rest_of_the_first_window(tmp_path: Path) -> None:
     recorded, _ = record(tmp_path, lambda: train_plainly(6), memory_steps=((0, 4),), cuda_begins_at=2)
     assert windows_of(recorded) == [None, None, "memory-1", "memory-1", None, None]
@@ -135,8 +147,10 @@ def test_a_program_that_records_the_history_itself_is_left_alone(tmp_path: Path)
         torch.cuda.memory._record_memory_history(enabled=None)
         train_plainly(4)
 
+    before = torch.cuda.memory._record_memory_history
     recorded, calls = record(tmp_path, train, memory_steps=((0, 4), (5, 6)))
     assert calls == ["on", "memory-1.pickle", "off"]
+    assert torch.cuda.memory._record_memory_history is before, "the watch for it is over"
     (stopped,) = recorded.events(CollectorStopped)
     assert "records the allocator's history itself" in stopped.reason
 
@@ -185,6 +199,16 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
         record.memory = [BoundaryMemory("post_optimizer_step", 0.0, peak, peak)]
 
     return grow
+
+
+def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
+    session = open_session(tmp_path)
+    session.start()
+    observer = OutOfMemoryObserver(session, PretendedHistory())
+    session.end()
+    observer.end()
+    observer.observe(0, 1, 1, 0)
+    assert Recorded(folder=tmp_path).events(WindowOpened) == []
 
 
 def statistic(current: int) -> dict[str, dict[str, int]]:
