@@ -68,8 +68,7 @@ FAIL = {
     "test_scalar_reads::test_in_a_run_on_a_device_only_what_must_be_waited_for_is_counted": (
         "brings a device of its own, beside a loss on the CPU"
     ),
-    "test_windows::test_an_evaluation_before_a_windows_first_step_puts_it_off": _SEEN_TWICE,
-    "test_windows::test_an_evaluation_within_a_window_ends_it": _SEEN_TWICE,
+    "test_windows::test_an_evaluation_puts_a_window_off_or_ends_it": _SEEN_TWICE,
 }
 """Tests that say what is true on a CPU alone: `module::function`, or `[case]` behind it. Each must fail on a device."""
 

@@ -26,15 +26,6 @@ train()  # call
 """
 
 
-STOPS_WHEN_TOLD = """
-        import pathlib, time
-        time.sleep(0.01)
-        if pathlib.Path("stop").exists():
-            break
-"""
-"""By a file `stop` where it runs."""
-
-
 def training(then: str = "pass", *, first: str = "", num_steps: int = 40, workers: int = 0) -> str:
     """Prints a loss per step; `then` is its last statement of each step, `first` comes before the training."""
     return TRAINING.format(then=then, first=first, num_steps=num_steps, workers=workers)

@@ -2,9 +2,18 @@
 
 import pytest
 
-from efprof.artifacts.events import OutOfMemory, RecordingEnded, StepInterrupted, TrainingRaised
+from efprof.artifacts.events import (
+    WHOLE_RECORDING,
+    CollectorStopped,
+    OutOfMemory,
+    RecordingEnded,
+    StepInterrupted,
+    TrainingRaised,
+)
 from efprof.artifacts.run_file import read_run_file
 from efprof.commands.report import analyse, render
+from efprof.facts.overview.run_warnings import warnings_of
+from efprof.facts.run.run import open_run
 from efprof.recorder.launch.launch import close_run
 from efprof.units import format_bytes
 from tests.recorder.conftest import Begin
@@ -38,13 +47,6 @@ def test_a_hook_of_the_programs_own_for_exceptions_hides_nothing(begin: Begin) -
     assert [event.error for event in Recorded(folder=child.folder).events(TrainingRaised)] == ["KeyError"]
 
 
-def test_a_failure_before_the_first_step_is_recorded(begin: Begin) -> None:
-    child = begin(training(first="torch.nn.Linear(2, 2)(torch.ones(3))"))
-    assert child.wait() == 1
-    (raised,) = Recorded(folder=child.folder).events(TrainingRaised)
-    assert (raised.error, raised.step) == ("RuntimeError", 0)
-
-
 @pytest.mark.parametrize(
     ("demand", "requested"),
     [("torch.empty(1 << 50)", 1 << 52), ("__import__('numpy').empty(1 << 55)", 1 << 58), ("[0] * (1 << 60)", None)],
@@ -75,3 +77,24 @@ def test_ctrl_c_within_a_window_ends_as_it_would_without_the_recorder(begin: Beg
     assert [event.error for event in recorded.events(TrainingRaised)] == ["KeyboardInterrupt"]
     assert [step.step for step in recorded.steps] == [*range(6)], "every finished one"
     assert (recorded.rank / "allocations-1.parquet").exists()
+
+
+@pytest.mark.parametrize("trace_steps", [(), ((5, 7),)], ids=["by the steps", "by a window"])
+def test_a_file_that_may_not_grow_stops_the_recording_and_not_the_training(
+    trace_steps: tuple[tuple[int, int], ...], begin: Begin
+) -> None:
+    limit = "__import__('resource').setrlimit(1, (30_000, 30_000)) if step == 0 else None"
+    child = begin(training(limit, num_steps=400), trace_steps=trace_steps)
+    assert child.wait() == 0
+    assert child.output.count("\n") == 400
+    assert [line for line in child.errors.splitlines() if line.startswith("efprof:")] == [
+        f"efprof: {child.folder} cannot be written (No space left on device): recording stops, training goes on"
+    ]
+    recorded = Recorded(folder=child.folder)
+    assert [step.step for step in recorded.steps] == list(range(len(recorded.steps)))
+    assert 3 <= len(recorded.steps) < 400
+    assert [path.name for path in recorded.rank.iterdir() if path.name.startswith(".")] == []
+    if trace_steps:
+        (stop,) = recorded.events(CollectorStopped)
+        assert stop.collector == WHOLE_RECORDING
+        assert [warning for warning in warnings_of(open_run(child.folder)) if warning.startswith("Recording stopped")]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from efprof.artifacts.events import OutOfMemory, StepInterrupted, TrainingRaised
-from efprof.artifacts.run_file import read_run_file
+from efprof.artifacts.events import StepInterrupted, TrainingRaised
 from efprof.commands.report import analyse, render
 from efprof.recorder.launch.launch import close_run
 from tests.recorder.conftest import Begin
@@ -80,23 +79,6 @@ def test_the_exit_of_another_thread_is_not_that_of_the_program(begin: Begin) -> 
     child = begin(leaving("(thread := __import__('threading').Thread(target=leave)).start() or thread.join()"))
     assert child.wait() == 0
     assert Recorded(folder=child.folder).events(TrainingRaised) == []
-
-
-def test_memory_that_ran_out_before_the_exit_is_the_ending_and_the_report_opens_with_it(begin: Begin) -> None:
-    child = begin(leaving("sys.exit(3)", failure="torch.empty(1 << 50)"))
-    assert child.wait() == 3
-    (event,) = Recorded(folder=child.folder).events(OutOfMemory)
-    assert event.requested_bytes == 1 << 52
-    close_run(child.folder, 3, 1.0)
-    assert read_run_file(child.folder).ended == "out_of_memory"
-    assert "The run ran out of memory after 6 steps (exit code 3)." in render(analyse(child.folder), "text")
-
-
-def test_ctrl_c_that_becomes_an_exit_code_is_an_interruption(begin: Begin) -> None:
-    child = begin(leaving("sys.exit(1)", failure="raise KeyboardInterrupt"))
-    assert child.wait() == 1
-    close_run(child.folder, 1, 1.0)
-    assert read_run_file(child.folder).ended == "interrupted"
 
 
 def test_the_exit_of_the_program_is_as_it_was_once_the_recording_is_over(begin: Begin) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, StepInterrupted, WindowClosed, WindowOpened
+from efprof.artifacts.events import EVENTS_FILE, RecordingEnded, StepInterrupted, WindowClosed
 from efprof.artifacts.trace.read import read_trace
 from efprof.recorder.session.options import Options
 from efprof.recorder.session.session import Session
@@ -17,7 +17,7 @@ from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.conftest import Begin
 from tests.recorder.faults.fork_server import Child
-from tests.recorder.faults.programs import STOPS_WHEN_TOLD, training
+from tests.recorder.faults.programs import training
 from tests.recorder.recording import Recorded
 from tests.recorder.training import train_plainly
 from tests.support.patience import FOR_EVER_S, wait_until
@@ -43,16 +43,6 @@ def test_sigterm_writes_the_open_window_and_ends_the_program_as_it_would_have(be
     assert len(read_trace(recorded.rank / window.files[0]))
     assert abs(child.output.count("\n") - len(recorded.steps)) <= 1
     assert "efprof" not in child.errors
-
-
-def test_sigterm_in_the_midst_of_short_steps_loses_none(begin: Begin) -> None:
-    last = f"time.sleep({FOR_EVER_S}) if step == 19_999 else None"
-    child = begin(training(last, num_steps=20_000, first="import time"))
-    wait_for_steps(child, 60)
-    assert child.end_by(signal.SIGTERM) == -signal.SIGTERM
-    recorded = Recorded(folder=child.folder)
-    assert [step.step for step in recorded.steps] == list(range(len(recorded.steps)))
-    assert abs(child.output.count("\n") - len(recorded.steps)) <= 1
 
 
 def test_sigterm_tells_where_a_step_was_interrupted(begin: Begin) -> None:
@@ -148,16 +138,3 @@ def test_what_a_signal_asks_for_waits_until_the_recorder_is_left(tmp_path: Path)
 
     shell.guarded("another", outer)()
     assert order == ["inner", "outer", "asked for"]
-
-
-def test_sigusr1_opens_a_window_in_the_training_that_goes_on(begin: Begin) -> None:
-    child = begin(training(STOPS_WHEN_TOLD, num_steps=30_000), triggers=("signal",))
-    wait_for_steps(child, 10)
-    os.kill(child.pid, signal.SIGUSR1)
-    recorded = Recorded(folder=child.folder)
-    wait_until(lambda: recorded.events(WindowClosed))
-    (child.place / "stop").touch()
-    assert child.wait() == 0
-    (opened,) = recorded.events(WindowOpened)
-    assert "SIGUSR1" in opened.why
-    assert len(recorded.steps) == len(child.output.splitlines())

@@ -1,4 +1,4 @@
-"""`with efprof.record():`, `efprof.step()` and `efprof.stage()` in a training program."""
+"""`with efprof.record():` in a training program, of one process and of the ranks of one launch."""
 
 import os
 import signal
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import grad
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import efprof
@@ -22,6 +21,7 @@ from tests.recorder.conftest import Begin
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks, patched
 from tests.recorder.recording import PLAIN, Recorded, environment_of, line_of, only_run, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly
+from tests.support.patience import MAX_WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -53,34 +53,6 @@ def test_the_run_is_described_as_that_of_a_command(home: Path) -> None:
     assert (run.ended, run.exit_code) == ("finished", 0)
     assert run.duration_s is not None
     assert {"python", "torch", "efprof"} <= set(run.versions)
-
-
-def test_a_repository_that_is_changed_is_described_with_its_diff(tmp_path: Path) -> None:
-    for arguments in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-q", "--allow-empty", "-m", "c"],
-    ):
-        subprocess.run(["git", *arguments], check=True)
-    (tmp_path / "train.py").write_text("print(1)\n")
-    with efprof.record(windows="none") as recording:
-        train_plainly(2)
-    with efprof.record(windows="none", keeps_diff=False) as without:
-        train_plainly(2)
-    git = Recorded(folder=recording.folder).run.git
-    assert git is not None
-    assert (git.root, git.is_dirty) == (str(tmp_path), True)
-    assert "+print(1)" in (recording.folder / "uncommitted.diff").read_text()
-    assert not (without.folder / "uncommitted.diff").exists()
-
-
-def test_every_with_statement_is_a_run_of_its_own(home: Path) -> None:
-    folders = []
-    for name in ("first", "second"):
-        with efprof.record(name, windows="none") as recording:
-            train_plainly(3)
-        folders.append(recording.folder)
-    assert [Recorded(folder=folder).run.name for folder in folders] == ["first", "second"]
-    assert [[step.step for step in Recorded(folder=folder).steps] for folder in folders] == [[0, 1, 2]] * 2
 
 
 def test_a_decorated_function_is_recorded_at_every_call(home: Path) -> None:
@@ -186,15 +158,6 @@ def test_the_projects_settings_hold_in_code_too(tmp_path: Path) -> None:
     assert not list(recording.folder.glob("rank0/trace-*"))
 
 
-def test_a_run_folder_that_cannot_be_made_is_an_error_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("EFPROF_HOME", str(tmp_path / "file"))
-    with pytest.raises(EfprofError, match="cannot be made: Not a directory; set EFPROF_HOME"), efprof.record():
-        raise AssertionError("never entered")
-
-
 Prepared = tuple[Any, torch.nn.Module, Any, Any, Any]
 
 
@@ -221,13 +184,10 @@ def train_prepared(prepared: Prepared) -> None:
 
 
 @pytest.mark.parametrize("num_accumulated", [1, 2])
-@pytest.mark.parametrize("is_prepared_before", [True, False], ids=["prepared before", "prepared within"])
-def test_a_loop_of_accelerate_is_recorded_inside_a_with_statement(
-    num_accumulated: int, is_prepared_before: bool
-) -> None:
-    before = prepare(12, num_accumulated)
+def test_a_loop_that_accelerate_prepared_before_is_recorded_inside_a_with_statement(num_accumulated: int) -> None:
+    prepared = prepare(12, num_accumulated)
     with efprof.record(windows="none") as recording:
-        train_prepared(before if is_prepared_before else prepare(12, num_accumulated))
+        train_prepared(prepared)
     recorded = Recorded(folder=recording.folder)
     num_steps = 12 // num_accumulated
     assert [[stage for stage, _ in groupby(stages(step))] for step in recorded.steps] == [
@@ -256,23 +216,6 @@ def test_clipping_by_a_name_bound_before_is_no_stage_and_all_else_is_seen(
     steps = Recorded(folder=recording.folder).steps
     assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 79
     assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 80
-
-
-def test_a_penalty_by_a_name_bound_before_leaves_steps_and_stages_as_they_are() -> None:
-    def train() -> None:
-        model, optimizer = make_training()
-        for inputs, targets in make_loader(12):
-            outputs = model(inputs.requires_grad_())
-            (slope,) = grad(outputs.sum(), inputs, create_graph=True)
-            optimizer.zero_grad()
-            ((outputs - targets).square().mean() + slope.square().mean()).backward()
-            optimizer.step()
-
-    with efprof.record(windows="none") as recording:
-        train()
-    steps = Recorded(folder=recording.folder).steps
-    assert [stages(step) for step in steps] == [["data", *PLAIN]] + [PLAIN] * 11
-    assert [(step.samples, step.micro_batches) for step in steps] == [(BATCH, 1)] * 12
 
 
 SCRIPT = """
@@ -332,50 +275,41 @@ with efprof.record(windows="none"):
     assert len(recorded.steps) >= 3
 
 
-def test_an_error_that_ends_the_program_closes_a_recording_left_open(home: Path, begin_unrecorded: Begin) -> None:
-    main = """
-from efprof.recorder.launch.in_code import begin_recording
-begin_recording(windows="none")
-train(then=lambda step: 1 / 0)  # the error
-"""
-    child = begin_unrecorded(SCRIPT.format(main=main), home)
-    assert child.wait() == 1
-    recorded = Recorded(folder=only_run(home))
-    assert "ZeroDivisionError" in child.errors
-    assert recorded.run.ended == "raised"
-    (raised,) = recorded.events(TrainingRaised)
-    assert f"train.py:{line_of(child.script, 'the error')}:<module>" in raised.sites
-
-
-def test_an_exit_closes_a_recording_left_open_with_its_code_and_its_error(home: Path, begin_unrecorded: Begin) -> None:
-    main = """
-from efprof.recorder.launch.in_code import begin_recording
-begin_recording(windows="none")
+RAISES = "train(then=lambda step: 1 / 0)  # the error"
+EXITS = f"""
 try:
-    train(then=lambda step: 1 / 0)
+    {RAISES}
 except ZeroDivisionError:
     sys.exit(3)
 """
-    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
-    recorded = Recorded(folder=only_run(home))
-    assert code == 3
-    assert (recorded.run.ended, recorded.run.exit_code) == ("raised", 3)
-    assert [event.error for event in recorded.events(TrainingRaised)] == ["ZeroDivisionError"]
-
-
-def test_an_exit_that_the_program_trained_on_after_is_not_its_ending(home: Path, begin_unrecorded: Begin) -> None:
-    main = """
-from contextlib import suppress
-from efprof.recorder.launch.in_code import begin_recording
-begin_recording(windows="none")
-with suppress(SystemExit):
+TRAINS_ON = """
+try:
     train(then=lambda step: sys.exit(3) if step == 4 else None)
-train()
+except SystemExit:
+    train()
 """
-    code = begin_unrecorded(SCRIPT.format(main=main), home).wait()
+
+
+@pytest.mark.parametrize(
+    ("main", "code", "ended", "errors"),
+    [
+        (RAISES, 1, "raised", ["ZeroDivisionError"]),
+        (EXITS, 3, "raised", ["ZeroDivisionError"]),
+        (TRAINS_ON, 0, "finished", []),
+    ],
+    ids=["an error", "an exit because of it", "an exit that it trained on after"],
+)
+def test_the_end_of_the_program_closes_a_recording_left_open(
+    main: str, code: int, ended: str, errors: list[str], home: Path, begin_unrecorded: Begin
+) -> None:
+    begins = "from efprof.recorder.launch.in_code import begin_recording\nbegin_recording(windows='none')\n"
+    child = begin_unrecorded(SCRIPT.format(main=begins + main), home)
+    assert child.wait() == code
     recorded = Recorded(folder=only_run(home))
-    assert code == 0
-    assert (recorded.run.ended, recorded.run.exit_code) == ("finished", 0)
+    assert (recorded.run.ended, recorded.run.exit_code) == (ended, code)
+    raised = recorded.events(TrainingRaised)
+    assert [event.error for event in raised] == errors
+    assert all(f"train.py:{line_of(child.script, 'the error')}:<module>" in event.sites for event in raised)
 
 
 def test_a_forked_child_that_leaves_the_statement_ends_nothing(home: Path, begin_unrecorded: Begin) -> None:
@@ -393,3 +327,41 @@ with efprof.record(windows="none") as recording:
     assert (child.wait(), child.errors) == (0, "")
     recorded = Recorded(folder=only_run(home))
     assert (recorded.run.ended, len(recorded.steps)) == ("finished", 6)
+
+
+RANKS = """
+with efprof.record(windows="none"):
+    train()
+with efprof.record("again", windows="none"):
+    train(3)
+with efprof.record("failed", windows="none"):
+    train(then=lambda step: 1 / 0 if os.environ["RANK"] == "1" and step == 2 else None)
+with efprof.record("alone", windows="none"):
+    train(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+    """What two ranks left, started as torchrun does: children of one process, numbered in their environment."""
+    home = tmp_path_factory.mktemp("ranks") / "home"
+    both = [start(home, RANKS, WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
+    errors = [process.communicate(timeout=MAX_WAIT_S)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 1], errors
+    runs = [Recorded(folder=run) for run in (home / "runs").iterdir()]
+    assert len(runs) == len({run.run.name for run in runs})
+    return {run.run.name: run for run in runs}
+
+
+def test_the_ranks_of_one_launch_share_a_run(ranks: dict[str, Recorded]) -> None:
+    for name in ("train", "again"):
+        assert ranks[name].run.ended == "finished"
+        assert sorted(rank.name for rank in ranks[name].folder.glob("rank*")) == ["rank0", "rank1"]
+
+
+def test_each_statement_is_a_run_of_all_its_ranks(ranks: dict[str, Recorded]) -> None:
+    assert sorted(ranks) == ["again", "alone", "failed", "train"]
+
+
+def test_a_rank_that_raised_is_the_ending_of_all(ranks: dict[str, Recorded]) -> None:
+    assert {name: ranks[name].run.ended for name in ("failed", "alone")} == {"failed": "raised", "alone": "finished"}

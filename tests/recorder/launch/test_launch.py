@@ -113,19 +113,15 @@ def refuse(home: Path, *command: str) -> str:
     return line
 
 
-def test_a_program_that_is_not_on_the_path_is_named_before_anything_is_written(home: Path) -> None:
-    assert "'no-such-program' is not on PATH" in refuse(home, "--", "no-such-program")
-    assert not home.exists()
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
+        (["no-such-program"], "the program 'no-such-program' is not on PATH"),
         (["echo a"], "the program 'echo a' is not on PATH"),
         (["."], "the program '.' is not on PATH"),
         ([""], "the program '' is not on PATH"),
     ],
-    ids=["in quotes", "a folder", "nothing"],
+    ids=["unknown", "in quotes", "a folder", "nothing"],
 )
 def test_what_is_no_program_is_answered_with_how_to_write_it(words: list[str], answer: str, home: Path) -> None:
     advice = "write the command after -- as you would run it, such as 'python train.py'."
@@ -270,14 +266,6 @@ def test_the_exit_code_that_answers_sigterm_says_whether_the_program_was_killed(
     assert (process.returncode, read_run_file(only_run(home)).ended) == (code, ended)
 
 
-def test_a_request_for_a_window_ends_no_program_that_does_not_train(home: Path) -> None:
-    program = "import time; print('up', flush=True); time.sleep(1)"
-    process = start_waiting(home, program)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=MAX_WAIT_S)
-    assert (process.returncode, read_run_file(only_run(home)).ended) == (0, "finished")
-
-
 def test_a_signal_ignored_before_stays_ignored_in_the_program(home: Path) -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     command = ["efprof", "record", "--", sys.executable, "-c", program]
@@ -303,8 +291,3 @@ def test_a_child_that_never_imports_torch_loads_the_start_up_hook_alone(home: Pa
     recorded = record_python(home, program)
     added = set(recorded.output.split()) - set(bare.stdout.split())
     assert added <= {"sitecustomize", "__future__"}
-    hook = Path(__file__).parents[3] / "efprof" / "recorder" / "launch" / "startup"
-    timed = [sys.executable, "-X", "importtime", "-c", "pass"]
-    environment = {**os.environ, "PYTHONPATH": str(hook), "EFPROF_RECORD": "{}"}
-    report = subprocess.run(timed, env=environment, capture_output=True, text=True, check=True).stderr
-    print([line for line in report.splitlines() if line.endswith("sitecustomize")], "microseconds: self, cumulative")

@@ -19,8 +19,6 @@ from efprof.facts.run.run import open_run
 from tests.recorder.recording import EFPROF, Recorded, environment_of, only_run, record_command
 from tests.support.patience import FOR_EVER_S, MAX_WAIT_S
 
-PROGRAMS = Path(sys.executable).parent
-
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun 2.13 itself, on gloo, fails or hangs once it restarts its workers."""
 
@@ -90,31 +88,6 @@ def test_a_restart_by_torchrun_is_a_further_attempt_and_its_agent_is_no_rank(hom
     assert "attempt 1 was ended by ArithmeticError (first) at step 3" in warning
     errors = {error for rank in run.rank_folders for error in errors_of(rank)}
     assert errors == {"LookupError"}, "not the agent's ChildFailedError"
-
-
-ACCELERATED = """
-import gc
-import torch
-from accelerate import Accelerator
-accelerator = Accelerator(cpu=True)
-model = torch.nn.Linear(4, 1)
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-for step in range(4):
-    accelerator.backward(model(torch.ones(2, 4)).sum())
-    optimizer.step()
-accelerator.end_training()
-del accelerator, model, optimizer
-gc.collect()  # the model's cycles hold the group, which must not outlive Python: gloo aborts then, now and then
-"""
-
-
-def test_accelerate_launch_is_recorded_and_its_launcher_is_not(home: Path) -> None:
-    launcher = [str(PROGRAMS / "accelerate"), "launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
-    options = ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    environment = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    recorded = record(home, ACCELERATED, *launcher, *options, "train.py", environment=environment)
-    assert recorded.exit_code == 0, recorded.errors
-    assert counts_of(recorded) == [{"rank0": 4}]
 
 
 SPAWNED = f"""

@@ -73,31 +73,6 @@ def test_a_module_that_makes_one_step_in_each_call_is_no_forward_pass(tmp_path: 
     assert None not in [step.loss for step in steps[1:]]
 
 
-def test_a_watched_class_that_later_trains_itself_is_no_forward_pass_any_more(tmp_path: Path) -> None:
-    class Model(Trainer):
-        fits = False
-
-        def forward(self, *batch: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            if not self.fits:
-                return error_of(self.model, *batch)
-            for one in make_loader(NUM_STEPS):
-                self.step(one)
-            return torch.zeros(())
-
-    def train() -> None:
-        model = Model()
-        for batch in make_loader(NUM_STEPS):
-            model.optimizer.zero_grad()
-            model(*batch).backward()
-            model.optimizer.step()
-        model.fits = True
-        model()
-
-    steps = record_here(tmp_path, train).steps
-    assert len(steps) == 2 * NUM_STEPS
-    assert [stages(step) for step in steps[-NUM_STEPS + 2 :]] == [PLAIN] * (NUM_STEPS - 2)
-
-
 def test_a_model_that_fits_something_else_on_its_way_is_in_its_forward_pass(tmp_path: Path) -> None:
     class Adapting(torch.nn.Module):
         def __init__(self) -> None:

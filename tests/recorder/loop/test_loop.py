@@ -1,6 +1,5 @@
 """Steps and stages of training loops as people write them."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -229,48 +228,6 @@ def test_a_loop_without_modules_steps_from_backward_to_backward(tmp_path: Path) 
     assert [step.loss for step in steps] == [3.0, 12.0, 12.0, 12.0]
 
 
-def test_two_optimizers_that_take_turns_make_one_step_per_batch(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
-        for real, _ in make_loader(5):
-            critics.zero_grad()
-            (critic(generator(torch.randn(BATCH, 2)).detach()).mean() - critic(real).mean()).backward()
-            critics.step()
-            generators.zero_grad()
-            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
-            generators.step()
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert len(steps) == 5
-    assert {step.micro_batches for step in steps} == {2}
-    assert stages(steps[2]) == [
-        "data", "forward", "forward", "forward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
-    ]  # fmt: skip
-
-
-def test_what_updates_share_of_a_batch_is_counted_at_the_one_that_fetched_it(tmp_path: Path) -> None:
-    def train_on_parts() -> None:
-        model, teacher, loader = make_model(), make_model(), make_loader(4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(2):
-            for inputs, _ in loader:
-                with torch.no_grad():
-                    targets = teacher(inputs)
-                for _ in range(2):
-                    (error_of(model, inputs, targets) / 2).backward()
-                    (error_of(model, inputs, targets) / 2).backward()
-                    optimizer.step()
-
-    steps = record_here(tmp_path, train_on_parts).steps
-    passes = ["forward", "backward"] * 2 + ["optimizer"]
-    assert len(steps) == 16
-    assert [stages(step)[-5:] for step in steps[2:]] == [passes] * 14, "the first batch shows that it is shared"
-    assert [step.samples for step in steps] == [BATCH, 0] * 8
-    assert [set(stages(step)[:-5]) for step in steps[2:]] == [{"data"}, set()] * 7
-
-
 class Adversaries:
     """A generator, and a critic of what it makes; each of their updates needs both."""
 
@@ -294,10 +251,11 @@ OF_ADVERSARIES = ["forward", *UPDATE]
 @pytest.mark.parametrize(
     ("updates", "expected"),
     [
+        (2 * CRITIC, [["data", *OF_ADVERSARIES], OF_ADVERSARIES]),
         (3 * CRITIC + GENERATOR, [["data", *OF_ADVERSARIES], *[OF_ADVERSARIES] * 3]),
         (2 * BOTH, [["data", *2 * OF_ADVERSARIES], 2 * OF_ADVERSARIES]),
     ],
-    ids=["each update, where one steps more often", "each round, where they take turns"],
+    ids=["each update of one", "each update, where one steps more often", "each round, where they take turns"],
 )
 def test_adversaries_that_step_several_times_on_a_batch_make_several_steps(
     updates: tuple[str, ...], expected: list[list[str]], tmp_path: Path
@@ -310,17 +268,6 @@ def test_adversaries_that_step_several_times_on_a_batch_make_several_steps(
     steps = record_here(tmp_path, train_adversaries).steps
     assert [stages(step) for step in steps[-4 * len(expected) :]] == expected * 4, "two batches show it"
     assert [step.samples for step in steps] == [BATCH, *[0] * (len(expected) - 1)] * 6
-
-
-def test_an_optimizer_that_steps_twice_on_one_batch_in_three_divides_no_other_batch(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        adversaries = Adversaries()
-        for number, _ in enumerate(make_loader(12)):
-            adversaries.update(*(CRITIC + BOTH if number % 3 == 0 else BOTH))
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert [step.micro_batches for step in steps if step.samples][1::3] == [2] * 4
-    assert [step.micro_batches for step in steps if step.samples][2::3] == [2] * 4
 
 
 def test_a_loader_that_was_looked_at_feeds_no_loop_that_trains_without_one(tmp_path: Path) -> None:
@@ -385,64 +332,6 @@ def test_an_optimizer_that_calls_another_is_one_stage(tmp_path: Path) -> None:
 
     steps = record_here(tmp_path, train_wrapped).steps
     assert [stages(step)[-4:] for step in steps] == [PLAIN] * 4
-
-
-class Failing(torch.optim.SGD):
-    """Raises at its second step."""
-
-    calls = 0
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        self.calls += 1
-        if self.calls == 2:
-            raise FloatingPointError("this batch is bad")
-        super().step(closure)
-
-
-def test_a_step_that_raised_and_was_caught_does_not_end_the_recording(tmp_path: Path) -> None:
-    def train_on() -> None:
-        model = make_model()
-        optimizer = Failing(model.parameters(), lr=0.01)
-        for inputs, targets in make_loader(5):
-            optimizer.zero_grad()
-            error_of(model, inputs, targets).backward()
-            try:
-                optimizer.step()
-            except FloatingPointError:
-                continue
-
-    steps = record_here(tmp_path, train_on).steps
-    assert [step.micro_batches for step in steps] == [1] * 5
-    assert [step.is_skipped for step in steps] == [False, True, False, False, False]
-
-
-def in_a_thread(function: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=function)
-    thread.start()
-    return thread
-
-
-def test_a_loop_in_another_thread_is_the_training_where_ours_trains_nothing(tmp_path: Path) -> None:
-    steps = record_here(tmp_path, lambda: in_a_thread(train_plainly).join()).steps
-    assert [stages(step) for step in steps[1:]] == [PLAIN] * 5
-
-
-def test_training_goes_on_in_our_thread_once_the_other_one_is_over(tmp_path: Path) -> None:
-    def train_by_turns() -> None:
-        in_a_thread(train_plainly).join()
-        train_plainly(3)
-
-    assert len(record_here(tmp_path, train_by_turns).steps) == 9
-
-
-def test_what_another_thread_trains_beside_ours_is_not_mixed_in(tmp_path: Path) -> None:
-    def train_beside_a_thread() -> None:
-        train_plainly(2)
-        in_a_thread(train_plainly).join()
-        train_plainly(2)
-
-    steps = record_here(tmp_path, train_beside_a_thread).steps
-    assert [step.samples for step in steps] == [BATCH] * 4
 
 
 def test_a_closure_s_passes_are_no_part_of_the_optimizer(tmp_path: Path) -> None:
@@ -556,54 +445,20 @@ def test_accumulating_before_the_first_update_is_no_update_by_hand(tmp_path: Pat
     assert recorded.events(StepsWithoutOptimizer) == []
 
 
-def test_adversaries_without_a_loader_make_one_step_per_round(tmp_path: Path) -> None:
-    def train_adversaries() -> None:
-        generator, critic = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
-        critics = torch.optim.SGD(critic.parameters(), lr=0.01)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.01)
-        for _ in range(6):
-            real = torch.randn(BATCH, 3, requires_grad=True)
-            critics.zero_grad()
-            score = critic(real).sum()
-            (slope,) = torch.autograd.grad(score, [real], create_graph=True)
-            (slope.square().sum() - score).backward()
-            critics.step()
-            generators.zero_grad()
-            (-critic(generator(torch.randn(BATCH, 2))).mean()).backward()
-            generators.step()
-
-    steps = record_here(tmp_path, train_adversaries).steps
-    assert [len(step.spans) for step in steps] == [4, 4, *[8] * 5], "the first round shows who takes turns"
-    assert stages(steps[-1]) == [
-        "forward", "backward", "backward", "optimizer", "forward", "forward", "backward", "optimizer",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("updates", "num_optimizers"),
-    [(4 * (2 * CRITIC + GENERATOR), [1] * 12), (4 * CRITIC + 4 * BOTH, [1] * 8 + [2] * 2)],
-    ids=["more often than the other", "ahead, until a whole round has shown that they take turns"],
+    [
+        (4 * (2 * CRITIC + GENERATOR), [1] * 12),
+        (4 * CRITIC + 4 * BOTH, [1] * 8 + [2] * 2),
+        (6 * BOTH, [1] * 2 + [2] * 5),
+    ],
+    ids=["more often than the other", "ahead, until a whole round shows that they take turns", "by turns"],
 )
-def test_without_a_loader_a_critic_that_steps_by_itself_makes_each_update_a_step(
+def test_without_a_loader_adversaries_make_a_step_of_each_update_or_of_each_round_once_they_take_turns(
     updates: tuple[str, ...], num_optimizers: list[int], tmp_path: Path
 ) -> None:
     steps = record_here(tmp_path, lambda: Adversaries().update(*updates)).steps
     assert [stages(step) for step in steps] == [number * OF_ADVERSARIES for number in num_optimizers]
-
-
-def test_clipping_and_the_schedule_belong_to_the_update(tmp_path: Path) -> None:
-    def train_on_schedule() -> None:
-        model, optimizer = make_training()
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-        for inputs, targets in make_loader(4):
-            error_of(model, inputs, targets).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-
-    steps = record_here(tmp_path, train_on_schedule).steps
-    assert [stages(step)[-6:] for step in steps] == [["data", "forward", "backward", *["optimizer"] * 3]] * 4
-    assert [step.learning_rate for step in steps] != [0.01] * 4
 
 
 def test_fine_tuning_in_evaluation_mode_is_training(tmp_path: Path) -> None:

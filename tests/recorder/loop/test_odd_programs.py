@@ -14,7 +14,7 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, TrainingRaised
 from tests.recorder.conftest import Begin
-from tests.recorder.recording import HARDLY_ANY_IN_FULL, Recorded, open_session, record_here, stages
+from tests.recorder.recording import Recorded, open_session, record_here, stages
 from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train, train_step
 
 LONG = 60
@@ -248,49 +248,6 @@ def test_a_clipped_norm_is_taken_only_where_it_is_the_norm_of_all(way: str, tmp_
     ]
     assert len(read) >= 20
     assert [norm for norm, _ in read] == pytest.approx([norm for _, norm in read], rel=1e-3)
-
-
-def test_a_training_that_handles_another_error_meanwhile_is_as_any(tmp_path: Path) -> None:
-    def train_in_except() -> None:
-        try:
-            raise ImportError("a faster way is not installed")
-        except ImportError:
-            model = make_model()
-            train(model, make_loader(LONG), torch.optim.SGD(model.parameters(), lr=0.01))
-            raise RuntimeError("between two steps") from None
-
-    session = open_session(tmp_path, overhead=HARDLY_ANY_IN_FULL)
-    session.start()
-    with pytest.raises(RuntimeError) as raised:
-        train_in_except()
-    session.endings.note_exit(1, raised.value)
-    session.end()
-    recorded = Recorded(folder=tmp_path)
-    assert sum(not step.is_full for step in recorded.steps) > LONG / 4
-    (error,) = recorded.events(TrainingRaised)
-    assert error.stage in (None, "other")
-
-
-@pytest.mark.parametrize("ends", ["at its end", "early"])
-def test_a_loader_that_evaluates_divides_no_loop_that_trains_without_one(tmp_path: Path, ends: str) -> None:
-    def train_by_hand() -> None:
-        model, optimizer = make_training()
-        held_out = make_loader(4)
-        batches = list(make_loader(1))
-        for number in range(60):
-            train_step(model, optimizer, *batches[0])
-            if number % 10 == 9:
-                with torch.no_grad():
-                    for place, batch in enumerate(held_out):
-                        error_of(model, *batch)
-                        if ends == "early" and place == 1:
-                            break
-
-    steps = record_here(tmp_path, train_by_hand).steps
-    assert len(steps) == 60
-    assert {tuple(stages(step)) for step in steps} == {("forward", "backward", "optimizer")}
-    assert {step.micro_batches for step in steps} == {1}
-    assert {step.samples for step in steps} == {0}
 
 
 def test_gradients_of_transformed_functions_and_of_one_tensor_are_understood(tmp_path: Path) -> None:

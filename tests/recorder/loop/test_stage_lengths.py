@@ -127,24 +127,6 @@ def train(
         end_step()
 
 
-def train_with_closures(clocks: Clocks) -> None:
-    """The optimizer's part is what its call takes, less what the closure takes within."""
-    model = SlowModel(clocks)
-    optimizer = SlowOptimizer(model, clocks)
-
-    def closure() -> None:
-        with clocks.around("forward"):
-            loss = model(torch.ones(1, 3)).sum()
-        clocks.sleep("other")
-        with clocks.around("backward"):
-            loss.backward()
-
-    for _ in range(NUM_STEPS):
-        with clocks.around("optimizer"):
-            optimizer.step(closure)
-        clocks.outer["optimizer"][-1] -= sum(clocks.inner[stage][-1] for stage in ("forward", "other", "backward"))
-
-
 def lengths_of(steps: list[StepRecord]) -> Lengths:
     lengths: Lengths = defaultdict(list)
     for step in steps:
@@ -183,11 +165,6 @@ def test_stages_that_the_program_marks_are_as_long_as_it_sees_them(tmp_path: Pat
     clocks = Clocks()
     recorded = record_here(tmp_path, lambda: train(clocks, efprof.stage, efprof.step))
     assert wrong_lengths(recorded, clocks) == []
-
-
-def test_the_passes_of_a_closure_are_as_long_as_it_sees_them_and_no_part_of_the_optimizer(tmp_path: Path) -> None:
-    clocks = Clocks()
-    assert wrong_lengths(record_here(tmp_path, lambda: train_with_closures(clocks)), clocks) == []
 
 
 def test_a_step_is_as_long_as_all_its_stages(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from efprof.facts.run.run import open_run
 from efprof.recorder.windows.windows import SEVERAL_THREADS
 from tests.recorder.conftest import Begin
 from tests.recorder.recording import HARDLY_ANY_IN_FULL, PLAIN, UPDATE, Recorded, record_here, stages
-from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_step
+from tests.recorder.training import BATCH, error_of, make_loader, make_model, make_training, train_plainly, train_step
 
 NUM_UPDATES = 40
 """More than are in full at the start."""
@@ -124,6 +124,23 @@ def test_our_thread_and_another_one_may_train_one_model_by_turns(tmp_path: Path)
     steps = record_here(tmp_path, train).steps
     assert [record.micro_batches for record in steps] == [1] * NUM_UPDATES
     assert [record.loss for record in steps[4:]] == pytest.approx(losses[4:])
+
+
+def test_training_goes_on_in_our_thread_once_another_one_is_over(tmp_path: Path) -> None:
+    def train() -> None:
+        at_once(train_plainly)
+        train_plainly(3)
+
+    assert len(record_here(tmp_path, train).steps) == 9
+
+
+def test_what_another_thread_trains_between_steps_of_ours_is_not_mixed_in(tmp_path: Path) -> None:
+    def train() -> None:
+        train_plainly(2)
+        at_once(train_plainly)
+        train_plainly(2)
+
+    assert [step.samples for step in record_here(tmp_path, train).steps] == [BATCH] * 4
 
 
 def test_another_thread_goes_on_where_ours_left_light_steps(tmp_path: Path) -> None:

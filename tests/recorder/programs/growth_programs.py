@@ -1,7 +1,7 @@
 """Small training programs that keep something, each with a comment at the line that does, and healthy ones."""
 
 LOOP = """
-import collections, functools, logging
+import collections, functools
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -46,19 +46,6 @@ def remember(step, out):
 """,
 )
 
-EXCEPTIONS = program(
-    """try:
-            if step % 3 == 0:
-                check(out)
-        except ValueError as error:
-            errors.append(error)  # fed""",
-    first="errors = []",
-    before="""
-def check(out):
-    worst = out.abs().max() * torch.ones(1000)
-    raise ValueError("too large")
-""",
-)
 
 HOOK_WITH_ALIAS = program(
     "pass",
@@ -96,56 +83,6 @@ meter = Meter()
 
 LOCAL = program("total = total + loss  # fed", first="total = torch.zeros(())")
 
-# And the second sketch.
-
-ALIAS = program(
-    """keep = runs
-        keep.append(out)  # fed""",
-    first="runs = []",
-)
-
-CALLBACK_DEQUE = program(
-    "callback.on_step(out)",
-    before="""
-class Callback:
-    def __init__(self):
-        self.recent = collections.deque()
-
-    def on_step(self, out):
-        self.recent.append(out)  # fed
-
-callback = Callback()
-""",
-)
-
-CLASS_ATTRIBUTE = program(
-    "Registry.note(step, out)",
-    before="""
-class Registry:
-    seen = {}
-
-    @classmethod
-    def note(cls, step, out):
-        cls.seen[step] = out.detach().clone()  # fed
-""",
-)
-
-LOGGING_HANDLER = program(
-    'log.warning("step %d", step, extra={"out": out.detach()})',
-    before="""
-class Keeper(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)  # fed
-
-log = logging.getLogger("training")
-log.propagate = False
-log.addHandler(Keeper())
-""",
-)
 
 BUFFERS = program('model.register_buffer(f"activation_{step}", out.detach().clone())  # fed')
 
@@ -208,15 +145,6 @@ JOINED = program("bank = torch.cat([bank, out.detach()])  # fed", first="bank = 
 
 TOTAL_IN_PLACE = program("total += loss  # fed", first="total = torch.zeros(())")
 
-NONLOCAL = program(
-    "add()",
-    first="""total = torch.zeros(())
-
-    def add():
-        nonlocal total
-        total = total + 1.5 * loss  # fed
-""",
-)
 
 BOUND_TWICE = program(
     """total = total + loss  # fed

@@ -13,14 +13,11 @@ from efprof.artifacts.events import CollectorStopped, WindowClosed, WindowOpened
 from efprof.artifacts.steps import BoundaryMemory, StepRecord
 from efprof.model import BOUNDARIES
 from efprof.recorder.session.options import StepRange
-from efprof.recorder.session.session import Session
 from efprof.recorder.windows import cuda_memory
 from efprof.recorder.windows.cuda_memory import (
-    WINDOW,
     CudaHistory,
     CudaMemory,
     OutOfMemoryObserver,
-    start,
     write_snapshot,
 )
 from tests.recorder.recording import Recorded, open_session, record_here
@@ -28,8 +25,6 @@ from tests.recorder.training import train_plainly
 from tests.simulated_cuda.cuda import SimulatedCuda
 
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "oom", "size": 512}]]}
-
-KNOWS_NO_CUDA = not hasattr(torch._C, "_cuda_record_memory_history")
 
 
 class PretendedHistory(CudaHistory):
@@ -112,12 +107,6 @@ def test_a_window_that_the_program_ends_in_is_kept(tmp_path: Path) -> None:
     assert calls == ["on", "memory-1.pickle", "off"]
 
 
-def test_a_process_that_never_trains_has_no_window(tmp_path: Path) -> None:
-    recorded, calls = record(tmp_path, lambda: None, memory_steps=((0, 4),))
-    assert calls == ["on", "off"]
-    assert recorded.events(WindowOpened) == []
-
-
 def test_nothing_is_turned_on_where_cuda_begins_after_the_recording(tmp_path: Path) -> None:
     session = open_session(tmp_path)
     history = PretendedHistory()
@@ -158,22 +147,12 @@ def test_a_program_that_records_the_history_itself_is_left_alone(tmp_path: Path)
         torch.cuda.memory._record_memory_history(enabled=None)
         train_plainly(4)
 
+    before = torch.cuda.memory._record_memory_history
     recorded, calls = record(tmp_path, train, memory_steps=((0, 4), (5, 6)))
     assert calls == ["on", "memory-1.pickle", "off"]
+    assert torch.cuda.memory._record_memory_history is before, "the watch for it is over"
     (stopped,) = recorded.events(CollectorStopped)
     assert "records the allocator's history itself" in stopped.reason
-
-
-def test_the_programs_function_is_put_back(tmp_path: Path) -> None:
-    before = torch.cuda.memory._record_memory_history
-    seen = []
-
-    def train() -> None:
-        seen.append(torch.cuda.memory._record_memory_history)
-
-    record(tmp_path, train, memory_steps=((0, 4),))
-    assert seen != [before]
-    assert torch.cuda.memory._record_memory_history is before
 
 
 def test_a_backend_without_history_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,15 +173,6 @@ def test_a_history_that_cannot_be_written_is_turned_off(tmp_path: Path, monkeypa
     assert calls == ["on", "memory-1.pickle", "off"]
     assert len(recorded.steps) == 4
     assert [event.collector for event in recorded.events(CollectorStopped)] == ["cuda_memory"]
-
-
-@pytest.mark.skipif(not KNOWS_NO_CUDA, reason="needs a torch without CUDA")
-def test_a_torch_without_cuda_is_not_touched(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.options = msgspec.structs.replace(session.options, memory_steps=((0, 4),))
-    before = len(session.loop.step_began), torch.cuda.memory._record_memory_history
-    start(session)
-    assert (len(session.loop.step_began), torch.cuda.memory._record_memory_history) == before
 
 
 def test_a_peak_opens_one_window_of_the_next_steps(tmp_path: Path) -> None:
@@ -231,25 +201,10 @@ def _pretend_growth_at(*numbers: int) -> Callable[[object, StepRecord], None]:
     return grow
 
 
-def observed(session: Session) -> OutOfMemoryObserver:
-    session.start()
-    return OutOfMemoryObserver(session, PretendedHistory())
-
-
-def test_running_out_of_memory_leaves_a_snapshot_and_the_failing_request(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    observed(session).observe(1, 4096, 85_899_345_920, 1024)
-    session.end()
-    recorded = Recorded(folder=tmp_path)
-    (opened,), (closed,) = recorded.events(WindowOpened), recorded.events(WindowClosed)
-    assert opened.why == ("device 1 could not give 4096 bytes: 1024 of the 85899345920 bytes that it may use were free")
-    assert closed.files == [f"{WINDOW}.pickle"]
-    assert (recorded.rank / f"{WINDOW}.pickle").exists()
-
-
 def test_the_observer_is_quiet_after_the_recording(tmp_path: Path) -> None:
     session = open_session(tmp_path)
-    observer = observed(session)
+    session.start()
+    observer = OutOfMemoryObserver(session, PretendedHistory())
     session.end()
     observer.end()
     observer.observe(0, 1, 1, 0)

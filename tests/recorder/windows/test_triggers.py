@@ -43,23 +43,19 @@ def peaks(sizes_mib: Sequence[float], numbers: Sequence[int] | None = None) -> l
     return [number for number, mib in readings if rule.rise(number, int(mib * MIB)) is not None]
 
 
-def test_a_step_of_twice_the_median_is_slow() -> None:
-    assert slow_ones([100.0] * 30 + [240.0, 100.0, 199.0]) == [30]
-
-
-def test_the_ratio_to_the_median_is_told() -> None:
-    rule = SlowSteps()
-    for _ in range(20):
-        rule.ratio(100_000.0)
-    assert rule.ratio(240_000.0) == pytest.approx(2.4)
-
-
-def test_fewer_than_twenty_steps_are_no_yardstick() -> None:
-    assert slow_ones([100.0] * 19 + [500.0]) == []
-
-
-def test_a_short_step_that_the_scheduler_held_up_is_not_slow() -> None:
-    assert slow_ones([2.0] * 30 + [20.0]) == []
+@pytest.mark.parametrize(
+    ("times_ms", "slow"),
+    [
+        ([100.0] * 30 + [240.0, 100.0, 199.0], [30]),
+        ([100.0] * 19 + [500.0], []),
+        ([2.0] * 30 + [20.0], []),
+    ],
+    ids=["twice the median", "fewer than twenty before it", "short, and held up by the scheduler"],
+)
+def test_a_step_of_twice_the_median_is_slow_where_twenty_are_known_and_it_is_long(
+    times_ms: list[float], slow: list[int]
+) -> None:
+    assert slow_ones(times_ms) == slow
 
 
 def test_the_median_follows_a_run_that_became_slower_for_good() -> None:
@@ -68,21 +64,21 @@ def test_the_median_follows_a_run_that_became_slower_for_good() -> None:
     assert found[-1] < 110
 
 
-def test_more_memory_than_any_step_before_is_a_peak() -> None:
-    assert peaks([50.0] * 30 + [60.0] + [50.0] * 5 + [60.0] * 5) == [30]
-
-
-@pytest.mark.parametrize(("before", "after"), [(50.0, 52.0), (5.0, 5.9)])
-def test_a_rise_of_a_few_percent_or_below_a_mebibyte_is_no_peak(before: float, after: float) -> None:
-    assert peaks([before] * 30 + [after]) == []
-
-
-def test_a_device_that_held_nothing_so_far_has_no_peak_to_rise_above() -> None:
-    assert peaks([0.0] * 30 + [60.0, 60.0, 90.0]) == [32]
-
-
-def test_memory_is_given_twenty_steps_to_settle() -> None:
-    assert peaks([10.0 * number for number in range(1, 20)] + [500.0] + [500.0] * 10) == []
+@pytest.mark.parametrize(
+    ("sizes_mib", "found"),
+    [
+        ([50.0] * 30 + [60.0] + [50.0] * 5 + [60.0] * 5, [30]),
+        ([50.0] * 30 + [52.0], []),
+        ([5.0] * 30 + [5.9], []),
+        ([0.0] * 30 + [60.0, 60.0, 90.0], [32]),
+        ([10.0 * number for number in range(1, 20)] + [500.0] + [500.0] * 10, []),
+    ],
+    ids=["once", "a few percent", "below a mebibyte", "nothing to rise above", "within the first twenty steps"],
+)
+def test_more_memory_than_any_step_before_is_a_peak_where_the_rise_is_large(
+    sizes_mib: list[float], found: list[int]
+) -> None:
+    assert peaks(sizes_mib) == found
 
 
 def test_growth_from_step_to_step_is_no_peak_even_where_few_steps_are_read() -> None:
@@ -229,20 +225,6 @@ def test_a_step_that_leaves_more_memory_opens_a_window(begin: Begin) -> None:
     assert windowed(recorded) == [opened.step, opened.step + 1]
 
 
-def test_a_non_finite_value_opens_a_window_at_the_next_step(tmp_path: Path) -> None:
-    def train(_: Session) -> None:
-        model, optimizer = make_training()
-        for number, batch in enumerate(make_loader(10)):
-            (error_of(model, *batch) * (math.nan if number == 4 else 1.0)).backward()
-            optimizer.step()
-
-    recorded = record_triggered(tmp_path, train, ("non-finite",))
-    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [
-        (5, "a loss or gradient was not finite")
-    ]
-    assert windowed(recorded) == [5, 6]
-
-
 def test_a_signal_opens_a_window_and_the_schedule_is_kept(tmp_path: Path) -> None:
     def train(_: Session) -> None:
         train_with(lambda number: signal.raise_signal(signal.SIGUSR1) if number == 0 else None, 30)
@@ -265,19 +247,21 @@ def test_no_trigger_interrupts_a_program_that_profiles_itself(tmp_path: Path) ->
     assert windowed(recorded) == [5, 6]
 
 
-@pytest.mark.parametrize("why", ["non-finite", "signal"])
-def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, why: Trigger) -> None:
+@pytest.mark.parametrize(
+    ("trigger", "why"), [("non-finite", "a loss or gradient was not finite"), ("signal", "SIGUSR1 asked for it")]
+)
+def test_light_steps_end_for_a_window_that_is_asked_for(tmp_path: Path, trigger: Trigger, why: str) -> None:
     def train(_: Session) -> None:
         model, optimizer = make_training()
         for number, batch in enumerate(make_loader(200)):
             optimizer.zero_grad()
             is_it = number == 120
-            error = error_of(model, *batch) * (math.nan if is_it and why == "non-finite" else 1.0)
+            error = error_of(model, *batch) * (math.nan if is_it and trigger == "non-finite" else 1.0)
             error.backward()
-            if is_it and why == "signal":
+            if is_it and trigger == "signal":
                 signal.raise_signal(signal.SIGUSR1)
             optimizer.step()
 
-    recorded = record_triggered(tmp_path, train, (why,))
-    assert [event.step for event in recorded.events(WindowOpened)] == [121]
+    recorded = record_triggered(tmp_path, train, (trigger,))
+    assert [(event.step, event.why) for event in recorded.events(WindowOpened)] == [(121, why)]
     assert windowed(recorded) == [121, 122]
