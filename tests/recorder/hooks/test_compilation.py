@@ -34,7 +34,7 @@ from tests.recorder.recording import (
     record_command,
     stages,
 )
-from tests.recorder.training import error_of, make_loader
+from tests.recorder.training import make_loader
 from tests.support.patience import MAX_WAIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -171,15 +171,6 @@ def test_the_default_backend_makes_the_same_under_the_recorder_and_within_a_wind
     assert recording.events(CollectorStopped) == []
     assert [step.step for step in recording.steps if step.window] == [5, 6]
     assert [stages(step) for step in recording.steps[1:]] == [UPDATE] * 9, "the first call shows what it does"
-
-
-def train_steps(num_steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Stops between the passes of each step."""
-    (inputs, targets), *_ = make_loader(1)
-    for _ in range(num_steps):
-        error_of(model, inputs, targets).backward()
-        yield
-        optimizer.step()
 
 
 WITHOUT_LOADER = """

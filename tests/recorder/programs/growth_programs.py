@@ -1,7 +1,7 @@
 """Small training programs that keep something, each with a comment at the line that does, and healthy ones."""
 
 LOOP = """
-import collections, functools, logging
+import collections, functools
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -96,13 +96,6 @@ meter = Meter()
 
 LOCAL = program("total = total + loss  # fed", first="total = torch.zeros(())")
 
-# And the second sketch.
-
-ALIAS = program(
-    """keep = runs
-        keep.append(out)  # fed""",
-    first="runs = []",
-)
 
 CALLBACK_DEQUE = program(
     "callback.on_step(out)",
@@ -118,34 +111,6 @@ callback = Callback()
 """,
 )
 
-CLASS_ATTRIBUTE = program(
-    "Registry.note(step, out)",
-    before="""
-class Registry:
-    seen = {}
-
-    @classmethod
-    def note(cls, step, out):
-        cls.seen[step] = out.detach().clone()  # fed
-""",
-)
-
-LOGGING_HANDLER = program(
-    'log.warning("step %d", step, extra={"out": out.detach()})',
-    before="""
-class Keeper(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)  # fed
-
-log = logging.getLogger("training")
-log.propagate = False
-log.addHandler(Keeper())
-""",
-)
 
 BUFFERS = program('model.register_buffer(f"activation_{step}", out.detach().clone())  # fed')
 
@@ -247,12 +212,6 @@ queue = queues.Queue()
 # Healthy.
 
 
-FEATURES = """
-@functools.lru_cache(maxsize=8)
-def features(step):
-    return torch.ones(100) * step
-"""
-
 BOUNDED = program(
     """cache[step] = out.detach()
         if len(cache) > 8:
@@ -262,15 +221,13 @@ BOUNDED = program(
         recent.append(out.detach())
         features(step)""",
     first="cache, window, recent = {}, [], collections.deque(maxlen=10)",
-    before=FEATURES,
+    before="""
+@functools.lru_cache(maxsize=8)
+def features(step):
+    return torch.ones(100) * step
+""",
 )
 
-FILLING_DEQUE = program(
-    """recent.append(out.detach())
-        features(step)""",
-    first="recent = collections.deque(maxlen=1000)",
-    before=FEATURES,
-)
 
 ENTRIES = program(
     """plain.append(out.detach())
