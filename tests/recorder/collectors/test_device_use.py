@@ -69,18 +69,15 @@ def test_without_nvml_the_driver_tells_what_all_use(device: pytest.MonkeyPatch, 
     assert reading.process_bytes is None
 
 
-def test_nvml_tells_what_this_process_uses_too(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nvml = Nvml({1: 3 * GIB, os.getpid(): 9 * GIB})
+@pytest.mark.parametrize("process_bytes", [9 * GIB, None], ids=["told", "in a container that hides process ids"])
+def test_nvml_tells_what_this_process_uses_too(
+    process_bytes: int | None, device: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvml = Nvml({1: 3 * GIB, os.getpid(): process_bytes})
     device.setattr(device_use, "_nvml", lambda: nvml)
     (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert (reading.used_bytes, reading.process_bytes) == (12 * GIB, 9 * GIB)
+    assert (reading.used_bytes, reading.process_bytes) == (12 * GIB, process_bytes)
     assert nvml.asked == ["GPU-0a1b"]
-
-
-def test_a_container_that_hides_process_ids_leaves_it_unknown(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device.setattr(device_use, "_nvml", lambda: Nvml({os.getpid(): None}))
-    (reading,) = read_device_use(record_here(tmp_path, train).rank)
-    assert reading.process_bytes is None
 
 
 def test_a_device_that_nvml_does_not_know_is_asked_of_the_driver(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,7 +99,3 @@ def test_a_device_without_memory_of_pytorch_s_is_not_asked(tmp_path: Path) -> No
         recorded = record_here(tmp_path, train)
     assert not (recorded.rank / device_use.DEVICE_USE_FILE).exists()
     assert cuda.contexts == set()
-
-
-def test_a_cpu_run_has_no_such_file(tmp_path: Path) -> None:
-    assert not (record_here(tmp_path, train).rank / device_use.DEVICE_USE_FILE).exists()

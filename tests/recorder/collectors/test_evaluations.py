@@ -93,33 +93,21 @@ def test_gradients_turned_off_for_the_model_s_call_alone_are_seen_in_evaluation_
     assert first.num_batches == NUM_EVALUATED
 
 
-def test_a_loop_that_is_left_is_told_as_far_as_it_came(tmp_path: Path) -> None:
-    program = Program()
+class Breaking(Program):
+    """Leaves the loop; a class, as an instance with a function of its own would lie in a cycle with its workers."""
 
     @torch.no_grad()
-    def evaluate() -> None:
-        for place, (batch,) in enumerate(program.loader, start=1):
-            program.model(batch)
-            if place == 7:
+    def evaluate(self) -> None:
+        for place, (batch,) in enumerate(self.loader, start=1):
+            self.model(batch)
+            if place == 5:
                 break
 
-    program.evaluate = evaluate  # type: ignore[method-assign]
-    first, second = evaluations_of(tmp_path, program.run)
-    assert first.num_batches == 7
-    assert second.num_batches == 7
 
-
-def test_workers_that_are_kept_keep_the_iterator_but_not_the_evaluation_open(tmp_path: Path) -> None:
-    class Breaking(Program):  # whose workers end with it: one that had its own function set would lie in a cycle
-        @torch.no_grad()
-        def evaluate(self) -> None:
-            for place, (batch,) in enumerate(self.loader, start=1):
-                self.model(batch)
-                if place == 5:
-                    break
-
-    first, second = evaluations_of(tmp_path, Breaking(num_workers=1, persistent_workers=True).run)
-    assert first.num_batches == 5
+@pytest.mark.parametrize("loading", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["", "workers are kept"])
+def test_a_loop_that_is_left_is_told_as_far_as_it_came(loading: dict[str, object], tmp_path: Path) -> None:
+    first, second = evaluations_of(tmp_path, Breaking(**loading).run)
+    assert (first.num_batches, second.num_batches) == (5, 5)
     assert second.after_step == 2 * NUM_TRAINED - 1
 
 
