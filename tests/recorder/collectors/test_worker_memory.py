@@ -1,6 +1,5 @@
 """When the training process and its data workers are read, and what of."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -114,10 +113,3 @@ def test_a_system_that_does_not_tell_of_processes_is_left_alone(
 def test_a_process_that_is_no_more_is_none() -> None:
     assert read_process(2**22 + 1) is None
     assert descendants_of(2**22 + 1) == []
-
-
-def test_a_process_is_read_by_its_id() -> None:
-    own = read_process(os.getpid())
-    assert own is not None
-    assert own.is_training
-    assert own.pss_bytes > 10 * MIB

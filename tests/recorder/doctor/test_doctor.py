@@ -76,14 +76,6 @@ def test_another_python_in_commands_is_named(tmp_path: Path, monkeypatch: pytest
     assert f"{tmp_path / 'python'} is another Python than efprof's" in check.why
 
 
-def test_the_same_python_by_a_relative_path_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = write_executable(tmp_path / "python", "#!/bin/sh\n")
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.chdir(tmp_path.parent)
-    monkeypatch.setattr(host, "find_program", lambda _: f"{tmp_path.name}/python")
-    assert named(host.checks_of_python(torch), "'python' of a command").status == "yes"
-
-
 def test_without_torch_that_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     checks = examine(tmp_path, tmp_path)
@@ -162,19 +154,24 @@ class NVMLError(Exception):
     """As pynvml has one."""
 
 
-def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None) -> ModuleType:
-    """NVML with GPUs of these names, or with a driver that answers with this error."""
+def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None, *, is_lost: bool = False) -> ModuleType:
+    """NVML with GPUs of these names, which may be lost, or with a driver that answers with this error."""
 
     def init() -> None:
         if error is not None:
             raise error
+
+    def get_handle(index: int) -> int:
+        if is_lost:
+            raise NVMLError("GPU is lost")
+        return index
 
     fake = ModuleType("pynvml")
     functions = {
         "nvmlInit": init,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: len(names),
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByIndex": get_handle,
         "nvmlDeviceGetName": lambda handle: names[handle],
     }
     fake.__dict__.update(functions, NVMLError=NVMLError)
@@ -188,8 +185,10 @@ def fake_pynvml(names: Sequence[str | bytes], error: NVMLError | None = None) ->
         (fake_pynvml([], NVMLError("Driver Not Loaded")), "no", "the driver says: Driver Not Loaded."),
         (fake_pynvml([b"NVIDIA H200", b"Tesla T4"]), "yes", "It sees NVIDIA H200, Tesla T4."),
         (fake_pynvml(["NVIDIA H200"]), "yes", "It sees NVIDIA H200."),
+        (fake_pynvml(["NVIDIA H200"], is_lost=True), "no", "GPU is lost"),
+        (fake_pynvml([]), "no", "sees no device."),
     ],
-    ids=["without its package", "without a driver", "that names devices in bytes", "that names devices in text"],
+    ids=["no package", "no driver", "names in bytes", "names in text", "a device that is lost", "no device"],
 )
 def test_nvml_is_asked_for_its_devices(
     pynvml: ModuleType | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch

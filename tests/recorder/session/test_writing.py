@@ -1,6 +1,5 @@
 """What the recorder writes when the disk lets it, and when it does not."""
 
-import errno
 import os
 import threading
 from pathlib import Path
@@ -18,7 +17,6 @@ from efprof.artifacts.events import (
 )
 from efprof.artifacts.files import read_lines
 from efprof.artifacts.steps import STEPS_FILE, read_steps
-from efprof.recorder.session.shell import Shell
 from efprof.recorder.session.writing import LineWriter, RankFolder
 from tests.recorder.hooks.test_loop_hooks import num_global_hooks
 from tests.recorder.recording import open_session
@@ -88,18 +86,6 @@ def test_the_error_of_a_process_without_a_step_is_kept_unless_it_is_a_launchers(
     assert bool(list(tmp_path.iterdir())) is is_kept
 
 
-def test_a_full_disk_is_warned_of_once_and_then_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = RankFolder(tmp_path)
-    (folder.path / "lines.jsonl").symlink_to("/dev/full")
-    writers = [LineWriter(folder, "lines.jsonl"), LineWriter(folder, "others.jsonl")]
-    for writer in writers * 3:
-        writer.write(Line(1))
-    assert capsys.readouterr().err == (
-        f"efprof: {tmp_path} cannot be written (No space left on device): recording stops, training goes on\n"
-    )
-    assert not (folder.path / "others.jsonl").exists()
-
-
 def test_a_run_folder_that_vanishes_is_warned_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = LineWriter(RankFolder(tmp_path / "gone"), "lines.jsonl")
     writer.write(Line(1))
@@ -121,32 +107,6 @@ def test_a_full_disk_takes_every_hook_out_and_leaves_word_of_it(
     ]
     stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
     assert [(stop.collector, stop.reason) for stop in stops] == [(WHOLE_RECORDING, "No space left on device")]
-
-
-def test_a_collector_that_meets_a_full_disk_ends_the_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = RankFolder(tmp_path)
-    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
-
-    def write() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    shell.guarded("windows", write)()
-    shell.guarded("holders", write)()
-    assert folder.is_broken
-    assert capsys.readouterr().err.count("efprof:") == 1
-
-
-def test_a_guarded_function_lets_an_interrupt_through(tmp_path: Path) -> None:
-    folder = RankFolder(tmp_path)
-    shell = Shell(folder, LineWriter(folder, EVENTS_FILE))
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        shell.guarded("loop", interrupt)()
 
 
 def test_a_last_line_after_a_torn_one_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
