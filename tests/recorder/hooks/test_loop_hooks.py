@@ -46,14 +46,6 @@ def num_global_hooks() -> int:
     return sum(len(table) for table in tables)
 
 
-def test_ending_twice_is_harmless(tmp_path: Path) -> None:
-    session = open_session(tmp_path)
-    session.start()
-    train_plainly(2)
-    session.end()
-    session.end()
-
-
 def test_the_users_objects_hold_nothing_of_the_recorder(tmp_path: Path) -> None:
     (model, optimizer), loader = make_training(), make_loader(5)
     stored = io.BytesIO()
@@ -126,29 +118,6 @@ def test_a_loader_that_makes_an_iterator_of_its_own_works(tmp_path: Path) -> Non
     batches: list[torch.Tensor] = []
     record_here(tmp_path, lambda: batches.extend(Endless([torch.ones(1)])))  # type: ignore[arg-type]
     assert len(batches) == 1
-
-
-def test_a_collector_that_fails_stops_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session = open_session(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise ArithmeticError("a fault of ours")
-
-    session.subscribe(session.loop.step_ended, "faulty", fail)
-    session.start()
-    try:
-        train_plainly(5)
-    finally:
-        session.end()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("efprof: the faulty collector stopped, training goes on: ArithmeticError: a fault of")
-    from efprof.artifacts.events import read_events
-    from efprof.artifacts.steps import read_steps
-
-    assert len(read_steps(tmp_path / "rank0")[0]) == 5
-    stops = [event for event in read_events(tmp_path / "rank0")[0] if isinstance(event, CollectorStopped)]
-    assert [stop.collector for stop in stops] == ["faulty"]
 
 
 def test_a_fault_in_the_loop_itself_ends_the_recording_and_not_the_training(
