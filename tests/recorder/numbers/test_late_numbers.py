@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from efprof.artifacts.events import NonFiniteSeen, WindowOpened
-from efprof.artifacts.steps import StepRecord, read_steps
+from efprof.artifacts.steps import read_steps
 from efprof.recorder.loop.open_step import OpenStep
 from efprof.recorder.numbers import numbers
 from efprof.recorder.numbers.late_values import Answer, OnDevice
@@ -94,25 +93,6 @@ def made(*values: float) -> tuple[OnDevice, ...]:
     return tuple(OnDevice(torch.tensor(value), None) for value in values)
 
 
-def arrive(record: StepRecord, *, losses: list[float], norms: list[float], **owed: Any) -> list[str]:
-    """Have the numbers arrive; what is told of as bad."""
-    bad, sent = list[str](), Sent()
-    owed = {"may_be_bad": (False,) * len(norms), **owed}
-    opened = StepNumbers(device_losses=made(*losses), device_norms=made(*norms), scale=made(512.0)[0], **owed)
-    arrives = late_numbers(record, opened, sent.send, lambda _, what, value: bad.append(what))
-    assert not arrives()
-    assert record.loss is None
-    sent.has_come = True
-    assert arrives()
-    return bad
-
-
-def test_numbers_fill_the_record_when_they_arrive() -> None:
-    record = make_step(0, loss=None, gradient_norm=None)
-    assert arrive(record, losses=[1.5, 2.0], norms=[3.0, 4.0]) == []
-    assert (record.loss, record.gradient_norm, record.scaler_scale) == (3.5, 5.0, 512.0)
-
-
 def test_a_loss_on_a_device_is_multiplied_there_by_the_gradient_that_backward_is_given(
     cuda: SimulatedCuda, tmp_path: Path
 ) -> None:
@@ -125,19 +105,6 @@ def test_a_loss_on_a_device_is_multiplied_there_by_the_gradient_that_backward_is
 
     assert [step.loss for step in record_here(tmp_path, train_on_it).steps] == [3.0, -1.5]
     assert cuda.waits_of("efprof/recorder") == []
-
-
-def test_a_loss_that_is_not_finite_is_told_of() -> None:
-    record = make_step(0, loss=None, gradient_norm=None)
-    assert arrive(record, losses=[math.nan], norms=[math.nan]) == ["loss"]
-    assert (record.loss, record.gradient_norm) == ("nan", "nan")
-
-
-def test_a_gradient_that_nobody_guards_is_told_of() -> None:
-    assert arrive(make_step(0, loss=None), losses=[1.0], norms=[math.inf]) == ["gradient"]
-    assert arrive(make_step(1, loss=None), losses=[1.0], norms=[math.inf], is_guarded=True) == []
-    assert arrive(make_step(2, loss=None), losses=[1.0], norms=[math.inf], may_be_bad=(True,)) == []
-    assert arrive(make_step(3, loss=None), losses=[1.0], norms=[1.0, math.inf], may_be_bad=(True, False)) != []
 
 
 def test_what_a_device_tells_late_is_an_event_and_opens_a_window(tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ def scaled(*, clears: bool, num_overflows: int = 0, is_fused: bool = False) -> N
             optimizer.zero_grad()
 
 
-def adversaries(
-    *, clears_critic: bool, set_to_none: bool = True, freezes: bool = False, clears_data: bool = False
-) -> None:
+def adversaries(*, clears_critic: bool, set_to_none: bool = True, freezes: bool = False) -> None:
     """The generator's pass adds to the critic's gradients too, unless the critic is frozen meanwhile."""
     generator, critic = nn.Linear(2, 3), model_of()
     of_generator = torch.optim.Adam(generator.parameters())
@@ -89,9 +87,6 @@ def adversaries(
         made = generator(torch.randn(4, 2))
         if clears_critic:
             of_critic.zero_grad(set_to_none=set_to_none)
-        for one in critic.parameters():
-            if clears_data and one.grad is not None:
-                one.grad.data.zero_()
         (critic(made.detach()).mean() - critic(torch.randn(4, 3)).mean()).backward()
         of_critic.step()
         critic.requires_grad_(not freezes)
@@ -116,7 +111,7 @@ def with_closure(*, clears: bool, **settings: object) -> None:
         optimizer.step(closure)  # type: ignore[arg-type]
 
 
-def master_weights(*, copies: str) -> None:
+def master_weights() -> None:
     """The optimizer has copies of the parameters, into whose gradients the model's are written."""
     model = model_of()
     masters = [one.detach().clone().requires_grad_() for one in model.parameters()]
@@ -129,7 +124,7 @@ def master_weights(*, copies: str) -> None:
         for master, one in zip(masters, model.parameters(), strict=True):
             assert master.grad is not None
             assert one.grad is not None
-            (master.grad.data if copies == "data" else master.grad).copy_(one.grad)
+            master.grad.copy_(one.grad)
         optimizer.step()
 
 
@@ -145,7 +140,7 @@ def overwrite_in_place() -> None:
         optimizer.step()
 
 
-def attack_first(*, freezes: bool, clears_data: bool = False) -> None:
+def attack_first(*, freezes: bool) -> None:
     """A first pass is for the gradient of the inputs only; what it left is cleared before the second."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -155,11 +150,7 @@ def attack_first(*, freezes: bool, clears_data: bool = False) -> None:
         model(inputs).square().mean().backward()
         model.requires_grad_(True)
         assert inputs.grad is not None
-        if clears_data:
-            for one in model.parameters():
-                one.grad.data = torch.zeros_like(one)  # type: ignore[union-attr]
-        else:
-            in_place(model)
+        in_place(model)
         model(inputs.detach() + inputs.grad).square().mean().backward()
         optimizer.step()
 
@@ -174,18 +165,6 @@ def take_turns(*, set_to_none: bool) -> None:
         of_second.zero_grad(set_to_none=set_to_none)
         of_first.step()
         loss_of(second).backward()
-        of_second.step()
-
-
-def two_backwards_then_two_steps(*, set_to_none: bool) -> None:
-    first, second = model_of(), model_of()
-    of_first, of_second = (torch.optim.Adam(one.parameters()) for one in (first, second))
-    for _ in range(LENGTH):
-        of_first.zero_grad(set_to_none=set_to_none)
-        loss_of(first).backward()
-        of_second.zero_grad(set_to_none=set_to_none)
-        loss_of(second).backward()
-        of_first.step()
         of_second.step()
 
 
@@ -266,8 +245,6 @@ HEALTHY: dict[str, Program] = {
     "fused": partial(train, before="in place", momentum=0.9, fused=True),
     "before backward: data": partial(train, before="data"),
     "after the step: data": partial(train, after="data"),
-    "adversaries, data": partial(adversaries, clears_critic=False, clears_data=True),
-    "attack, data": partial(attack_first, freezes=False, clears_data=True),
     "accumulation": partial(accumulate, clears=True),
     "scaler": partial(scaled, clears=True),
     "scaler that skips": partial(scaled, clears=True, num_overflows=4),
@@ -276,15 +253,12 @@ HEALTHY: dict[str, Program] = {
     "adversaries, frozen": partial(adversaries, clears_critic=True, set_to_none=False, freezes=True),
     "closure": partial(with_closure, clears=True),
     "line search": partial(with_closure, clears=True, line_search_fn="strong_wolfe"),
-    "master weights": partial(master_weights, copies="plain"),
-    "master weights' data": partial(master_weights, copies="data"),
+    "master weights": master_weights,
     "overwritten in place": overwrite_in_place,
     "attack": partial(attack_first, freezes=False),
     "attack on a frozen model": partial(attack_first, freezes=True),
     "two models": partial(take_turns, set_to_none=True),
     "two models, in place": partial(take_turns, set_to_none=False),
-    "two backwards, two steps": partial(two_backwards_then_two_steps, set_to_none=True),
-    "two backwards, two steps, in place": partial(two_backwards_then_two_steps, set_to_none=False),
     "ranks": partial(of_ranks, clears=True),
     "hooks": step_in_hooks,
     "assigned": new_tensors_each_time,
