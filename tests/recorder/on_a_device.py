@@ -18,7 +18,7 @@ RUN = frozenset(
 
 LEFT_OUT = {
     "has devices of its own": (
-        "test_cuda_graphs", "test_cuda_memory", "test_device_time", "test_device_use", "test_devices",
+        "test_cuda_graphs", "test_cuda_memory", "test_device_time", "test_devices",
         "test_gradient_clearing", "test_late_numbers",
     ),
     "shows what Python and autograd do, which no device changes": (

@@ -114,15 +114,6 @@ def test_a_wrong_option_is_told_when_the_callback_is_made(framework: str) -> Non
         load(framework)[1](windows="no")
 
 
-def test_two_fits_with_one_callback_are_two_runs(home: Path) -> None:
-    script, callback = load("lightning_fit")
-    recorder = callback(windows="none")
-    for _ in range(2):
-        script.main([recorder])
-    runs = list((home / "runs").iterdir())
-    assert [described(Recorded(folder=run)) for run in runs] == [expected_of("lightning_fit")] * 2
-
-
 def fit(module: Any, loader: Any, **settings: Any) -> None:
     """A Lightning fit without any of its files."""
     import lightning

@@ -51,19 +51,6 @@ class Yielding:
             self.num_closed += 1
 
 
-class Epochs:
-    """An iterator of numbers."""
-
-    def __init__(self) -> None:
-        self.numbers = iter(range(4))
-
-    def __iter__(self) -> "Epochs":
-        return self
-
-    def __next__(self) -> int:
-        return next(self.numbers)
-
-
 class Trainer:
     """Makes one step at a time."""
 
@@ -207,21 +194,6 @@ def test_tensors_that_another_function_iterates_over_feed_nobody(record: Record)
     assert [stages(step) for step in steps[4:]] == [PLAIN] * (NUM_STEPS - 4)
     assert vars(Averages)["__next__"] is of_averages
     assert vars(Batches)["__next__"] is of_batches
-
-
-def test_an_iterator_of_what_holds_no_tensor_is_left_alone(record: Record) -> None:
-    advance, seen = Epochs.__next__, []
-
-    def train() -> None:
-        trainer = Trainer()
-        for epoch in Epochs():
-            for _ in range(3):
-                trainer.step(*make_batch())
-            seen.append((epoch, vars(Epochs)["__next__"] is advance))
-
-    steps = record(train)
-    assert [stages(step) for step in steps] == [UPDATE] * 12
-    assert seen == [(0, False), (1, True), (2, True), (3, True)]
 
 
 def test_an_iterator_that_feeds_several_steps_at_a_time_is_left_alone_again(record: Record) -> None:

@@ -1,11 +1,8 @@
 """When holders are counted, within what time, and which lines are seen to make them grow."""
 
-import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from weakref import ref
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from efprof.artifacts.events import Census as CensusEvent
 from efprof.artifacts.events import CollectorStopped
 from efprof.artifacts.holders import Change, Container, Count, Counted, Watched, read_counts, read_watches
 from efprof.recorder.holders import holder_count as census_module
-from efprof.recorder.holders.grown_containers import Grown, GrownContainers
 from efprof.recorder.holders.growth_watch import GrowthWatch
 from efprof.recorder.holders.holder_count import Census
 from efprof.recorder.holders.paths import Clock, Held, Nodes
@@ -373,26 +369,6 @@ def test_all_counts_are_taken_when_asked_for_whatever_they_cost(
     assert [count.moment for count in counts] == ["end"], "which no step waits for"
     asked = read_counts(record_here(tmp_path / "b", train_for(45), holders=True).rank)
     assert [count.moment for count in asked] == ["step", "step", "end"]
-
-
-def test_to_look_for_the_recorder_s_own_containers_keeps_no_caller_alive() -> None:
-    """A loader's iterator among its variables would keep the workers, until Python collects garbage."""
-    calls: list[ref[FunctionType]] = []
-
-    def count() -> None:
-        def kept() -> None: ...
-
-        calls.append(ref(kept))
-        containers, value = GrownContainers(object()), [1, 2]
-        containers.grown[id(value)] = Grown(value=value, length=2, length_before=1)
-        containers.leave_out_others()
-
-    gc.disable()
-    try:
-        count()
-        assert calls[0]() is None
-    finally:
-        gc.enable()
 
 
 def test_the_last_step_of_a_function_that_is_over_is_not_counted_as_if_it_went_on(begin: Begin) -> None:

@@ -57,14 +57,8 @@ def decay(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
 
 SCHEDULES: dict[str, Callable[[Optimizer], Callable[[torch.Tensor], object]]] = {
     "LinearLR": lambda optimizer: without_metric(warm_up(optimizer)),
-    "CosineAnnealingWarmRestarts": lambda optimizer: without_metric(
-        lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)
-    ),
     "SequentialLR": lambda optimizer: without_metric(
         lr_scheduler.SequentialLR(optimizer, [warm_up(optimizer), decay(optimizer)], milestones=[7])
-    ),
-    "ChainedScheduler": lambda optimizer: without_metric(
-        lr_scheduler.ChainedScheduler([warm_up(optimizer), decay(optimizer)], optimizer)
     ),
     "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2).step,
 }

@@ -12,7 +12,6 @@ import torch
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen, ScalerBuilt
 from efprof.recorder.numbers.numbers import MAX_HELD_BACK
-from tests.recorder.numbers.test_numbers import two_weights
 from tests.recorder.recording import Recorded, line_of, record_here, stages
 from tests.recorder.training import error_of, make_loader, make_training, make_weight
 
@@ -87,21 +86,6 @@ class Around:
 def test_an_optimizer_that_another_one_steps_was_not_held_back(tmp_path: Path) -> None:
     recorded = record_here(tmp_path, scaled((2.0, math.inf, 2.0), wrap=Around))
     assert recorded_steps(recorded) == [(2.0, 16.0, False), ("inf", 8.0, True), (2.0, 8.0, False)]
-
-
-def test_a_step_of_two_optimizers_is_marked_where_one_is_held_back(tmp_path: Path) -> None:
-    def train() -> None:
-        weights, optimizers = two_weights()
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-        for factor in (1.0, math.inf, 1.0):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            scaler.scale((weights[0] * factor + weights[1]).sum()).backward()
-            for optimizer in optimizers:
-                scaler.step(optimizer)
-            scaler.update()
-
-    assert [is_skipped for *_, is_skipped in recorded_steps(record_here(tmp_path, train))] == [False, True, False]
 
 
 @both_kinds

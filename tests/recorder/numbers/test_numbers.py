@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from efprof.artifacts.events import CollectorStopped, NonFiniteSeen
-from efprof.recorder.numbers.step_numbers import weighted_losses
 from tests.recorder.recording import EVERY_STEP_IN_FULL, HARDLY_ANY_IN_FULL, Recorded, record_here
 from tests.recorder.training import make_loader, make_training, make_weight, train
 
@@ -152,15 +151,6 @@ def test_a_gradient_counts_however_backward_is_given_it(tmp_path: Path) -> None:
             optimizer.step()
 
     assert numbers_of(record_here(tmp_path, train)) == [(loss, norm) for _, loss, norm in BACKWARD]
-
-
-def test_a_loss_whose_gradient_is_no_number_is_not_counted() -> None:
-    loss, gradients = torch.tensor(2.0), iter([torch.tensor(0.5)])
-    assert weighted_losses([loss], gradients) == []
-    assert len(list(gradients)) == 1, "it is for torch to take"
-    assert weighted_losses(loss, torch.tensor(1j)) == []
-    assert weighted_losses(loss, [loss, loss]) == [(loss, loss)], "torch complains"
-    assert weighted_losses([torch.ones(2), loss], [torch.ones(2), None]) == [(loss, None)]
 
 
 def test_nan_and_inf_in_gradients_are_counted(tmp_path: Path) -> None:
@@ -325,21 +315,6 @@ def test_what_is_trained_with_fake_tensors_has_no_numbers_and_the_rest_has(tmp_p
         descend([2.0, -0.5])()
 
     assert numbers_of(record_here(tmp_path, train)) == [(None, None), (2.0, 2.0), (-0.5, 0.5)]
-
-
-def test_the_norm_of_one_optimizer_s_clipped_gradients_is_not_that_of_a_step_of_two(tmp_path: Path) -> None:
-    def train() -> None:
-        weights, optimizers = two_weights()
-        for _ in make_loader(4):
-            for weight, factor, optimizer in zip(weights, (3.0, 4.0), optimizers, strict=True):
-                optimizer.zero_grad()
-                (weight * factor).sum().backward()
-                if factor == 3.0:
-                    torch.nn.utils.clip_grad_norm_([weight], 1.0)
-                optimizer.step()
-
-    recorded = record_here(tmp_path, train)
-    assert [step.gradient_norm for step in recorded.steps] == [5.0] * 4
 
 
 @pytest.mark.parametrize("num_optimizers", [1, 2])

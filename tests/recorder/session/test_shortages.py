@@ -1,5 +1,6 @@
-"""A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else."""
+"""A shortage of memory, or Ctrl-C: whether it ended the training, or that went on and ended by something else; its code."""
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import efprof
 from efprof.artifacts.events import OutOfMemory, TrainingRaised
 from efprof.recorder.session import current
+from efprof.recorder.session.endings import exit_code_of
 from tests.recorder.recording import Recorded, only_run
 from tests.recorder.training import train_plainly
 
@@ -109,3 +111,12 @@ ENDS: dict[str, tuple[Callable[[], None], tuple[str, list[str], list[str]]]] = {
 def test_a_shortage_or_ctrl_c_is_how_it_ended_unless_the_program_trained_on_after_it(end: str, home: Path) -> None:
     train, expected = ENDS[end]
     assert recorded_end(home, train) == expected
+
+
+@pytest.mark.parametrize(
+    "status", ["None", "0", "False", "3", "256", "-1", "2**63", "-2**63", "0.0", "'no data'", "()"]
+)
+def test_the_code_of_a_status_is_what_python_makes_of_it(status: str) -> None:
+    program = [sys.executable, "-I", "-S", "-c", f"raise SystemExit({status})"]
+    code = subprocess.run(program, capture_output=True, check=False).returncode
+    assert exit_code_of(eval(status)) == code
